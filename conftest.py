@@ -36,11 +36,15 @@ def fail_if_skipped(report: pytest.TestReport | pytest.CollectReport, marked: bo
     reason = report.longrepr[2] if isinstance(report.longrepr, tuple) else str(report.longrepr)
     if marked or "SWIFT_R1_DATA" in reason:
         report.outcome = "failed"
-        report.longrepr = f"data is required here (SWIFT_R1_REQUIRE_DATA=1), but this was skipped: {reason}"
+        report.longrepr = (
+            f"data is required here (SWIFT_R1_REQUIRE_DATA=1), but this was skipped: {reason}"
+        )
 
 
 @pytest.hookimpl(wrapper=True)
-def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+def pytest_runtest_makereport(
+    item: pytest.Item,
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
     report = yield
     fail_if_skipped(report, item.get_closest_marker("data") is not None)
     return report
@@ -105,7 +109,9 @@ def started_by_tests() -> list[psutil.Process]:
     children = psutil.Process().children()
     own = [one for one in children if "multiprocessing.resource_tracker" in " ".join(words_of(one))]
     return [
-        one for one in psutil.process_iter() if one not in own and lives(one) and (one in children or is_marked(one))
+        one
+        for one in psutil.process_iter()
+        if one not in own and lives(one) and (one in children or is_marked(one))
     ]
 
 

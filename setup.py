@@ -9,7 +9,10 @@ ROOT = Path(__file__).parent
 
 def requirements(name: str) -> list[str]:
     """The requirement lines of `requirements/<name>.in`."""
-    lines = (line.split("#")[0].strip() for line in (ROOT / "requirements" / f"{name}.in").read_text().splitlines())
+    lines = (
+        line.split("#")[0].strip()
+        for line in (ROOT / "requirements" / f"{name}.in").read_text().splitlines()
+    )
     return [line for line in lines if line]
 
 
@@ -39,14 +42,19 @@ setup(
         # `--agent`: the client of plugins that are agents.
         "agents": requirements("agents"),
         # `--env KIND:NAME`: what each kind of environments needs.
-        **{kind: requirements("agents") + requirements(kind) for kind in ("gymnasium", "openenv", "trl", "verifiers")},
+        **{
+            kind: requirements("agents") + requirements(kind)
+            for kind in ("gymnasium", "openenv", "trl", "verifiers")
+        },
         # `swift launch --on ray`; a cluster's nodes need the version that it runs.
         "ray": requirements("ray"),
         "dev": requirements("dev"),
         # Gives `swift sft`, `swift infer` and the other commands that are not ours.
         "ms-swift": ["ms-swift>=4.6,<5"],
     },
-    entry_points={"console_scripts": ["swift = swift_r1.cli.main:main", "swift-r1 = swift_r1.cli.main:main"]},
+    entry_points={
+        "console_scripts": ["swift = swift_r1.cli.main:main", "swift-r1 = swift_r1.cli.main:main"]
+    },
     classifiers=[
         "Programming Language :: Python :: 3.11",
         "Programming Language :: Python :: 3.12",

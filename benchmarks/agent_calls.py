@@ -27,14 +27,19 @@ async def episodes(urls: list[list[str]]) -> None:
     async def agent(client: httpx.AsyncClient) -> None:
         while queue:
             url, key = queue.pop()
-            messages: list[dict[str, Any]] = [{"role": "user", "content": "Guess my number from 1 to 9. " * 10}]
+            messages: list[dict[str, Any]] = [
+                {"role": "user", "content": "Guess my number from 1 to 9. " * 10}
+            ]
             for _ in range(TURNS):
                 body = {"model": "any", "messages": messages}
                 answer = await client.post(
                     f"{url}/chat/completions", json=body, headers={"Authorization": f"Bearer {key}"}
                 )
                 answer.raise_for_status()
-                messages += [answer.json()["choices"][0]["message"], {"role": "user", "content": "Higher. " * 10}]
+                messages += [
+                    answer.json()["choices"][0]["message"],
+                    {"role": "user", "content": "Higher. " * 10},
+                ]
 
     async with httpx.AsyncClient(timeout=60) as client:
         await asyncio.gather(*[agent(client) for _ in range(AT_ONCE)])
@@ -63,7 +68,9 @@ def main() -> None:
     prompts, ends = PromptTokenizer(tokenizer), (tokenizer.eos_token_id,)
     model = AgentModel(prompts, ToolCalls(None, tokenizer), 1 << 20, len(tokenizer), ends)
     gateway = AgentGateway(model)
-    text = tokenizer("I say 7, and I have reasons for it. " * 20, add_special_tokens=False)["input_ids"]
+    text = tokenizer("I say 7, and I have reasons for it. " * 20, add_special_tokens=False)[
+        "input_ids"
+    ]
     done = Completion(
         token_ids=(*text[: args.tokens - 1], tokenizer.eos_token_id),
         logprobs=(-0.5,) * args.tokens,
@@ -80,7 +87,11 @@ def main() -> None:
     sampling = SessionSampling(temperature=1.0, top_p=1.0, max_tokens=256)
     for number in range(args.episodes):
         name = f"run.{number}"
-        state = store.open(SessionRequest(id=name, seed=number, sampling=sampling, limits=SessionLimits(calls=1000)))
+        state = store.open(
+            SessionRequest(
+                id=name, seed=number, sampling=sampling, limits=SessionLimits(calls=1000)
+            )
+        )
         model.conversations[name] = cast(Any, SimpleNamespace(ask=ask))
         urls.append([f"{gateway.url}/v1/sessions/{name}/v1", state.key])
     profile = cProfile.Profile(time.thread_time)  # not what other processes take
@@ -94,9 +105,14 @@ def main() -> None:
     command = [sys.executable, __file__, "--client"]
     before, began = gateway.call(spent(profile.enable)).result(), time.perf_counter()
     subprocess.run(command, input=json.dumps(urls).encode(), check=True)
-    seconds, cpu = time.perf_counter() - began, gateway.call(spent(profile.disable)).result() - before
+    seconds, cpu = (
+        time.perf_counter() - began,
+        gateway.call(spent(profile.disable)).result() - before,
+    )
     calls = args.episodes * TURNS
-    print(f"{calls} calls: {1000 * cpu / calls:.2f} ms of the gateway's thread each, {calls / seconds:.0f} per second")
+    print(
+        f"{calls} calls: {1000 * cpu / calls:.2f} ms of the gateway's thread each, {calls / seconds:.0f} per second"
+    )
     if args.profile:
         profile.dump_stats(args.profile)
     gateway.close()

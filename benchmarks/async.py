@@ -63,7 +63,10 @@ def words_on(cpus: Sequence[int] | None) -> list[str]:
 def environment(cpus: Sequence[int] | None) -> Mapping[str, str]:
     if cpus is None:
         return os.environ
-    bound = {"OMP_NUM_THREADS": str(len(cpus)), "VLLM_CPU_OMP_THREADS_BIND": ",".join(map(str, cpus))}
+    bound = {
+        "OMP_NUM_THREADS": str(len(cpus)),
+        "VLLM_CPU_OMP_THREADS_BIND": ",".join(map(str, cpus)),
+    }
     return os.environ | bound
 
 
@@ -99,7 +102,9 @@ def server(args: argparse.Namespace, cpus: Sequence[int] | None, log: Path) -> I
             process.wait()
 
 
-def train(args: argparse.Namespace, url: str, cpus: Sequence[int] | None, seed: int, mode: str) -> Result:
+def train(
+    args: argparse.Namespace, url: str, cpus: Sequence[int] | None, seed: int, mode: str
+) -> Result:
     """One `swift rlhf` run on these CPUs."""
     with tempfile.TemporaryDirectory() as folder:
         run = Path(folder, "run")
@@ -133,10 +138,18 @@ def train(args: argparse.Namespace, url: str, cpus: Sequence[int] | None, seed: 
         if ahead:
             flags |= {"async_generate": "true", "max_staleness": staleness}
         flags = {name: value for name, value in flags.items() if f"--{name}" not in args.more}
-        words = [*args.more, *(word for name, value in flags.items() for word in (f"--{name}", str(value)))]
+        words = [
+            *args.more,
+            *(word for name, value in flags.items() for word in (f"--{name}", str(value))),
+        ]
         words = [*words_on(cpus), sys.executable, "-m", "swift_r1", "rlhf", *words]
         done = subprocess.run(
-            words, env=dict(environment(cpus)), capture_output=True, text=True, timeout=RUN_S, check=False
+            words,
+            env=dict(environment(cpus)),
+            capture_output=True,
+            text=True,
+            timeout=RUN_S,
+            check=False,
         )
         if done.returncode:
             raise SystemExit(f"swift rlhf ended with {done.returncode}:\n{done.stderr[-3000:]}")
@@ -152,7 +165,9 @@ def train(args: argparse.Namespace, url: str, cpus: Sequence[int] | None, seed: 
         seconds = json.loads((run / "summary.json").read_text())["seconds"]
         return Result(
             seconds=seconds,
-            generate=mean("rollout/ahead_seconds") if ahead else mean("time/generate") + mean("time/reward"),
+            generate=mean("rollout/ahead_seconds")
+            if ahead
+            else mean("time/generate") + mean("time/reward"),
             train=mean("time/train"),
             sync=mean("time/sync"),
             staleness=mean("rollout/staleness/mean"),
@@ -164,7 +179,9 @@ def train(args: argparse.Namespace, url: str, cpus: Sequence[int] | None, seed: 
 
 def main() -> int:
     parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
     )
     parser.add_argument("--model", required=True)
     parser.add_argument("--steps", type=int, default=24)
@@ -175,8 +192,12 @@ def main() -> int:
     parser.add_argument("--long_tail", action="store_true")
     parser.add_argument("--torch_dtype", default="float32", help="of trainer and server")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
-    parser.add_argument("--layouts", nargs="+", default=["pinned", "shared"], choices=["pinned", "shared"])
-    parser.add_argument("--vllm_enforce_eager", action="store_true", help="starts sooner, runs slower")
+    parser.add_argument(
+        "--layouts", nargs="+", default=["pinned", "shared"], choices=["pinned", "shared"]
+    )
+    parser.add_argument(
+        "--vllm_enforce_eager", action="store_true", help="starts sooner, runs slower"
+    )
     parser.add_argument("--json", type=Path, help="also write the figures there")
     args, args.more = parser.parse_known_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # ends the server
@@ -186,13 +207,20 @@ def main() -> int:
     results: dict[str, dict[str, list[Result]]] = {}
     for layout in args.layouts:
         own, other = ((cpus[0],), (cpus[1],)) if layout == "pinned" else (None, None)
-        with tempfile.TemporaryDirectory() as folder, server(args, own, Path(folder, "server.log")) as url:
+        with (
+            tempfile.TemporaryDirectory() as folder,
+            server(args, own, Path(folder, "server.log")) as url,
+        ):
             runs: dict[str, list[Result]] = {mode: [] for mode in args.modes}
             results[layout] = runs
             for seed in args.seeds:
                 for mode in runs:
                     runs[mode].append(train(args, url, other, seed, mode))
-                    print(f"{layout}, seed {seed}, {mode}: {runs[mode][-1]}", file=sys.stderr, flush=True)
+                    print(
+                        f"{layout}, seed {seed}, {mode}: {runs[mode][-1]}",
+                        file=sys.stderr,
+                        flush=True,
+                    )
     show(args, results)
     if args.json:
         values = {
@@ -212,7 +240,12 @@ def show(args: argparse.Namespace, results: Mapping[str, Mapping[str, Sequence[R
     for layout, modes in results.items():
         for number, seed in enumerate(args.seeds):
             for mode, runs in modes.items():
-                table.add_row(layout, str(seed), mode, *(f"{getattr(runs[number], name):.3g}" for name in figures))
+                table.add_row(
+                    layout,
+                    str(seed),
+                    mode,
+                    *(f"{getattr(runs[number], name):.3g}" for name in figures),
+                )
     console.print(table)
     for layout, modes in results.items():
         first = modes[args.modes[0]]

@@ -36,11 +36,15 @@ def flags(dataset: str, processes: int, streaming: bool = False) -> DataFlags:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--rows", type=int, default=1_000_000)
     parser.add_argument("--processes", type=int, default=2)
     parser.add_argument("--from_file", choices=("true", "false"), default="false")
-    parser.add_argument("--round", type=int, default=64, help="prompts of the first round, for streaming")
+    parser.add_argument(
+        "--round", type=int, default=64, help="prompts of the first round, for streaming"
+    )
     options = parser.parse_args()
     logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stderr)
     with tempfile.TemporaryDirectory() as folder:
@@ -74,7 +78,9 @@ def written(path: Path, rows: int) -> Path:
 
     with path.open("w", encoding="utf-8") as file:
         for row in load_countdown(count=rows):
-            question = f"Using the numbers {row['nums']}, create an equation that equals {row['target']}."
+            question = (
+                f"Using the numbers {row['nums']}, create an equation that equals {row['target']}."
+            )
             file.write(json.dumps({"question": question, **row}) + "\n")
     return path
 

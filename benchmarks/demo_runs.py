@@ -26,7 +26,9 @@ def trained(folder: Path, more: Sequence[str] = (), **own: Any) -> dict[int, flo
         folder.mkdir(parents=True, exist_ok=True)
         words = [word for flag, values in flags.items() for word in (flag, *values)]
         with (folder.parent / f"{folder.name}.log").open("ab") as log:
-            if subprocess.run([*demo.SWIFT, "rlhf", *words], stdout=log, stderr=subprocess.STDOUT).returncode:
+            if subprocess.run(
+                [*demo.SWIFT, "rlhf", *words], stdout=log, stderr=subprocess.STDOUT
+            ).returncode:
                 sys.exit(f"{folder} failed: see {log.name}")
     lines = [json.loads(line) for line in (folder / "logging.jsonl").read_text().splitlines()]
     name = f"eval/{flags['--dataset'][0]}/accuracy"

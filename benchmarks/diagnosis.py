@@ -61,7 +61,12 @@ FAULTS: Mapping[str, tuple[str, Mapping[str, Any], Mapping[str, Any]]] = {
     "impossible problems": ("no signal", {"dataset": "impossible", "max_steps": 12}, {}),
     "a majority as the label": (
         "rewards saturated, entropy collapse",
-        {"reward_funcs": ["countdown", "majority"], "reward_weights": [0, 1], "learning_rate": 1e-3, "max_steps": 40},
+        {
+            "reward_funcs": ["countdown", "majority"],
+            "reward_weights": [0, 1],
+            "learning_rate": 1e-3,
+            "max_steps": 40,
+        },
         {},
     ),
     "length that pays": (
@@ -70,10 +75,26 @@ FAULTS: Mapping[str, tuple[str, Mapping[str, Any], Mapping[str, Any]]] = {
         {},
     ),
     "too short a limit": ("truncation", {"max_completion_length": 23, "max_steps": 12}, {}),
-    "a learning rate ten times too high": ("KL running off", {"learning_rate": 3e-3, "beta": 1e-3}, {}),
-    "sixteen passes over a round": ("ratios off", {"num_iterations": 16, "max_steps": 96, "learning_rate": 1e-3}, {}),
-    "weights that never arrive": ("engine mismatch", {}, {"environ": {"DIAGNOSIS_FAULT": "stale engine"}}),
-    "a reward that accepts anything": ("rewards saturated", {"reward_funcs": ["anything"], "max_steps": 12}, {}),
+    "a learning rate ten times too high": (
+        "KL running off",
+        {"learning_rate": 3e-3, "beta": 1e-3},
+        {},
+    ),
+    "sixteen passes over a round": (
+        "ratios off",
+        {"num_iterations": 16, "max_steps": 96, "learning_rate": 1e-3},
+        {},
+    ),
+    "weights that never arrive": (
+        "engine mismatch",
+        {},
+        {"environ": {"DIAGNOSIS_FAULT": "stale engine"}},
+    ),
+    "a reward that accepts anything": (
+        "rewards saturated",
+        {"reward_funcs": ["anything"], "max_steps": 12},
+        {},
+    ),
     "a reward that fails now and then": (
         "rewards invalid",
         {"reward_funcs": ["countdown", "sometimes_nan"], "max_steps": 12},
@@ -88,7 +109,12 @@ FAULTS: Mapping[str, tuple[str, Mapping[str, Any], Mapping[str, Any]]] = {
     "repetition that pays": ("repetition", {"reward_funcs": ["again"], "learning_rate": 1e-3}, {}),
     "a prompt the model never saw": (
         "template broken",
-        {"prompt_template": "r1", "reward_funcs": ["countdown", "format"], "reward_weights": [1, 0.1], "max_steps": 10},
+        {
+            "prompt_template": "r1",
+            "reward_funcs": ["countdown", "format"],
+            "reward_weights": [1, 0.1],
+            "max_steps": 10,
+        },
         {},
     ),
     "a learning rate too low for 16 bits": (
@@ -98,7 +124,13 @@ FAULTS: Mapping[str, tuple[str, Mapping[str, Any], Mapping[str, Any]]] = {
     ),
     "a reward that keeps what it sees": (
         "memory creeping",
-        SMALL | {"reward_funcs": ["leaking"], "reward_isolation": "inline", "learning_rate": 1e-7, "max_steps": 48},
+        SMALL
+        | {
+            "reward_funcs": ["leaking"],
+            "reward_isolation": "inline",
+            "learning_rate": 1e-7,
+            "max_steps": 48,
+        },
         {},
     ),
     "a rank that is stopped now and then": (
@@ -106,7 +138,11 @@ FAULTS: Mapping[str, tuple[str, Mapping[str, Any], Mapping[str, Any]]] = {
         {"gradient_accumulation_steps": 1, "max_steps": 16},
         {"processes": 2},
     ),
-    "forty problems, thirty times": ("data repeated", {"dataset": "repeated", "learning_rate": 1e-4}, {}),
+    "forty problems, thirty times": (
+        "data repeated",
+        {"dataset": "repeated", "learning_rate": 1e-4},
+        {},
+    ),
 }
 
 
@@ -166,10 +202,24 @@ def recorded(run: RunFolder) -> dict[str, Any]:
     """What the detectors read of a run: flags, plan, and columns of the log."""
     log = Diagnosis(run.path)
     log.refresh()
-    wanted = {name for one in DETECTORS for name in one.metrics(log)} | {"step", "loss", "reward", "grad_norm"}
-    wanted |= {"learning_rate", "completions/mean_length", "rollout/kept_mass", "dynamic_sample/kept_without_signal"}
+    wanted = {name for one in DETECTORS for name in one.metrics(log)} | {
+        "step",
+        "loss",
+        "reward",
+        "grad_norm",
+    }
+    wanted |= {
+        "learning_rate",
+        "completions/mean_length",
+        "rollout/kept_mass",
+        "dynamic_sample/kept_without_signal",
+    }
     wanted |= {"time/slowest_rank", "time/slowest_server"}
-    wanted |= {name for name in log.series if name.startswith("rewards/") and name.endswith(("/mean", "/std"))}
+    wanted |= {
+        name
+        for name in log.series
+        if name.startswith("rewards/") and name.endswith(("/mean", "/std"))
+    }
     wanted |= {name for name in log.series if name.startswith("eval/") and "avg@" in name}
     rows, _ = read_rows(run.path / "logging.jsonl")
     args = (
@@ -185,7 +235,10 @@ def recorded(run: RunFolder) -> dict[str, Any]:
     return {
         "args": {name: run.args.get(name) for name in args},
         "plan": {name: run.plan.get(name) for name in plan},
-        "log": {name: [_rounded(row.get(name)) for row in rows] for name in sorted(wanted & set().union(*rows))},
+        "log": {
+            name: [_rounded(row.get(name)) for row in rows]
+            for name in sorted(wanted & set().union(*rows))
+        },
     }
 
 
@@ -194,7 +247,9 @@ def _rounded(value: Any) -> Any:
 
 
 def record(file: Path, rows: Iterable[Mapping[str, Any]]) -> None:
-    file.write_text("".join(json.dumps(row, separators=(",", ":")) + "\n" for row in rows), encoding="utf-8")
+    file.write_text(
+        "".join(json.dumps(row, separators=(",", ":")) + "\n" for row in rows), encoding="utf-8"
+    )
 
 
 def show(name: str, wanted: Sequence[str], run: RunFolder) -> bool:
@@ -202,7 +257,10 @@ def show(name: str, wanted: Sequence[str], run: RunFolder) -> bool:
     log = Diagnosis(run.path)
     log.refresh()
     good = set(log.findings) == set(wanted)
-    print(f"{'good' if good else 'NOT SO'}  {name}: to be found: {', '.join(wanted) or 'nothing'}", flush=True)
+    print(
+        f"{'good' if good else 'NOT SO'}  {name}: to be found: {', '.join(wanted) or 'nothing'}",
+        flush=True,
+    )
     for one in log.findings.values():
         print(f"    {one.line}", flush=True)
     return good

@@ -90,7 +90,10 @@ def repeated(split="train", seed=42):
 for function in (impossible, repeated):
     register_dataset(
         DatasetMeta(
-            dataset_name=function.__name__, loader=function, preprocess_func=DEMO.preprocess_func, tags=["math"]
+            dataset_name=function.__name__,
+            loader=function,
+            preprocess_func=DEMO.preprocess_func,
+            tags=["math"],
         )
     )
 

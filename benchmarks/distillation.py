@@ -32,12 +32,16 @@ WAYS: dict[str, tuple[str, ...]] = {
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("folder", type=Path)
     parser.add_argument("--model", required=True, help="{seed} in it stands for the seed")
     parser.add_argument("--ways", nargs="*", choices=WAYS, default=list(WAYS))
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
-    parser.add_argument("--steps", type=int, default=22, help=f"of a taught model [22]; GRPO takes {demo.STEPS}")
+    parser.add_argument(
+        "--steps", type=int, default=22, help=f"of a taught model [22]; GRPO takes {demo.STEPS}"
+    )
     parser.add_argument("--eval_steps", type=int, default=11)
     args, args.more = parser.parse_known_args()
     found: dict[str, list[dict[int, float]]] = {}
@@ -58,11 +62,16 @@ def main() -> int:
 
 def show(steps: int, found: dict[str, list[dict[int, float]]]) -> None:
     marks = sorted({mark for runs in found.values() for run in runs for mark in run})
-    table = Table(title=f"accuracy after so many steps of {demo.COMPLETIONS} completions, mean of the seeds")
+    table = Table(
+        title=f"accuracy after so many steps of {demo.COMPLETIONS} completions, mean of the seeds"
+    )
     for column in ("learned from", *map(str, marks), f"each seed after {steps}"):
         table.add_column(column, justify="left" if column == "learned from" else "right")
     for way, runs in found.items():
-        means = [f"{statistics.fmean(run[mark] for run in runs):.3f}" if mark in runs[0] else "" for mark in marks]
+        means = [
+            f"{statistics.fmean(run[mark] for run in runs):.3f}" if mark in runs[0] else ""
+            for mark in marks
+        ]
         table.add_row(way, *means, ", ".join(f"{run[steps]:.3f}" for run in runs if steps in run))
     Console(width=140).print(table)
 

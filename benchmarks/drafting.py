@@ -31,7 +31,9 @@ LONGEST, SHORTEST = 4, 2  # tokens that must be the same before a draft
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--model", default="models/smollm2-135m", help="`make smollm2` builds it")
     parser.add_argument("--dtype", default="float32")
     parser.add_argument("--prompts", type=int, default=4)
@@ -41,9 +43,14 @@ def main() -> None:
     parser.add_argument("--batches", type=int, nargs="+", default=[1, 4, 16, 64])
     parser.add_argument("--repeats", type=int, default=4)
     args = parser.parse_args()
-    model, tokenizer = load_model(args.model, args.dtype, gradient_checkpointing=False), load_tokenizer(args.model)
+    model, tokenizer = (
+        load_model(args.model, args.dtype, gradient_checkpointing=False),
+        load_tokenizer(args.model),
+    )
     prompts = countdown(tokenizer, args.prompts)
-    engine = TransformersEngine(model, tokenizer, (tokenizer.eos_token_id,), tokenizer.pad_token_id or 0)
+    engine = TransformersEngine(
+        model, tokenizer, (tokenizer.eos_token_id,), tokenizer.pad_token_id or 0
+    )
     epochs = []
     for epoch in range(2):
         requests = [
@@ -51,7 +58,12 @@ def main() -> None:
                 request_id=str(number),
                 prompt_token_ids=prompt,
                 n=args.generations,
-                seeds=tuple(range(10**6 * epoch + 1000 * number, 10**6 * epoch + 1000 * number + args.generations)),
+                seeds=tuple(
+                    range(
+                        10**6 * epoch + 1000 * number,
+                        10**6 * epoch + 1000 * number + args.generations,
+                    )
+                ),
                 sampling=SamplingParams(max_tokens=args.new_tokens),
             )
             for number, prompt in enumerate(prompts)
@@ -59,21 +71,34 @@ def main() -> None:
         outputs = engine.generate(requests, 0)
         epochs.append([[one.token_ids for one in output.completions] for output in outputs])
     costs = {
-        batch: step_seconds(model, prompts[0], batch, [1, *(1 + draft for draft in args.drafts)], args.repeats)
+        batch: step_seconds(
+            model, prompts[0], batch, [1, *(1 + draft for draft in args.drafts)], args.repeats
+        )
         for batch in args.batches
     }
     table = Table(title="speedup by drafts, at most")
-    for column in ("looked up in", "draft", "tokens a step", *(f"batch {batch}" for batch in args.batches)):
+    for column in (
+        "looked up in",
+        "draft",
+        "tokens a step",
+        *(f"batch {batch}" for batch in args.batches),
+    ):
         table.add_column(column, justify="right")
     for name in ("prompt", "epochs"):
         for draft in args.drafts:
             tokens = steps = 0
             for prompt, earlier, completions in zip(prompts, *epochs, strict=True):
                 for completion in completions:
-                    steps += count_steps(prompt, completion, earlier if name == "epochs" else (), draft)
+                    steps += count_steps(
+                        prompt, completion, earlier if name == "epochs" else (), draft
+                    )
                     tokens += len(completion)
-            ratios = [tokens / steps * costs[batch][1] / costs[batch][1 + draft] for batch in args.batches]
-            table.add_row(name, str(draft), f"{tokens / steps:.2f}", *(f"{ratio:.2f}" for ratio in ratios))
+            ratios = [
+                tokens / steps * costs[batch][1] / costs[batch][1 + draft] for batch in args.batches
+            ]
+            table.add_row(
+                name, str(draft), f"{tokens / steps:.2f}", *(f"{ratio:.2f}" for ratio in ratios)
+            )
     Console(width=120).print(table)
 
 
@@ -83,12 +108,16 @@ def countdown(tokenizer, count: int) -> list[tuple[int, ...]]:
     for _ in range(count):
         numbers = [rng.randint(1, 99) for _ in range(4)]
         text = f"Using the numbers {numbers}, write an equation that equals {sum(numbers)}. Think step by step."
-        ids = tokenizer.apply_chat_template([{"role": "user", "content": text}], add_generation_prompt=True)
+        ids = tokenizer.apply_chat_template(
+            [{"role": "user", "content": text}], add_generation_prompt=True
+        )
         prompts.append(tuple(ids["input_ids"] if not isinstance(ids, list) else ids))
     return prompts
 
 
-def count_steps(prompt: Sequence[int], completion: Sequence[int], earlier: Sequence[Sequence[int]], draft: int) -> int:
+def count_steps(
+    prompt: Sequence[int], completion: Sequence[int], earlier: Sequence[Sequence[int]], draft: int
+) -> int:
     """Forward passes that a completion takes where each may check a draft of `draft` tokens."""
     steps = done = 0
     while done < len(completion):

@@ -108,7 +108,9 @@ def run_side(side: str, dtype: str, args: argparse.Namespace, limit: float) -> R
                     break
                 if len(result.steps) < steps and (over or seconds > SIDE_S):
                     shutil.copy(log, kept := Path(tempfile.gettempdir(), f"end_to_end-{side}.log"))
-                    raise SystemExit(f"{side} ended with {process.poll()} after {len(result.steps)} steps: {kept}")
+                    raise SystemExit(
+                        f"{side} ended with {process.poll()} after {len(result.steps)} steps: {kept}"
+                    )
                 time.sleep(LOOK_S)
         finally:
             end(process)
@@ -124,7 +126,9 @@ def memory(process: psutil.Process) -> int:
         for one in [process, *process.children(recursive=True)]:
             # psutil would read a line a mapping; a process may end meanwhile.
             with suppress(OSError), open(f"/proc/{one.pid}/smaps_rollup") as lines:
-                total += next(int(line.split()[1]) for line in lines if line.startswith("Pss:")) << 10
+                total += (
+                    next(int(line.split()[1]) for line in lines if line.startswith("Pss:")) << 10
+                )
     return total
 
 
@@ -144,12 +148,22 @@ def end(process: psutil.Process) -> None:
 def steps_of(side: str, folder: Path, completions: int) -> list[dict[str, float]]:
     """Its steps so far. A step goes from the end of the one before to its own: what lies between them is work too."""
     steps: list[dict[str, float]] = []
-    for line in ours_steps(folder / "run") if side.startswith("ours") else read_lines(folder / "steps.jsonl"):
+    for line in (
+        ours_steps(folder / "run")
+        if side.startswith("ours")
+        else read_lines(folder / "steps.jsonl")
+    ):
         parts = {part: line.get(part, 0.0) for part in PARTS}
         if "generated" in line:
-            parts |= {"generate": line["generated"] - line["began"], "train": line["ended"] - line["generated"]}
+            parts |= {
+                "generate": line["generated"] - line["began"],
+                "train": line["ended"] - line["generated"],
+            }
         seconds = line["ended"] - (steps[-1]["ended"] if steps else line["began"])
-        steps.append(parts | {"seconds": seconds, "tokens": completions * line["length"], "ended": line["ended"]})
+        steps.append(
+            parts
+            | {"seconds": seconds, "tokens": completions * line["length"], "ended": line["ended"]}
+        )
     return steps
 
 
@@ -160,9 +174,15 @@ def ours_steps(run: Path) -> Iterator[dict[str, float]]:
     for line in logged:
         if "loss" in line:
             own = [span for span in spans if span["step"] == line["step"]]
-            step = {"began": own[0]["start"], "ended": own[-1]["end"], "length": line["completions/mean_length"]}
+            step = {
+                "began": own[0]["start"],
+                "ended": own[-1]["end"],
+                "length": line["completions/mean_length"],
+            }
             for span in own:
-                step[SPANS[span["name"]]] = step.get(SPANS[span["name"]], 0.0) + span["end"] - span["start"]
+                step[SPANS[span["name"]]] = (
+                    step.get(SPANS[span["name"]], 0.0) + span["end"] - span["start"]
+                )
             yield step
 
 
@@ -170,7 +190,11 @@ def read_lines(path: Path) -> list[dict]:
     """Whole lines of JSON; none where the file is not there yet."""
     if not path.exists():
         return []
-    return [json.loads(line) for line in path.read_text().splitlines(keepends=True) if line.endswith("\n")]
+    return [
+        json.loads(line)
+        for line in path.read_text().splitlines(keepends=True)
+        if line.endswith("\n")
+    ]
 
 
 def measure(args: argparse.Namespace, console: Console) -> list[Result]:
@@ -182,7 +206,11 @@ def measure(args: argparse.Namespace, console: Console) -> list[Result]:
                 if side.startswith("ours") and dtype != args.dtypes[0]:
                     continue
                 console.print(f"run {repeat + 1} of {args.repeats}: {side} {dtype}")
-                others = [one.first for one in results if one.side == side and one.dtype != dtype and one.steps]
+                others = [
+                    one.first
+                    for one in results
+                    if one.side == side and one.dtype != dtype and one.steps
+                ]
                 results.append(run_side(side, dtype, args, 1.5 * min(others, default=SIDE_S)))
     return results
 
@@ -191,7 +219,17 @@ def table(results: list[Result], args: argparse.Namespace) -> Table:
     shown = Table(
         title=f"{args.prompts} x {GENERATIONS} completions of at most {args.new_tokens} tokens, seconds a step"
     )
-    columns = ("side", "dtype", "first after", "generate", "train", "weights", "other", "step", "length")
+    columns = (
+        "side",
+        "dtype",
+        "first after",
+        "generate",
+        "train",
+        "weights",
+        "other",
+        "step",
+        "length",
+    )
     for column in (*columns, "steady tok/s", "from start", "peak GB"):
         shown.add_column(column, justify="left" if column in ("side", "dtype") else "right")
     for one in results:
@@ -218,29 +256,44 @@ def ratios(results: list[Result]) -> dict[str, float]:
     rates: dict[str, float] = {}
     ended = [one for one in results if one.steps]
     for side, dtype in {(one.side, one.dtype) for one in ended}:
-        rate = statistics.median(one.steady for one in ended if (one.side, one.dtype) == (side, dtype))
+        rate = statistics.median(
+            one.steady for one in ended if (one.side, one.dtype) == (side, dtype)
+        )
         rates[side] = max(rate, rates.get(side, 0.0))
     ours = max((rate for side, rate in rates.items() if side.startswith("ours")), default=0.0)
-    return {side: ours / rate for side, rate in rates.items() if ours and not side.startswith("ours")}
+    return {
+        side: ours / rate for side, rate in rates.items() if ours and not side.startswith("ours")
+    }
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--model", default="models/smollm2-135m", help="`make smollm2` builds it")
     parser.add_argument("--sides", nargs="+", choices=SIDES, default=SIDES[:-1])
     parser.add_argument("--dtypes", nargs="+", choices=DTYPES, default=DTYPES)
     parser.add_argument("--prompts", type=int, default=4, help="a step")
     parser.add_argument("--new_tokens", type=int, default=128, help="at most, a completion")
     parser.add_argument("--steps", type=int, default=3, help="a run; the first is a warm-up")
-    parser.add_argument("--repeats", type=int, default=1, help="runs of each side and dtype, alternating")
-    parser.add_argument("--ours", default="", help="more flags for `swift rlhf`, one word")
-    parser.add_argument("--trl_venv", type=Path, default=HERE / ".venv-trl", help="is made where it is not there")
     parser.add_argument(
-        "--ms_swift_venv", type=Path, default=HERE.parent / ".venv-ms-swift", help="`make test-ms-swift`"
+        "--repeats", type=int, default=1, help="runs of each side and dtype, alternating"
+    )
+    parser.add_argument("--ours", default="", help="more flags for `swift rlhf`, one word")
+    parser.add_argument(
+        "--trl_venv", type=Path, default=HERE / ".venv-trl", help="is made where it is not there"
+    )
+    parser.add_argument(
+        "--ms_swift_venv",
+        type=Path,
+        default=HERE.parent / ".venv-ms-swift",
+        help="`make test-ms-swift`",
     )
     parser.add_argument("--keep", type=Path, help="folder for what the runs write")
     parser.add_argument("--json", type=Path, help="write the results there")
-    parser.add_argument("--check", action="store_true", help="end with 1 below 6 x TRL or 5 x ms-swift")
+    parser.add_argument(
+        "--check", action="store_true", help="end with 1 below 6 x TRL or 5 x ms-swift"
+    )
     args = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # ends the side that runs
     console = Console(width=150)
@@ -251,7 +304,9 @@ def main() -> int:
     console.print(table(results, args))
     found = ratios(results)
     for side, ratio in sorted(found.items()):
-        console.print(f"ours / {side}: {ratio:.2f}" + (f" (wanted: {GOALS[side]:g})" if side in GOALS else ""))
+        console.print(
+            f"ours / {side}: {ratio:.2f}" + (f" (wanted: {GOALS[side]:g})" if side in GOALS else "")
+        )
     if args.json:
         args.json.write_text(json.dumps([asdict(one) for one in results], indent=1) + "\n")
     return int(args.check and any(found.get(side, 0.0) < goal for side, goal in GOALS.items()))

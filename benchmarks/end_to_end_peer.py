@@ -39,7 +39,9 @@ class StepClock(TrainerCallback):
     def on_log(self, args, state, control, logs=None, **kwargs) -> None:
         if "completions/mean_length" in (logs or {}):
             with self.file.open("a") as lines:
-                lines.write(json.dumps(self.times | {"length": logs["completions/mean_length"]}) + "\n")
+                lines.write(
+                    json.dumps(self.times | {"length": logs["completions/mean_length"]}) + "\n"
+                )
 
 
 def register_in_ms_swift() -> None:
@@ -58,7 +60,9 @@ def run_trl(flags: dict) -> None:
     from datasets import Dataset
     from trl import GRPOConfig, GRPOTrainer
 
-    rows = [json.loads(line)["messages"] for line in Path(flags.pop("dataset")).read_text().splitlines()]
+    rows = [
+        json.loads(line)["messages"] for line in Path(flags.pop("dataset")).read_text().splitlines()
+    ]
     trainer = GRPOTrainer(
         model=flags.pop("model"),
         args=GRPOConfig(**flags),

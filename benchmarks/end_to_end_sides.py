@@ -91,28 +91,54 @@ def command(side: str, dtype: str, args: argparse.Namespace, folder: Path) -> li
     if side.startswith("ours"):
         flags["gradient_accumulation_steps"] //= World.from_environment(os.environ)[0].size
         engine = COLOCATED if side == "ours-colocated" else {"use_vllm": "false"}
-        return [sys.executable, "-m", "swift_r1", "rlhf", *words_of(flags | OURS | engine), *args.ours.split()]
+        return [
+            sys.executable,
+            "-m",
+            "swift_r1",
+            "rlhf",
+            *words_of(flags | OURS | engine),
+            *args.ours.split(),
+        ]
     kept = side.endswith("-tuned")
     if side.startswith("trl"):
-        flags |= TRL | {"dataset": str(folder / "rows.jsonl"), "output_dir": str(folder / "run"), "use_cpu": not gpu}
+        flags |= TRL | {
+            "dataset": str(folder / "rows.jsonl"),
+            "output_dir": str(folder / "run"),
+            "use_cpu": not gpu,
+        }
         flags |= {"bf16": dtype == "bfloat16", "model_init_kwargs": {"dtype": dtype}}
         if kept:
             flags["gradient_checkpointing"] = False
         (folder / "flags.json").write_text(json.dumps(flags))
-        return [str(args.trl_venv / "bin/python"), str(HERE / "end_to_end_peer.py"), str(folder / "flags.json")]
+        return [
+            str(args.trl_venv / "bin/python"),
+            str(HERE / "end_to_end_peer.py"),
+            str(folder / "flags.json"),
+        ]
     flags |= MS_SWIFT | {"torch_dtype": dtype, "use_cpu": str(not gpu).lower()}
     if kept:
         flags["gradient_checkpointing"] = "false"
-    return [str(args.ms_swift_venv / "bin/python"), "-m", "swift.cli.main", "rlhf", *words_of(flags)]
+    return [
+        str(args.ms_swift_venv / "bin/python"),
+        "-m",
+        "swift.cli.main",
+        "rlhf",
+        *words_of(flags),
+    ]
 
 
 def environment(side: str, folder: Path) -> dict[str, str]:
     """Ours sets what it needs itself."""
-    environ = dict(os.environ) | {"HF_HUB_OFFLINE": "1", "END_TO_END_STEPS": str(folder / "steps.jsonl")}
+    environ = dict(os.environ) | {
+        "HF_HUB_OFFLINE": "1",
+        "END_TO_END_STEPS": str(folder / "steps.jsonl"),
+    }
     if side.startswith("ours"):
         return environ | {"PYTHONPATH": str(HERE.parent)}
     for name in ("PYTHONPATH", "OMP_NUM_THREADS", "GOMP_SPINCOUNT", "LD_PRELOAD"):
         environ.pop(name, None)
     if side.endswith("-tuned"):
-        environ |= trainer_environment(environ, World(), offline=True, cpus=usable_cpus(), gpu=has_gpu(os.environ))
+        environ |= trainer_environment(
+            environ, World(), offline=True, cpus=usable_cpus(), gpu=has_gpu(os.environ)
+        )
     return environ

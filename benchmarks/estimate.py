@@ -46,10 +46,44 @@ PUBLISHED = HERE / "estimate_published.yaml"
 PHASES = ("generate", "train", "push", "step")
 DEMO = HERE.parent / "examples" / "countdown_demo"
 FLAGS = (
-    *("--rlhf_type", "grpo", "--external_plugins", str(DEMO / "plugin.py"), "--dataset", "countdown_mini"),
-    *("--reward_funcs", "countdown", "format", "--reward_weights", "1", "0.1", "--torch_dtype", "float32"),
-    *("--gradient_checkpointing", "false", "--learning_rate", "1e-6", "--num_generations", "16", "--max_steps", "40"),
-    *("--logging_steps", "1", "--save_steps", "1000", "--report_to", "none", "--add_version", "false"),
+    *(
+        "--rlhf_type",
+        "grpo",
+        "--external_plugins",
+        str(DEMO / "plugin.py"),
+        "--dataset",
+        "countdown_mini",
+    ),
+    *(
+        "--reward_funcs",
+        "countdown",
+        "format",
+        "--reward_weights",
+        "1",
+        "0.1",
+        "--torch_dtype",
+        "float32",
+    ),
+    *(
+        "--gradient_checkpointing",
+        "false",
+        "--learning_rate",
+        "1e-6",
+        "--num_generations",
+        "16",
+        "--max_steps",
+        "40",
+    ),
+    *(
+        "--logging_steps",
+        "1",
+        "--save_steps",
+        "1000",
+        "--report_to",
+        "none",
+        "--add_version",
+        "false",
+    ),
 )
 
 
@@ -94,7 +128,9 @@ def main() -> int:
 def make_runs(folder: Path, model: Path) -> dict[str, Path]:
     """The folder of each case's run."""
     folder.mkdir(parents=True, exist_ok=True)
-    found = {case.name: folder / "".join(c if c.isalnum() else "_" for c in case.name) for case in CASES}
+    found = {
+        case.name: folder / "".join(c if c.isalnum() else "_" for c in case.name) for case in CASES
+    }
     missing = [case for case in CASES if not (found[case.name] / "summary.json").exists()]
     for case in missing:
         if not case.server:
@@ -110,7 +146,17 @@ def make_runs(folder: Path, model: Path) -> dict[str, Path]:
 
 def train(case: Case, model: Path, folder: Path, address: Sequence[str]) -> None:
     engine = ("--use_vllm", "true", *address) if address else ("--use_vllm", "false")
-    words = [*SWIFT, "rlhf", *FLAGS, "--model", str(model), "--output_dir", str(folder), *engine, *case.flags]
+    words = [
+        *SWIFT,
+        "rlhf",
+        *FLAGS,
+        "--model",
+        str(model),
+        "--output_dir",
+        str(folder),
+        *engine,
+        *case.flags,
+    ]
     words += ["--per_device_train_batch_size", str(case.completions // case.ranks)]
     words += ["--max_completion_length", str(case.tokens)]
     shutil.rmtree(folder, ignore_errors=True)  # of a run that was cut short
@@ -129,7 +175,9 @@ def server(model: Path, log: Path) -> Iterator[int]:
 
 
 def show_runs(runs: Mapping[str, Path], console: Console) -> None:
-    table = Table("run", *(f"{phase}: predicted, measured (ratio)" for phase in PHASES), pad_edge=False)
+    table = Table(
+        "run", *(f"{phase}: predicted, measured (ratio)" for phase in PHASES), pad_edge=False
+    )
     errors: dict[str, list[float]] = {phase: [] for phase in PHASES}
     calibration: Path | None = None
     server_now = None
@@ -139,14 +187,20 @@ def show_runs(runs: Mapping[str, Path], console: Console) -> None:
             calibration, server_now = runs[case.name], case.server
         assert calibration is not None
         measured = seconds_of(runs[case.name], of=min)
-        job, layout = of_run(runs[case.name], chip_of("cpu"), read_measured(calibration, chip_of("cpu"), min))
+        job, layout = of_run(
+            runs[case.name], chip_of("cpu"), read_measured(calibration, chip_of("cpu"), min)
+        )
         found = estimate_layout(job, layout)
         predicted = {name: found.phases.get(name, 0.0) for name in ("generate", "push")}
-        predicted |= {"train": found.phases["train"] + found.phases["log-probs"], "step": found.step}
+        predicted |= {
+            "train": found.phases["train"] + found.phases["log-probs"],
+            "step": found.step,
+        }
         cells = []
         for phase in PHASES:
             real = measured.get(phase, 0.0)
-            if real < 0.05 or (phase != "step" and found.overlapped):  # waiting for the other side is in it
+            # waiting for the other side is in it
+            if real < 0.05 or (phase != "step" and found.overlapped):
                 cells.append("")
                 continue
             ratio = predicted[phase] / real
@@ -173,7 +227,9 @@ def about(ratios: Sequence[float]) -> str:
 def show_published(console: Console) -> None:
     """Step times that others have published against those that `swift estimate` predicts for the same work."""
     content = yaml.safe_load(PUBLISHED.read_text())
-    table = Table("system", "model", "GPUs", "layout", "measured", "predicted", "ratio", pad_edge=False)
+    table = Table(
+        "system", "model", "GPUs", "layout", "measured", "predicted", "ratio", pad_edge=False
+    )
     ratios: dict[str, list[float]] = {}
     for one in content["rows"]:
         for phase, measured in one["seconds"].items():
@@ -182,14 +238,22 @@ def show_published(console: Console) -> None:
             ratios.setdefault(one["system"], []).append(ratio)
             where = f"{one['replicas']} x {one['tensor_parallel']}"
             mode = ", ahead" if one.get("ahead") else ", taking turns"
-            cells = (f"train {one['ranks']}, rollout {where}{mode}", f"{measured:.4g} s", f"{predicted:.4g} s")
+            cells = (
+                f"train {one['ranks']}, rollout {where}{mode}",
+                f"{measured:.4g} s",
+                f"{predicted:.4g} s",
+            )
             name = one["model"] + ("" if phase == "step" else f", {phase}")
-            table.add_row(one["system"], name, f"{one['gpus']} {one['chip']}", *cells, f"{ratio:.2f}")
+            table.add_row(
+                one["system"], name, f"{one['gpus']} {one['chip']}", *cells, f"{ratio:.2f}"
+            )
     console.print(table)
     for system, found in ratios.items():
         console.print(f"{system}: {about(found)}")
         if len(found) > 2:
-            console.print(f"    after one factor, from its first row: {about([one / found[0] for one in found[1:]])}")
+            console.print(
+                f"    after one factor, from its first row: {about([one / found[0] for one in found[1:]])}"
+            )
     console.print(f"all: {about([ratio for found in ratios.values() for ratio in found])}")
 
 
@@ -219,7 +283,9 @@ def published_seconds(row: Mapping[str, Any], config: Mapping[str, Any]) -> dict
         per_node=8,
         most=row["most"],
     )
-    found = estimate_layout(job, Layout(row["ranks"], 1, "server", row["replicas"], row["tensor_parallel"]))
+    found = estimate_layout(
+        job, Layout(row["ranks"], 1, "server", row["replicas"], row["tensor_parallel"])
+    )
     push = found.phases["push"]  # left out: these systems send every shard from where it is
     trained = found.phases["log-probs"] + found.phases["train"]
     step = max(trained, found.phases["generate"]) if found.overlapped else found.step - push

@@ -39,8 +39,12 @@ def serve(address: str, bucket: int) -> None:
     shapes = {f"w{number}": (bucket // 4,) for number in range(BUCKETS)}
 
     async def run() -> None:
-        lifecycle = Lifecycle(RolloutArguments(model="none", api_key=KEY), lambda: (Engine(), shapes))
-        server = uvicorn.Server(uvicorn.Config(create_app(lifecycle, KEY), host=address, port=PORT, log_level="error"))
+        lifecycle = Lifecycle(
+            RolloutArguments(model="none", api_key=KEY), lambda: (Engine(), shapes)
+        )
+        server = uvicorn.Server(
+            uvicorn.Config(create_app(lifecycle, KEY), host=address, port=PORT, log_level="error")
+        )
         await asyncio.gather(lifecycle.run(), server.serve())
 
     asyncio.run(run())
@@ -67,14 +71,19 @@ def train(addresses: list[str], bucket: int, fanouts: list[int], repeats: int) -
             yield [(f"w{number}", torch.zeros(bucket // 4))]
 
     for fanout in fanouts:
-        sessions = [ServerSession(one, Expected("none", "", 100, None), WAIT_S, "http") for one in writers]
+        sessions = [
+            ServerSession(one, Expected("none", "", 100, None), WAIT_S, "http") for one in writers
+        ]
         pool, seconds = ServerPool(sessions, WAIT_S, "http", compare=False, fanout=fanout), []
         for _ in range(repeats):
             began = time.monotonic()
             pool.publish(buckets())
             seconds.append(time.monotonic() - began)
             sent = pool.take_metrics()["rollout/bytes"]
-        print(json.dumps({"fanout": fanout, "seconds": statistics.median(seconds[1:]), "sent": sent}), flush=True)
+        print(
+            json.dumps({"fanout": fanout, "seconds": statistics.median(seconds[1:]), "sent": sent}),
+            flush=True,
+        )
     for one in writers:
         one.close()
 
@@ -83,14 +92,30 @@ def train(addresses: list[str], bucket: int, fanouts: list[int], repeats: int) -
 def network(count: int, mbit: float) -> Iterator[list[tuple[str, str]]]:
     """Namespaces with their addresses."""
     prefix = f"fan{os.getpid()}"
-    switch, made = f"{prefix}-switch", [(f"{prefix}-{number}", f"10.88.0.{number + 1}") for number in range(count)]
+    switch, made = (
+        f"{prefix}-switch",
+        [(f"{prefix}-{number}", f"10.88.0.{number + 1}") for number in range(count)],
+    )
     try:
         ip("netns", "add", switch)
         ip("-n", switch, "link", "add", "br0", "type", "bridge")
         ip("-n", switch, "link", "set", "br0", "up")
         for number, (name, address) in enumerate(made):
             ip("netns", "add", name)
-            ip("link", "add", "eth0", "netns", name, "type", "veth", "peer", "name", f"p{number}", "netns", switch)
+            ip(
+                "link",
+                "add",
+                "eth0",
+                "netns",
+                name,
+                "type",
+                "veth",
+                "peer",
+                "name",
+                f"p{number}",
+                "netns",
+                switch,
+            )
             ip("-n", switch, "link", "set", f"p{number}", "master", "br0", "up")
             ip("-n", name, "addr", "add", f"{address}/24", "dev", "eth0")
             for link in ("lo", "eth0"):
@@ -100,7 +125,9 @@ def network(count: int, mbit: float) -> Iterator[list[tuple[str, str]]]:
         yield made
     finally:
         for name in (switch, *(name for name, _ in made)):
-            subprocess.run(["ip", "netns", "delete", name], capture_output=True, timeout=20, check=False)
+            subprocess.run(
+                ["ip", "netns", "delete", name], capture_output=True, timeout=20, check=False
+            )
 
 
 def ip(*words: str) -> None:
@@ -112,7 +139,9 @@ def run(*words: str) -> None:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--servers", type=int, default=16)
     parser.add_argument("--mbit", type=float, default=200.0)
     parser.add_argument("--mb", type=float, default=16.0, help=f"of weights, in {BUCKETS} buckets")
@@ -122,11 +151,24 @@ def main() -> int:
     bucket = int(args.mb * 1e6 / BUCKETS) // 4 * 4
     with ExitStack() as cleanup:
         (trainer, _), *servers = cleanup.enter_context(network(1 + args.servers, args.mbit))
-        environ = os.environ | {"PYTHONPATH": f"{REPO}:{REPO / 'benchmarks'}", "OMP_NUM_THREADS": "1"}
+        environ = os.environ | {
+            "PYTHONPATH": f"{REPO}:{REPO / 'benchmarks'}",
+            "OMP_NUM_THREADS": "1",
+        }
 
         def within(name: str, call: str, **more: int) -> subprocess.Popen[str]:
-            words = ["ip", "netns", "exec", name, sys.executable, "-c", f"import fanout; fanout.{call}"]
-            process = subprocess.Popen(words, env=environ, text=True, stdout=subprocess.PIPE if more else None)
+            words = [
+                "ip",
+                "netns",
+                "exec",
+                name,
+                sys.executable,
+                "-c",
+                f"import fanout; fanout.{call}",
+            ]
+            process = subprocess.Popen(
+                words, env=environ, text=True, stdout=subprocess.PIPE if more else None
+            )
             cleanup.callback(process.wait, 20)
             cleanup.callback(process.kill)
             return process
@@ -134,7 +176,9 @@ def main() -> int:
         for name, address in servers:
             within(name, f"serve({address!r}, {bucket})")
         addresses = [address for _, address in servers]
-        training = within(trainer, f"train({addresses}, {bucket}, {args.weight_fanout}, {args.repeats})", stdout=1)
+        training = within(
+            trainer, f"train({addresses}, {bucket}, {args.weight_fanout}, {args.repeats})", stdout=1
+        )
         first = 0.0
         print(f"{args.servers} servers, {args.mb:g} MB, {args.mbit:g} Mbit/s")
         for line in training.stdout or ():

@@ -41,11 +41,24 @@ SMOLLM2 = "models/smollm2-135m"
 HOPELESS = 6  # steps of a run that cannot learn
 FIRST = 5  # steps that the share is compared with: later ones are of other weights
 COMMON = (
-    *("--rlhf_type", "grpo", "--use_vllm", "false", "--torch_dtype", "float32", "--gradient_checkpointing", "false"),
+    *(
+        "--rlhf_type",
+        "grpo",
+        "--use_vllm",
+        "false",
+        "--torch_dtype",
+        "float32",
+        "--gradient_checkpointing",
+        "false",
+    ),
     *("--lr_scheduler_type", "constant", "--num_train_epochs", "100", "--weight_decay", "0"),
 )
 OF_MINI = (
-    *("--external_plugins", str(EXAMPLES / "countdown_demo" / "plugin.py"), str(HERE / "forecast_plugin.py")),
+    *(
+        "--external_plugins",
+        str(EXAMPLES / "countdown_demo" / "plugin.py"),
+        str(HERE / "forecast_plugin.py"),
+    ),
     *("--dataset", "countdown_mini", "--learning_rate", "5e-4"),
 )
 OF_SMOLLM2 = ("--num_generations", "8", "--per_device_train_batch_size", "32")
@@ -63,7 +76,14 @@ class Case:
 
 
 def mini(*flags: str, length: int = 64, size: int = 8, steps: int = 18) -> Case:
-    more = ("--max_completion_length", str(length), "--num_generations", str(size), "--max_steps", str(steps))
+    more = (
+        "--max_completion_length",
+        str(length),
+        "--num_generations",
+        str(size),
+        "--max_steps",
+        str(steps),
+    )
     batch = ("--per_device_train_batch_size", "64" if steps > HOPELESS else "32")
     return Case(MINI, (*OF_MINI, *more, *batch, *flags))
 
@@ -74,7 +94,16 @@ def smollm2(plugin: str, *flags: str, steps: int = HOPELESS) -> Case:
 
 
 def sums(dataset: str, steps: int) -> Case:
-    more = ("--dataset", dataset, "--reward_funcs", "sum", "--learning_rate", "1e-5", "--max_completion_length", "8")
+    more = (
+        "--dataset",
+        dataset,
+        "--reward_funcs",
+        "sum",
+        "--learning_rate",
+        "1e-5",
+        "--max_completion_length",
+        "8",
+    )
     ends = ("--response_prefix", "<answer>", "--stop_words", "</answer>")
     return smollm2(str(HERE / "forecast_plugin.py"), *more, *ends, steps=steps)
 
@@ -91,8 +120,24 @@ CASES = {
     "noise": mini("--reward_funcs", "noise", steps=9),
     "SmolLM2, two numbers": smollm2(
         TWO,
-        *("--dataset", "countdown_two", "--reward_funcs", "solved", "answer_tag", "--reward_weights", "1", "0.1"),
-        *("--response_prefix", "<answer>", "--stop_words", "</answer>", "--max_completion_length", "16"),
+        *(
+            "--dataset",
+            "countdown_two",
+            "--reward_funcs",
+            "solved",
+            "answer_tag",
+            "--reward_weights",
+            "1",
+            "0.1",
+        ),
+        *(
+            "--response_prefix",
+            "<answer>",
+            "--stop_words",
+            "</answer>",
+            "--max_completion_length",
+            "16",
+        ),
         *("--learning_rate", "1e-5"),
         steps=12,
     ),
@@ -107,7 +152,9 @@ CASES = {
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("cases", nargs="*", metavar="CASE", help=f"of: {', '.join(CASES)} [all]")
     parser.add_argument("--output_dir", type=Path, default=Path("output/forecast"))
     parser.add_argument("--run", type=Path, help="a run that has been made, instead of cases")
@@ -132,7 +179,16 @@ def measure(name: str, folder: Path, mini_model: str) -> None:
     case, run = CASES[name], folder / name / "run"
     flags = [*COMMON, *case.flags, "--model", mini_model if case.model == MINI else case.model]
     forecast = forecast_of(flags, folder / f"{name}.forecast.json", case.prompts, case.completions)
-    kept = ["--output_dir", str(run), "--add_version", "false", "--save_strategy", "no", "--report_to", "none"]
+    kept = [
+        "--output_dir",
+        str(run),
+        "--add_version",
+        "false",
+        "--save_strategy",
+        "no",
+        "--report_to",
+        "none",
+    ]
     kept += ["--logging_steps", "1", "--log_tokens", "none", "--seed", "2"]
     subprocess.run([*SWIFT, "rlhf", *flags, *kept], check=True)
     compare(forecast, run, folder / f"{name}.json")
@@ -142,10 +198,18 @@ def measure_past(run: Path, file: Path) -> None:
     """Of a run that has been made: its first round is of the base model, and tells of the steps after it."""
     content = json.loads((run / "args.json").read_text())
     args = RlhfArguments.from_dict(content["args"])
-    rows = [{"tokens": 0} | row for row in read_json_lines(run / "completions.jsonl") if row["step"] == 1]
+    rows = [
+        {"tokens": 0} | row
+        for row in read_json_lines(run / "completions.jsonl")
+        if row["step"] == 1
+    ]
     first = read_json_lines(run / "logging.jsonl")
     line = next(one for one in first if "loss" in one)
-    part = {"prompts": len({row["group"] for row in rows}), "generate": line["time/generate"], "reward": 0.0}
+    part = {
+        "prompts": len({row["group"] for row in rows}),
+        "generate": line["time/generate"],
+        "reward": 0.0,
+    }
     found = {"parts": [part], "steps": [line], "fault": None, "invalid": {}}
     seen = outlook(rows, found, args, Plan(**content["plan"]))
     file.parent.mkdir(parents=True, exist_ok=True)
@@ -182,7 +246,9 @@ def agrees(found: dict[str, Any]) -> bool:
     """Whether predicted and actual share of groups differ by no more than chance explains."""
     predicted, happened, groups = found["predicted"], found["happened"], found["groups"]
     spread = (predicted["high"] - predicted["low"]) / 2 / 1.96
-    return abs(predicted["value"] - happened) <= 1.96 * math.sqrt(spread**2 + happened * (1 - happened) / groups)
+    return abs(predicted["value"] - happened) <= 1.96 * math.sqrt(
+        spread**2 + happened * (1 - happened) / groups
+    )
 
 
 def rises(rewards: list[float]) -> bool:

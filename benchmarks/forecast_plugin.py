@@ -5,7 +5,9 @@ import random
 from swift.dataset import DatasetMeta, ResponsePreprocessor, register_dataset
 from swift.rewards import ORM, orms
 
-_SHOTS = "12 + 5 = <answer>17</answer>\n31 + 40 = <answer>71</answer>\n26 + 8 = <answer>34</answer>\n"
+_SHOTS = (
+    "12 + 5 = <answer>17</answer>\n31 + 40 = <answer>71</answer>\n26 + 8 = <answer>34</answer>\n"
+)
 
 
 class Unreachable(ORM):
@@ -52,5 +54,7 @@ def sums(least, largest):
 
 
 register_dataset(DatasetMeta(dataset_name="sums_one", loader=sums(1, 9), preprocess_func=Prompt()))
-register_dataset(DatasetMeta(dataset_name="sums_two", loader=sums(10, 99), preprocess_func=Prompt()))
+register_dataset(
+    DatasetMeta(dataset_name="sums_two", loader=sums(10, 99), preprocess_func=Prompt())
+)
 orms |= {"unreachable": Unreachable, "same": Same, "noise": Noise, "sum": Sum}

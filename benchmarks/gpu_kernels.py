@@ -28,7 +28,8 @@ from swift_r1.models import block_functions, gpu_kernels, logprobs
 
 Call = Callable[[], object]
 
-REHEARSES = "--rehearse" in sys.argv or "GPU_REHEARSAL" in os.environ  # the latter in `scripts/gpu --rehearse`
+# the latter in `scripts/gpu --rehearse`
+REHEARSES = "--rehearse" in sys.argv or "GPU_REHEARSAL" in os.environ
 
 SHAPES = {"0.5b": (896, 4864), "1.5b": (1536, 8960), "7b": (3584, 18944)}  # hidden, feed-forward
 HEAD = {896: 64}  # width of an attention head, else 128
@@ -42,16 +43,24 @@ CALLS, REPEATS = (10, 3) if not REHEARSES else (1, 1)
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--rehearse", action="store_true", help="tiny sizes on a CPU, by Triton's interpreter")
+    parser.add_argument(
+        "--rehearse", action="store_true", help="tiny sizes on a CPU, by Triton's interpreter"
+    )
     parser.add_argument("--shapes", nargs="+", choices=SHAPES, default=list(SHAPES))
     args = parser.parse_args()
     if REHEARSES and os.environ.get("TRITON_INTERPRET") != "1":  # read when Triton is imported
-        os.execve(sys.executable, [sys.executable, *sys.argv], os.environ | {"TRITON_INTERPRET": "1"})
+        os.execve(
+            sys.executable, [sys.executable, *sys.argv], os.environ | {"TRITON_INTERPRET": "1"}
+        )
     if REHEARSES:
         for module in (block_functions, logprobs):
-            module.gpu_kernels = lambda name, _states: gpu_kernels if name in block_functions.FUSED else None
+            module.gpu_kernels = lambda name, _states: (
+                gpu_kernels if name in block_functions.FUSED else None
+            )
     name = torch.cuda.get_device_name() if DEVICE.type == "cuda" else "CPU"
-    print(f"{name}, torch {torch.__version__}, Triton {triton.__version__}, {TOKENS:,} tokens, {WORDS:,} words")
+    print(
+        f"{name}, torch {torch.__version__}, Triton {triton.__version__}, {TOKENS:,} tokens, {WORDS:,} words"
+    )
     started, lines = time.perf_counter(), []
     for shape in args.shapes:
         hidden, feed_forward = SHAPES[shape] if not REHEARSES else (48, 80)
@@ -72,7 +81,12 @@ def main() -> None:
         show(line)
     seconds = time.perf_counter() - started
     versions = {"device": name, "torch": torch.__version__, "triton": triton.__version__}
-    print("RESULT " + json.dumps({**versions, "tokens": TOKENS, "words": WORDS, "seconds": seconds, "lines": lines}))
+    print(
+        "RESULT "
+        + json.dumps(
+            {**versions, "tokens": TOKENS, "words": WORDS, "seconds": seconds, "lines": lines}
+        )
+    )
 
 
 def norm(width: int) -> Iterator[dict]:
@@ -84,14 +98,26 @@ def norm(width: int) -> Iterator[dict]:
     }
     few = [hidden[:FEW], weight]
     exact = gradients(
-        lambda x, w: w * x * torch.rsqrt(x.square().mean(-1, keepdim=True) + EPSILON), few, slope[:FEW], torch.float64
+        lambda x, w: w * x * torch.rsqrt(x.square().mean(-1, keepdim=True) + EPSILON),
+        few,
+        slope[:FEW],
+        torch.float64,
     )
     size = hidden.numel() * DTYPE.itemsize
     for way, function in ways.items():
         error = largest_error(gradients(function, few, slope[:FEW]), exact)
-        yield {"what": "norm forward", "way": way, **measured(quietly(function, hidden, weight), moved=2 * size)}
+        yield {
+            "what": "norm forward",
+            "way": way,
+            **measured(quietly(function, hidden, weight), moved=2 * size),
+        }
         call = both_ways(function, [hidden, weight], slope)
-        yield {"what": "norm both ways", "way": way, **measured(call, moved=5 * size), "error": error}
+        yield {
+            "what": "norm both ways",
+            "way": way,
+            **measured(call, moved=5 * size),
+            "error": error,
+        }
 
 
 def mlp(width: int) -> Iterator[dict]:
@@ -103,9 +129,18 @@ def mlp(width: int) -> Iterator[dict]:
     size = gate.numel() * DTYPE.itemsize
     for way, function in ways.items():
         error = largest_error(gradients(function, few, slope[:FEW]), exact)
-        yield {"what": "mlp forward", "way": way, **measured(quietly(function, gate, up), moved=3 * size)}
+        yield {
+            "what": "mlp forward",
+            "way": way,
+            **measured(quietly(function, gate, up), moved=3 * size),
+        }
         call = both_ways(function, [gate, up], slope)
-        yield {"what": "mlp both ways", "way": way, **measured(call, moved=8 * size), "error": error}
+        yield {
+            "what": "mlp both ways",
+            "way": way,
+            **measured(call, moved=8 * size),
+            "error": error,
+        }
 
 
 def rotary(width: int) -> Iterator[dict]:
@@ -118,7 +153,10 @@ def rotary(width: int) -> Iterator[dict]:
         left, right = x.transpose(1, 2).chunk(2, -1)
         return x.transpose(1, 2) * cos[:, None] + torch.cat([-right, left], -1) * sin[:, None]
 
-    ways = {"transformers": eager, "ours": lambda x: gpu_kernels.rotated(x.transpose(1, 2), cos, sin)}
+    ways = {
+        "transformers": eager,
+        "ours": lambda x: gpu_kernels.rotated(x.transpose(1, 2), cos, sin),
+    }
     few = [states[:, :FEW]]
     slope = slope.detach().transpose(1, 2)
     wide = partial(eager, cos=cos[:, :FEW].double(), sin=sin[:, :FEW].double())
@@ -131,7 +169,12 @@ def rotary(width: int) -> Iterator[dict]:
     for way, function in ways.items():
         error = largest_error(gradients(narrow[way], few, slope[:, :, :FEW]), exact)
         call = both_ways(function, [states], slope)
-        yield {"what": "rotary both ways", "way": way, **measured(call, moved=moved), "error": error}
+        yield {
+            "what": "rotary both ways",
+            "way": way,
+            **measured(call, moved=moved),
+            "error": error,
+        }
 
 
 # Chunks of 128 MiB (otherwise by the card), products in float32, the softmax in kernels.
@@ -169,10 +212,17 @@ def softmax() -> Iterator[dict]:
     """The two kernels of the head alone, on one chunk."""
     rows = rows_of_a_chunk()
     logits = torch.randn(rows, WORDS, device=DEVICE)
-    lse, targets, slopes = logits.logsumexp(-1), torch.zeros(rows, 1, dtype=torch.long, device=DEVICE), logits[:, :1]
+    lse, targets, slopes = (
+        logits.logsumexp(-1),
+        torch.zeros(rows, 1, dtype=torch.long, device=DEVICE),
+        logits[:, :1],
+    )
     calls = {
         "softmax": (1, partial(gpu_kernels.softmax_statistics, logits)),
-        "softmax gradient": (1.5, partial(gpu_kernels.softmax_gradient, logits, lse, targets, slopes, None, DTYPE)),
+        "softmax gradient": (
+            1.5,
+            partial(gpu_kernels.softmax_gradient, logits, lse, targets, slopes, None, DTYPE),
+        ),
     }
     for what, (reads, call) in calls.items():
         yield {"what": what, "way": "ours", **measured(call, moved=4 * reads * logits.numel())}
@@ -187,11 +237,17 @@ def products(width: int) -> Iterator[dict]:
         "logits in bf16": lambda: states @ weight.t(),
         "logits in float32": lambda: torch.mm(states, weight.t(), out_dtype=wide),
         "weight's gradient in bf16": lambda: low.t() @ states,
-        "weight's gradient added in float32": lambda: torch.addmm(total, low.t(), states, out_dtype=wide, out=total),
+        "weight's gradient added in float32": lambda: torch.addmm(
+            total, low.t(), states, out_dtype=wide, out=total
+        ),
         "states' gradient": lambda: low @ weight,
     }
     for way, call in calls.items() if DEVICE.type == "cuda" else ():
-        yield {"what": "product", "way": way, **measured(call, flops=2 * rows * WORDS * width, calls=3)}
+        yield {
+            "what": "product",
+            "way": way,
+            **measured(call, flops=2 * rows * WORDS * width, calls=3),
+        }
 
 
 def rows_of_a_chunk() -> int:
@@ -203,7 +259,10 @@ def random(*shape: int, scale: float = 1.0) -> Tensor:
 
 
 def gradients(
-    function: Callable[..., Tensor], inputs: Sequence[Tensor], slope: Tensor, dtype: torch.dtype | None = None
+    function: Callable[..., Tensor],
+    inputs: Sequence[Tensor],
+    slope: Tensor,
+    dtype: torch.dtype | None = None,
 ) -> list[Tensor]:
     """The output and the gradients, of copies in `dtype`."""
     leaves = [one.detach().to(dtype or one.dtype).requires_grad_() for one in inputs]
@@ -229,7 +288,9 @@ def quietly(function: Callable[..., Tensor], *inputs: Tensor) -> Call:
 
 def largest_error(found: Sequence[Tensor], exact: Sequence[Tensor]) -> float:
     pairs = zip(found, exact, strict=True)
-    return max(float((one.double() - other).abs().max() / other.abs().max()) for one, other in pairs)
+    return max(
+        float((one.double() - other).abs().max() / other.abs().max()) for one, other in pairs
+    )
 
 
 @contextmanager
@@ -245,7 +306,9 @@ def switched(small: bool, wide: bool, fused: bool) -> Iterator[None]:
     block_functions.FUSED.update(fused_before)
 
 
-def measured(call: Call, *, moved: float = 0, flops: float = 0, calls: int = CALLS, repeats: int = REPEATS) -> dict:
+def measured(
+    call: Call, *, moved: float = 0, flops: float = 0, calls: int = CALLS, repeats: int = REPEATS
+) -> dict:
     """Milliseconds on the GPU and microseconds of the host, rate and peak memory of a call."""
     if DEVICE.type != "cuda":
         started = time.perf_counter()
@@ -278,7 +341,10 @@ def measured(call: Call, *, moved: float = 0, flops: float = 0, calls: int = CAL
 
 def show(line: dict) -> None:
     numbers = [f"{value:.3g} {name}" for name, value in line.items() if isinstance(value, float)]
-    print(f"{line.get('shape', ''):5} {line['what']:17} {line['way']:36}" + "  ".join(numbers), flush=True)
+    print(
+        f"{line.get('shape', ''):5} {line['what']:17} {line['way']:36}" + "  ".join(numbers),
+        flush=True,
+    )
 
 
 if __name__ == "__main__":

@@ -36,26 +36,45 @@ def rate(name: str, grade: Callable[..., Grade], items: Iterable[tuple], repeats
         seconds.append(time.process_time() - started)
     found = len(items) / min(seconds)
     slowest = len(items) / max(seconds)
-    print(f"{name:14} {found:10,.0f} a second (slowest pass {slowest:,.0f}; {len(items)} items, {right} right)")
+    print(
+        f"{name:14} {found:10,.0f} a second (slowest pass {slowest:,.0f}; {len(items)} items, {right} right)"
+    )
     return slowest >= FLOORS.get(name, 0)
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     here = Path(__file__).resolve().parent.parent
-    parser.add_argument("--data", type=Path, default=os.environ.get("SWIFT_R1_DATA", here / ".." / "shared" / "data"))
+    parser.add_argument(
+        "--data",
+        type=Path,
+        default=os.environ.get("SWIFT_R1_DATA", here / ".." / "shared" / "data"),
+    )
     data = Path(parser.parse_args().data)
     gsm8k = rows(data / "gsm8k_test.jsonl")
     golds = [row["answer"] for name in SETS for row in rows(data / "math_eval" / f"{name}.jsonl")]
-    boxed = [f"So the answer is \\boxed{{{gold[0] if isinstance(gold, list) else gold}}}." for gold in golds]
+    boxed = [
+        f"So the answer is \\boxed{{{gold[0] if isinstance(gold, list) else gold}}}."
+        for gold in golds
+    ]
     ok = rate("gsm8k", grade_gsm8k, [(row["solution"], row["answer"]) for row in gsm8k])
-    rate("gsm8k text", grade_gsm8k, [(row["solution"].replace("####", "so"), row["answer"]) for row in gsm8k])
+    rate(
+        "gsm8k text",
+        grade_gsm8k,
+        [(row["solution"].replace("####", "so"), row["answer"]) for row in gsm8k],
+    )
     pairs = [*zip(boxed, golds, strict=True), *zip(boxed, golds[1:] + golds[:1], strict=True)]
     ok &= rate("math fast", grade_math, pairs)
-    respelled = [(text.replace("\\boxed{", "\\boxed{0 + "), gold) for text, gold in pairs[: len(golds)]]
+    respelled = [
+        (text.replace("\\boxed{", "\\boxed{0 + "), gold) for text, gold in pairs[: len(golds)]
+    ]
     ok &= rate("math symbolic", grade_math, respelled)
     numbers = itertools.product(range(1, 20), range(1, 20), range(1, 10))
-    rate("countdown", grade_countdown, [(f"<answer>({a} + {b}) * {c}</answer>", (a, b, c), 24) for a, b, c in numbers])
+    rate(
+        "countdown",
+        grade_countdown,
+        [(f"<answer>({a} + {b}) * {c}</answer>", (a, b, c), 24) for a, b, c in numbers],
+    )
     return 0 if ok else 1
 
 

@@ -47,11 +47,15 @@ def gold_answers(data: Path) -> list[str]:
     for row in rows:
         answer = row["answer"][0] if isinstance(row["answer"], list) else row["answer"]
         text = str(int(answer) if isinstance(answer, float) and answer.is_integer() else answer)
-        found[re.sub(r"(?<!\\)\$", "", text).strip().removesuffix(".").removeprefix("\\quad")] = None
+        found[re.sub(r"(?<!\\)\$", "", text).strip().removesuffix(".").removeprefix("\\quad")] = (
+            None
+        )
     return list(found)
 
 
-def pairs(rules: dict[str, Rule], golds: list[str], count: int = COUNT, seed: int = 13) -> list[Pair]:
+def pairs(
+    rules: dict[str, Rule], golds: list[str], count: int = COUNT, seed: int = 13
+) -> list[Pair]:
     """So many pairs, as many of each kind as there are until the rarer kinds run out; in a fixed order."""
     chance = random.Random(seed)
     waiting = []
@@ -82,25 +86,42 @@ def completion(answer: str, number: int) -> str:
     return WORKING[number % len(WORKING)].format(f"\\boxed{{{answer}}}")
 
 
-def measure(title: str, chosen: list[Pair], right: float, verifiers: list[str], listed: int) -> None:
+def measure(
+    title: str, chosen: list[Pair], right: float, verifiers: list[str], listed: int
+) -> None:
     """Prints for each kind how many were graded wrongly, and how many grades the working changes."""
     wrong: dict[str, dict[str, list[Pair]]] = defaultdict(lambda: defaultdict(list))
     swayed: dict[str, int] = defaultdict(int)
     for number, pair in enumerate(chosen):
         for name in verifiers:
-            score, alone = (VERIFIERS[name](completion(pair[2], place), pair[1]) for place in (number, 0))
+            score, alone = (
+                VERIFIERS[name](completion(pair[2], place), pair[1]) for place in (number, 0)
+            )
             swayed[name] += score != alone
             if score != right:
                 wrong[pair[0]][name].append(pair)
-    print(f"\n| {title} | answers | " + " | ".join(verifiers) + " |\n|---|---|" + "---|" * len(verifiers))
+    print(
+        f"\n| {title} | answers | "
+        + " | ".join(verifiers)
+        + " |\n|---|---|"
+        + "---|" * len(verifiers)
+    )
     kinds = dict.fromkeys(pair[0] for pair in chosen)
     for kind in kinds:
         count = sum(pair[0] == kind for pair in chosen)
-        print(f"| {kind} | {count} | " + " | ".join(str(len(wrong[kind][name])) for name in verifiers) + " |")
+        print(
+            f"| {kind} | {count} | "
+            + " | ".join(str(len(wrong[kind][name])) for name in verifiers)
+            + " |"
+        )
     totals = [sum(len(wrong[kind][name]) for kind in kinds) for name in verifiers]
     shares = " | ".join(f"{total} ({100 * total / len(chosen):.1f} %)" for total in totals)
     print(f"| **all** | {len(chosen)} | {shares} |")
-    print("| changed by the working | | " + " | ".join(str(swayed[name]) for name in verifiers) + " |\n")
+    print(
+        "| changed by the working | | "
+        + " | ".join(str(swayed[name]) for name in verifiers)
+        + " |\n"
+    )
     for name in verifiers if listed else ():
         for kind in kinds:
             for _, gold, answer in wrong[kind][name][:listed]:
@@ -108,9 +129,15 @@ def measure(title: str, chosen: list[Pair], right: float, verifiers: list[str], 
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     here = Path(__file__).resolve().parent.parent
-    parser.add_argument("--data", type=Path, default=os.environ.get("SWIFT_R1_DATA", here / ".." / "shared" / "data"))
+    parser.add_argument(
+        "--data",
+        type=Path,
+        default=os.environ.get("SWIFT_R1_DATA", here / ".." / "shared" / "data"),
+    )
     parser.add_argument("--verifiers", nargs="+", choices=VERIFIERS, default=list(VERIFIERS))
     parser.add_argument("--list", type=int, default=3, help="examples of each kind and verifier")
     options = parser.parse_args()
@@ -119,7 +146,9 @@ def main() -> None:
     print(f"{len(golds)} different gold answers")
     measure("right answers called wrong", pairs(KEEPS, golds), 1.0, options.verifiers, options.list)
     measure("the same, by the rules of fast", pairs(BY_RULE, golds, 300), 1.0, options.verifiers, 0)
-    measure("wrong answers called right", pairs(CHANGES, golds), 0.0, options.verifiers, options.list)
+    measure(
+        "wrong answers called right", pairs(CHANGES, golds), 0.0, options.verifiers, options.list
+    )
 
 
 if __name__ == "__main__":

@@ -23,7 +23,8 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-if __name__ != "__mp_main__":  # a reward worker, which imports this module again and needs none of it
+# a reward worker, which imports this module again and needs none of it
+if __name__ != "__mp_main__":
     import torch
     from growth_plot import growth
 
@@ -67,7 +68,9 @@ SERIES = {
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--sizes", type=int, nargs="+", default=[32, 128, 512, 2048, 8192])
     parser.add_argument("--model", choices=("true", "false"), default="false")
     parser.add_argument("--repeats", type=int, default=3, help="the least counts")
@@ -79,10 +82,17 @@ def main() -> int:
     load()
     tokenizer = tiny_model.make_tokenizer()
     flags = SimpleNamespace(
-        reward_timeout=10.0, reward_num_workers=2, reward_memory_limit=2.0, reward_env=[], reward_isolation="process"
+        reward_timeout=10.0,
+        reward_num_workers=2,
+        reward_memory_limit=2.0,
+        reward_env=[],
+        reward_isolation="process",
     )
     rows: list[dict[str, float]] = []
-    with RewardPool(flags, ["countdown", "format"], load) as rewards, tempfile.TemporaryDirectory() as folder:
+    with (
+        RewardPool(flags, ["countdown", "format"], load) as rewards,
+        tempfile.TemporaryDirectory() as folder,
+    ):
         rewards.wait_ready()
         for size in args.sizes:
             prompts, requests, outputs = made(size // GROUP, tokenizer)
@@ -95,14 +105,26 @@ def main() -> int:
                 row |= {"completions": size, "memory": tracemalloc.get_traced_memory()[1] / size}
                 tracemalloc.stop()
             if args.model == "true":
-                row |= {name: 1e6 * value / size for name, value in of_model(requests, parts.batch).items()}
+                row |= {
+                    name: 1e6 * value / size
+                    for name, value in of_model(requests, parts.batch).items()
+                }
             rows.append(row)
     series = {name: label for name, label in SERIES.items() if name in rows[0]}
-    growth("completions", "completions", rows, series, y_label="of a completion", plot=args.plot == "true")
+    growth(
+        "completions",
+        "completions",
+        rows,
+        series,
+        y_label="of a completion",
+        plot=args.plot == "true",
+    )
     return 0
 
 
-def made(groups: int, tokenizer: Any) -> tuple[list[Prompt], list[RolloutRequest], list[RolloutOutput]]:
+def made(
+    groups: int, tokenizer: Any
+) -> tuple[list[Prompt], list[RolloutRequest], list[RolloutOutput]]:
     """Prompts, and completions of random tokens."""
     chance = random.Random(0)
     prompts, requests, outputs = [], [], []
@@ -111,10 +133,16 @@ def made(groups: int, tokenizer: Any) -> tuple[list[Prompt], list[RolloutRequest
         text = f"{' '.join(map(str, nums))}={target}\n"
         ids = tuple(tokenizer(text, add_special_tokens=False)["input_ids"])
         messages = ({"role": "user", "content": text},)
-        prompts.append(Prompt(f"data:{group}", "data", messages, text, ids, {"nums": nums, "target": target}))
+        prompts.append(
+            Prompt(f"data:{group}", "data", messages, text, ids, {"nums": nums, "target": target})
+        )
         name, seeds = f"0123456789ab/0/{group}", tuple(range(group * GROUP, (group + 1) * GROUP))
         sampling = SamplingParams(max_tokens=TOKENS, ignore_eos=True)
-        requests.append(RolloutRequest(request_id=name, prompt_token_ids=ids, n=GROUP, seeds=seeds, sampling=sampling))
+        requests.append(
+            RolloutRequest(
+                request_id=name, prompt_token_ids=ids, n=GROUP, seeds=seeds, sampling=sampling
+            )
+        )
         completions = [
             Completion(
                 token_ids=tuple(chance.randrange(8, len(tokenizer)) for _ in range(TOKENS)),
@@ -134,7 +162,9 @@ class Answers:
     def __init__(self, outputs: Sequence[RolloutOutput]) -> None:
         self.outputs = outputs
 
-    def generate(self, requests: Any, on_done: Any, on_output: Callable[[RolloutOutput], None]) -> Any:
+    def generate(
+        self, requests: Any, on_done: Any, on_output: Callable[[RolloutOutput], None]
+    ) -> Any:
         for output in self.outputs:
             on_output(output)
         return self.outputs
@@ -152,7 +182,13 @@ class Parts:
         tokenizer: Any,
         file: JsonLines,
     ) -> None:
-        self.prompts, self.requests, self.outputs, self.rewards, self.file = prompts, requests, outputs, rewards, file
+        self.prompts, self.requests, self.outputs, self.rewards, self.file = (
+            prompts,
+            requests,
+            outputs,
+            rewards,
+            file,
+        )
         self.tokenizer = tokenizer
         self.ranks = Ranks(0, 1, torch.device("cpu"), None)
 
@@ -186,12 +222,19 @@ class Parts:
     def scored(self, answers: Sequence[RolloutOutput]) -> Any:
         names = [request.request_id for request in self.requests]
         scoring = Scoring(
-            self.prompts, names, self.rewards.open, Composition([1.0, 0.1]), {"global_step": 0, "max_steps": 1}
+            self.prompts,
+            names,
+            self.rewards.open,
+            Composition([1.0, 0.1]),
+            {"global_step": 0, "max_steps": 1},
         )
         turns = SingleTurn(
-            Answers(answers), lambda ids: str(self.tokenizer.decode(list(ids), skip_special_tokens=True))
+            Answers(answers),
+            lambda ids: str(self.tokenizer.decode(list(ids), skip_special_tokens=True)),
         )
-        turns.generate(list(zip(self.prompts, self.requests, strict=True)), lambda _count: None, scoring.add)
+        turns.generate(
+            list(zip(self.prompts, self.requests, strict=True)), lambda _count: None, scoring.add
+        )
         return scoring.result()
 
     def tensors(self, scored: Any) -> Any:
@@ -219,9 +262,15 @@ def of_model(requests: Sequence[RolloutRequest], batch: Any) -> dict[str, float]
     ranks = Ranks(0, 1, torch.device("cpu"), None)
     backend = LocalBackend(model, OptimizerConfig(1e-4, 0.0, 0.9, 0.999, 1e-8, 1.0))
     (steps,) = before_training(
-        split_round(batch, 1, Batching(Form(), AT_ONCE, GROUP), ranks), backend, None, 1.0, old_policy=False
+        split_round(batch, 1, Batching(Form(), AT_ONCE, GROUP), ranks),
+        backend,
+        None,
+        1.0,
+        old_policy=False,
     )
-    train_step(steps, group_advantages(batch.rewards, GROUP), backend, LossConfig(), 1.0, 1e-4, ranks)
+    train_step(
+        steps, group_advantages(batch.rewards, GROUP), backend, LossConfig(), 1.0, 1e-4, ranks
+    )
     return {"generate": generated - began, "train": time.process_time() - generated}
 
 

@@ -65,7 +65,10 @@ SECONDS = {
     "verify_s": "check of hashes",
     "resume_s": "resume",
 }
-MEMORY = {"saved_MB": "checkpoint", **{name.replace("_s", "_MB"): label for name, label in SECONDS.items()}}
+MEMORY = {
+    "saved_MB": "checkpoint",
+    **{name.replace("_s", "_MB"): label for name, label in SECONDS.items()},
+}
 
 
 class NoTokenizer:
@@ -96,7 +99,9 @@ def serve(size: str, folder: Path, port: int) -> int:
 def open_backend(name: str, folder: Path, train: str, ranks: Ranks) -> Backend:
     optimizer = OptimizerConfig(1e-6, 0.0, 0.9, 0.95, 1e-8, 1.0)
     lora = (
-        AdapterArguments(train_type="lora", lora_rank=8, lora_alpha=16, target_modules=["all-linear"])
+        AdapterArguments(
+            train_type="lora", lora_rank=8, lora_alpha=16, target_modules=["all-linear"]
+        )
         if train == "lora"
         else None
     )
@@ -158,7 +163,9 @@ def part(args: argparse.Namespace) -> dict[str, float]:
     return row | save.as_row("save")
 
 
-def push(backend: Backend, ranks: Ranks, transport: str, args: argparse.Namespace) -> dict[str, float]:
+def push(
+    backend: Backend, ranks: Ranks, transport: str, args: argparse.Namespace
+) -> dict[str, float]:
     """Twice: the first push keeps a copy, of which the second one writes over."""
     with served(backend, transport, args) if ranks.is_rank0 else nullcontext() as pool:
         rollouts = ServerRollouts(pool, backend, ranks)
@@ -179,14 +186,27 @@ def push(backend: Backend, ranks: Ranks, transport: str, args: argparse.Namespac
 def served(backend: Backend, transport: str, args: argparse.Namespace) -> Iterator[ServerPool]:
     """A server in a process of its own, which ends with this."""
     port = free_port()
-    words = [sys.executable, sys.argv[0], "--part", "serve", "--size", args.size, "--port", str(port)]
-    process = subprocess.Popen([*words, "--folder", str(args.folder / "model")], stderr=subprocess.DEVNULL)
+    words = [
+        sys.executable,
+        sys.argv[0],
+        "--part",
+        "serve",
+        "--size",
+        args.size,
+        "--port",
+        str(port),
+    ]
+    process = subprocess.Popen(
+        [*words, "--folder", str(args.folder / "model")], stderr=subprocess.DEVNULL
+    )
     try:
         with RolloutClient(f"http://127.0.0.1:{port}") as client:
             client.wait_until_ready(120)
             writer = WeightWriter(client)
             writer.hold(10)
-            session = ServerSession(writer, Expected("", "none", backend.vocab_size, None), 60, transport)
+            session = ServerSession(
+                writer, Expected("", "none", backend.vocab_size, None), 60, transport
+            )
             with closing(ServerPool([session], 60, transport, compare=False)) as pool:
                 yield pool
     finally:
@@ -195,12 +215,18 @@ def served(backend: Backend, transport: str, args: argparse.Namespace) -> Iterat
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--sizes", nargs="+", choices=SIZES, default=["0.6M", "5M", "25M", "135M"])
     parser.add_argument("--backends", nargs="+", default=["local", "fsdp2", "zero3"])
     parser.add_argument("--train", choices=["full", "lora"], default="full")
-    parser.add_argument("--folder", type=Path, default=Path(tempfile.gettempdir()), help="with room for checkpoints")
-    parser.add_argument("--plot", action="store_true", help="draw docs/images/growth-parameters.svg (of local)")
+    parser.add_argument(
+        "--folder", type=Path, default=Path(tempfile.gettempdir()), help="with room for checkpoints"
+    )
+    parser.add_argument(
+        "--plot", action="store_true", help="draw docs/images/growth-parameters.svg (of local)"
+    )
     for name in ("--part", "--size", "--backend"):
         parser.add_argument(name, help=argparse.SUPPRESS)
     parser.add_argument("--port", type=int, help=argparse.SUPPRESS)
@@ -218,19 +244,45 @@ def main() -> None:
             try:
                 parameters = write_model(folder / "model", size)
                 (folder / "run").mkdir()
-                words = ["--folder", str(folder), "--size", size, "--backend", backend, "--train", args.train]
+                words = [
+                    "--folder",
+                    str(folder),
+                    "--size",
+                    size,
+                    "--backend",
+                    backend,
+                    "--train",
+                    args.train,
+                ]
                 count = 1 if backend == "local" else 2
-                one, two = (run_ranks([*words, "--part", name], count)[0] for name in ("save", "resume"))
-                saved = sum(path.stat().st_size for path in (folder / "run").rglob("*") if path.is_file())
+                one, two = (
+                    run_ranks([*words, "--part", name], count)[0] for name in ("save", "resume")
+                )
+                saved = sum(
+                    path.stat().st_size for path in (folder / "run").rglob("*") if path.is_file()
+                )
             finally:
                 shutil.rmtree(folder)
-            found = {"parameters": parameters, "backend": backend, "saved_MB": saved / MB, **one, **two}
+            found = {
+                "parameters": parameters,
+                "backend": backend,
+                "saved_MB": saved / MB,
+                **one,
+                **two,
+            }
             rows.append(found)
             print(json.dumps(found), flush=True)
     for backend in args.backends:
         own = [row for row in rows if row["backend"] == backend]
         print(f"{backend}: CPU seconds, and MB at rank 0's peak")
-        growth("parameters", "parameters", own, SECONDS, y_label="CPU seconds", plot=args.plot and backend == "local")
+        growth(
+            "parameters",
+            "parameters",
+            own,
+            SECONDS,
+            y_label="CPU seconds",
+            plot=args.plot and backend == "local",
+        )
         growth("parameters", "parameters", own, MEMORY, plot=False)
 
 

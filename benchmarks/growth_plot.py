@@ -62,21 +62,34 @@ def _table(x: str, rows: Sequence[Row], series: Mapping[str, str], x_label: str)
         cells = [f"{row[x]:,.10g}"]
         for y in series:
             power = math.nan if before is None else exponent(before, row, x, y)
-            cells += [f"{row[y]:,.4g}" if y in row else "", "" if math.isnan(power) else f"{power:.2f}"]
+            cells += [
+                f"{row[y]:,.4g}" if y in row else "",
+                "" if math.isnan(power) else f"{power:.2f}",
+            ]
         table.add_row(*cells)
     Console(width=max(100, 14 * len(table.columns))).print(table)
 
 
 def _svg(
-    file: Path, x: str, rows: Sequence[Row], series: Mapping[str, str], x_label: str, y_label: str, log: bool
+    file: Path,
+    x: str,
+    rows: Sequence[Row],
+    series: Mapping[str, str],
+    x_label: str,
+    y_label: str,
+    log: bool,
 ) -> None:
     # Text stays text, and ids do not come from a clock.
-    with mpl.rc_context({"svg.fonttype": "none", "svg.hashsalt": "growth", "font.family": "sans-serif"}):
+    with mpl.rc_context(
+        {"svg.fonttype": "none", "svg.hashsalt": "growth", "font.family": "sans-serif"}
+    ):
         figure = Figure(figsize=(6.4, 3.6), layout="constrained")
         axes = figure.add_subplot()
         for colour, (y, label) in zip(COLOURS, series.items(), strict=False):
             known = [(row[x], row[y]) for row in rows if not math.isnan(row.get(y, math.nan))]
-            axes.plot(*zip(*known, strict=True), marker="o", markersize=4, color=colour, label=label)
+            axes.plot(
+                *zip(*known, strict=True), marker="o", markersize=4, color=colour, label=label
+            )
         if log:
             axes.set(xscale="log", yscale="log")
         else:

@@ -65,7 +65,11 @@ class Collectives(TorchDispatchMode):
             self.count += name.startswith("barrier")
             return
         sizes = [
-            sum(one.numel() * one.itemsize for one in tree_leaves(part) if isinstance(one, torch.Tensor))
+            sum(
+                one.numel() * one.itemsize
+                for one in tree_leaves(part)
+                if isinstance(one, torch.Tensor)
+            )
             for part in args
         ]
         size, others = max(sizes), self.ranks.world_size - 1
@@ -93,11 +97,23 @@ class Answering:
 
     def __init__(self, tokens: int, vocabulary: int) -> None:
         self.ids = tuple(number * 7919 % vocabulary for number in range(tokens))
-        self.logprobs = tuple((-torch.rand(tokens, generator=torch.Generator().manual_seed(0))).tolist())
+        self.logprobs = tuple(
+            (-torch.rand(tokens, generator=torch.Generator().manual_seed(0))).tolist()
+        )
 
-    def generate(self, requests: Sequence[RolloutRequest], version: int, *_: Any) -> list[RolloutOutput]:
-        one = Completion(token_ids=self.ids, logprobs=self.logprobs, finish_reason="length", weight_version=version)
-        return [RolloutOutput(request_id=asked.request_id, completions=(one,) * asked.n) for asked in requests]
+    def generate(
+        self, requests: Sequence[RolloutRequest], version: int, *_: Any
+    ) -> list[RolloutOutput]:
+        one = Completion(
+            token_ids=self.ids,
+            logprobs=self.logprobs,
+            finish_reason="length",
+            weight_version=version,
+        )
+        return [
+            RolloutOutput(request_id=asked.request_id, completions=(one,) * asked.n)
+            for asked in requests
+        ]
 
 
 def part(args: argparse.Namespace) -> dict[str, Any]:
@@ -105,7 +121,8 @@ def part(args: argparse.Namespace) -> dict[str, Any]:
     backend = open_backend(args.backend, args.folder / "model", "full", ranks)
     size = backend.vocab_size
     prompts = [
-        tuple(number * 31 % size for number in range(group, group + PROMPT)) for group in range(2 * ranks.world_size)
+        tuple(number * 31 % size for number in range(group, group + PROMPT))
+        for group in range(2 * ranks.world_size)
     ]
     row: dict[str, Any] = {}
 
@@ -123,7 +140,11 @@ def part(args: argparse.Namespace) -> dict[str, Any]:
         sampling = SamplingParams(max_tokens=args.tokens)
         requests = [
             RolloutRequest(
-                request_id=str(number), prompt_token_ids=prompt, n=GROUP, seeds=tuple(range(GROUP)), sampling=sampling
+                request_id=str(number),
+                prompt_token_ids=prompt,
+                n=GROUP,
+                seeds=tuple(range(GROUP)),
+                sampling=sampling,
             )
             for number, prompt in enumerate(prompts)
         ]
@@ -164,9 +185,13 @@ def part(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--ranks", nargs="+", type=int, default=[1, 2, 4])
-    parser.add_argument("--backends", nargs="+", default=["ddp", "zero0", "zero2", "zero3", "fsdp2"])
+    parser.add_argument(
+        "--backends", nargs="+", default=["ddp", "zero0", "zero2", "zero3", "fsdp2"]
+    )
     parser.add_argument("--size", choices=SIZES, default="5M")
     parser.add_argument("--tokens", type=int, default=64, help="of a completion")
     parser.add_argument("--backend", help=argparse.SUPPRESS)
@@ -183,11 +208,21 @@ def main() -> None:
             try:
                 write_model(folder / "model", args.size)
                 (folder / "run").mkdir()
-                words = ["--folder", str(folder), "--backend", backend, "--tokens", str(args.tokens)]
+                words = [
+                    "--folder",
+                    str(folder),
+                    "--backend",
+                    backend,
+                    "--tokens",
+                    str(args.tokens),
+                ]
                 found = run_ranks(words, count)
             finally:
                 shutil.rmtree(folder)
-            print(json.dumps({"backend": backend, "ranks": count, "found": [found[0], found[-1]]}), flush=True)
+            print(
+                json.dumps({"backend": backend, "ranks": count, "found": [found[0], found[-1]]}),
+                flush=True,
+            )
             row: dict[str, Any] = {"backend": backend, "ranks": count}
             for phase in PHASES:
                 row[phase] = (

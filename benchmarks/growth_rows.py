@@ -39,12 +39,15 @@ SERIES = {
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--sizes", type=int, nargs="+", default=[1_000, 10_000, 100_000])
     parser.add_argument("--kind", choices=("jsonl", "parquet"), default="jsonl")
     parser.add_argument("--processes", type=int, default=1, help="--dataset_num_proc")
     parser.add_argument("--plot", choices=("true", "false"), default="false")
-    parser.add_argument("--start", type=Path, help=argparse.SUPPRESS)  # the process that is measured
+    # the process that is measured
+    parser.add_argument("--start", type=Path, help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.start is not None:
         print(json.dumps(start(args.start, args.processes)))
@@ -56,14 +59,30 @@ def main() -> int:
             write(file, size)
             row: dict[str, float] = {"rows": size, "file": file.stat().st_size / 1e6}
             for turn in ("", "_second"):
-                words = [sys.executable, __file__, "--start", str(file), "--processes", str(args.processes)]
+                words = [
+                    sys.executable,
+                    __file__,
+                    "--start",
+                    str(file),
+                    "--processes",
+                    str(args.processes),
+                ]
                 found = run_and_watch(words, folder)
                 row[turn.removeprefix("_") or "first"] = found["seconds"]
                 row[f"cpu{turn}"], row[f"memory{turn}"] = found["cpu"], found["memory"]
-            row["cache"] = sum(path.stat().st_size for path in (Path(folder) / "data").iterdir()) / 1e6
+            row["cache"] = (
+                sum(path.stat().st_size for path in (Path(folder) / "data").iterdir()) / 1e6
+            )
             rows.append(row)
             print(json.dumps(row), file=sys.stderr, flush=True)
-    growth(f"rows-{args.kind}", "rows", rows, SERIES, y_label="CPU seconds, MB", plot=args.plot == "true")
+    growth(
+        f"rows-{args.kind}",
+        "rows",
+        rows,
+        SERIES,
+        y_label="CPU seconds, MB",
+        plot=args.plot == "true",
+    )
     return 0
 
 
@@ -75,7 +94,10 @@ def write(path: Path, count: int) -> None:
     def block(first: int) -> list[dict[str, Any]]:
         numbers = range(first, min(first + 100_000, count))
         return [
-            {"question": f"How much is {n} and {n % 89} times {n % 97}?", "gold": n + n % 89 * (n % 97)}
+            {
+                "question": f"How much is {n} and {n % 89} times {n % 97}?",
+                "gold": n + n % 89 * (n % 97),
+            }
             for n in numbers
         ]
 
@@ -109,10 +131,14 @@ def start(file: Path, processes: int) -> dict[str, float]:
     from swift_r1.data.sources import DataFlags
     from swift_r1.rollout.prompts import PromptStream
 
-    register_dataset(DatasetMeta(dataset_name="rows", dataset_path=str(file), preprocess_func=preprocess))
+    register_dataset(
+        DatasetMeta(dataset_name="rows", dataset_path=str(file), preprocess_func=preprocess)
+    )
     tokenizer = tiny_model.make_tokenizer()
     before, began, cpu = held(psutil.Process()), time.perf_counter(), cpu_seconds()
-    data = load_rows(DataFlags(["rows"], dataset_num_proc=processes, evaluates=True, eval_limit=500))
+    data = load_rows(
+        DataFlags(["rows"], dataset_num_proc=processes, evaluates=True, eval_limit=500)
+    )
     columns_of(data.train, data.eval)
     data.train.digest()
     encoder = PromptEncoder(tokenizer, max_length=256)
@@ -130,7 +156,9 @@ def cpu_seconds() -> float:
 
 def run_and_watch(words: list[str], cache: str) -> dict[str, float]:
     """What `start` says, and `memory`: most MB that its processes held after the imports, looked at every 20 ms."""
-    with subprocess.Popen(words, env={**os.environ, "SWIFT_R1_CACHE": cache}, stdout=subprocess.PIPE) as running:
+    with subprocess.Popen(
+        words, env={**os.environ, "SWIFT_R1_CACHE": cache}, stdout=subprocess.PIPE
+    ) as running:
         process, peak = psutil.Process(running.pid), 0
         while running.poll() is None:
             with contextlib.suppress(psutil.NoSuchProcess):

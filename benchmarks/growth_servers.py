@@ -43,7 +43,13 @@ SERIES = {
     "sent": "MB a push",
     "balance": "balance",
 }
-MORE = {"hold_s": "start, s", "idle_cpu": "idle, CPU ms/s", "rss": "RSS, MB", "threads": "threads", "files": "files"}
+MORE = {
+    "hold_s": "start, s",
+    "idle_cpu": "idle, CPU ms/s",
+    "rss": "RSS, MB",
+    "threads": "threads",
+    "files": "files",
+}
 
 
 class Engine:
@@ -65,7 +71,8 @@ class Engine:
         from swift_r1.serving.engines.base import Generated
 
         self.completions += 1
-        await asyncio.sleep(prompt[0] / 10)  # others come meanwhile, as at an engine that takes its time
+        # others come meanwhile, as at an engine that takes its time
+        await asyncio.sleep(prompt[0] / 10)
         return Generated(tuple(range(self.tokens)), (-0.123456789,) * self.tokens, "length")
 
     async def load_weights(self, files: Sequence[Path], version: int) -> None: ...
@@ -110,15 +117,21 @@ def serve(count: int, shapes: dict[str, tuple[int, ...]], tokens: int, pipe: Con
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--sizes", type=int, nargs="+", default=[8, 32, 128, 512, 1024])
     parser.add_argument("--servers", choices=("real", "light"), default="light")
     parser.add_argument("--transport", choices=("http", "shm"), default="http")
     parser.add_argument("--weight_fanout", type=int, default=2, help="0: all from rank 0")
-    parser.add_argument("--bucket_mb", type=float, default=0.5, help=f"of each of the {BUCKETS} buckets")
+    parser.add_argument(
+        "--bucket_mb", type=float, default=0.5, help=f"of each of the {BUCKETS} buckets"
+    )
     parser.add_argument("--requests", type=int, default=1024, help="of a round")
     parser.add_argument("--tokens", type=int, default=64, help="of a completion")
-    parser.add_argument("--repeats", type=int, default=2, help="rounds and pushes; the first is a warm-up")
+    parser.add_argument(
+        "--repeats", type=int, default=2, help="rounds and pushes; the first is a warm-up"
+    )
     parser.add_argument("--plot", choices=("true", "false"), default="false")
     args = parser.parse_args()
     from growth_plot import growth
@@ -154,7 +167,11 @@ def main() -> int:
 
 
 def trains(
-    ports: Sequence[int], pipe: Connection, shapes: dict[str, tuple[int, ...]], args: dict[str, Any], end: Connection
+    ports: Sequence[int],
+    pipe: Connection,
+    shapes: dict[str, tuple[int, ...]],
+    args: dict[str, Any],
+    end: Connection,
 ) -> None:
     end.send(measured(ports, pipe, shapes, args))
 
@@ -201,7 +218,9 @@ def measured(
     for port in ports:
         writer = WeightWriter(RolloutClient(f"http://127.0.0.1:{port}"))
         writer.hold(WAIT_S)
-        sessions.append(ServerSession(writer, Expected("none", "", 100, None, GROUP), WAIT_S, args["transport"]))
+        sessions.append(
+            ServerSession(writer, Expected("none", "", 100, None, GROUP), WAIT_S, args["transport"])
+        )
     pool = ServerPool(sessions, WAIT_S, args["transport"], fanout=args["weight_fanout"])
     once = {"hold_s": time.monotonic() - began}
 
@@ -248,7 +267,12 @@ def measured(
     time.sleep(WAITING_S)
     once["idle_cpu"] = 1000 * (time.process_time() - begun) / (time.monotonic() - began)
     looks: list[tuple[float, float]] = []
-    ask("waiting", len(ports), 10 * WAITING_S, lambda: looks.append((time.monotonic(), time.process_time())))
+    ask(
+        "waiting",
+        len(ports),
+        10 * WAITING_S,
+        lambda: looks.append((time.monotonic(), time.process_time())),
+    )
     since = looks[-1][0] - WAITING_S / 2  # all has been asked, and nothing is answered yet
     (begun, used), (ended, used_then) = next(one for one in looks if one[0] > since), looks[-1]
     once["wait_cpu"] = 1000 * (used_then - used) / (ended - begun)

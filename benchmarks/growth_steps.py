@@ -34,11 +34,35 @@ from rich.table import Table
 DEMO = Path(__file__).parent.parent / "examples" / "countdown_demo"
 SWIFT = (sys.executable, "-m", "swift_r1")
 FLAGS = (
-    *("--rlhf_type", "grpo", "--external_plugins", str(DEMO / "plugin.py"), "--dataset", "countdown_mini"),
-    *("--reward_funcs", "countdown", "repetition", "--num_generations", "4", "--max_completion_length", "16"),
+    *(
+        "--rlhf_type",
+        "grpo",
+        "--external_plugins",
+        str(DEMO / "plugin.py"),
+        "--dataset",
+        "countdown_mini",
+    ),
+    *(
+        "--reward_funcs",
+        "countdown",
+        "repetition",
+        "--num_generations",
+        "4",
+        "--max_completion_length",
+        "16",
+    ),
     *("--torch_dtype", "float32", "--learning_rate", "1e-5", "--gradient_checkpointing", "false"),
     *("--per_device_train_batch_size", "8", "--num_train_epochs", "100000", "--report_to", "none"),
-    *("--save_total_limit", "2", "--eval_strategy", "no", "--add_version", "false", "--logging_steps", "1"),
+    *(
+        "--save_total_limit",
+        "2",
+        "--eval_strategy",
+        "no",
+        "--add_version",
+        "false",
+        "--logging_steps",
+        "1",
+    ),
 )
 SAMPLES = 200  # of memory and CPU time, in a run
 SERVER_STOP_S = 60
@@ -47,7 +71,9 @@ Sample = dict[str, tuple[float, float]]  # of each kind of process MB, and CPU s
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--sizes", type=int, nargs="+", default=[300], help="steps of a run each")
     parser.add_argument("--layout", choices=("embedded", "server"), default="embedded")
     parser.add_argument("--folder", type=Path, help="where the runs go [a temporary folder]")
@@ -57,17 +83,33 @@ def main() -> int:
         folder = args.folder or Path(stack.enter_context(tempfile.TemporaryDirectory()))
         folder.mkdir(parents=True, exist_ok=True)
         model = folder / "model"
-        subprocess.run([sys.executable, str(DEMO / "tiny_model.py"), "--output_dir", str(model)], check=True)
+        subprocess.run(
+            [sys.executable, str(DEMO / "tiny_model.py"), "--output_dir", str(model)], check=True
+        )
         flags = [*FLAGS, "--model", str(model)]
         others = {}
         if args.layout == "server":
             others, port = stack.enter_context(server(model, folder / "server.log"))
-            flags += ["--use_vllm", "true", "--vllm_mode", "server", "--vllm_server_host", "127.0.0.1"]
+            flags += [
+                "--use_vllm",
+                "true",
+                "--vllm_mode",
+                "server",
+                "--vllm_server_host",
+                "127.0.0.1",
+            ]
             flags += ["--vllm_server_port", str(port)]
         else:
             flags += ["--use_vllm", "false"]
         for steps in args.sizes:
-            measured(folder / f"{args.layout}-{steps}", steps, flags, others, args.layout, args.plot == "true")
+            measured(
+                folder / f"{args.layout}-{steps}",
+                steps,
+                flags,
+                others,
+                args.layout,
+                args.plot == "true",
+            )
     return 0
 
 
@@ -76,7 +118,16 @@ def server(model: Path, log: Path) -> Iterator[tuple[dict[str, psutil.Process], 
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    words = [*SWIFT, "rollout", "--model", str(model), "--port", str(port), "--torch_dtype", "float32"]
+    words = [
+        *SWIFT,
+        "rollout",
+        "--model",
+        str(model),
+        "--port",
+        str(port),
+        "--torch_dtype",
+        "float32",
+    ]
     with log.open("wb") as out:
         process = subprocess.Popen(words, stdout=out, stderr=subprocess.STDOUT)
         try:
@@ -90,7 +141,12 @@ def server(model: Path, log: Path) -> Iterator[tuple[dict[str, psutil.Process], 
 
 
 def measured(
-    run: Path, steps: int, flags: Sequence[str], others: dict[str, psutil.Process], layout: str, plot: bool
+    run: Path,
+    steps: int,
+    flags: Sequence[str],
+    others: dict[str, psutil.Process],
+    layout: str,
+    plot: bool,
 ) -> None:
     """Runs so many steps, and shows what they took."""
     words = [*SWIFT, "rlhf", *flags, "--max_steps", str(steps), "--output_dir", str(run)]
@@ -112,7 +168,10 @@ def measured(
 
 def steps_of(run: Path) -> int:
     """The last step in the log; its lines have about the same length, so the end is enough."""
-    with contextlib.suppress(OSError, ValueError, IndexError), (run / "logging.jsonl").open("rb") as file:
+    with (
+        contextlib.suppress(OSError, ValueError, IndexError),
+        (run / "logging.jsonl").open("rb") as file,
+    ):
         file.seek(max(0, file.seek(0, os.SEEK_END) - 10_000))
         return int(json.loads(file.read().split(b"\n")[-2])["step"])
     return 0
@@ -134,7 +193,9 @@ def sample(roots: dict[str, psutil.Process]) -> Sample:
 def held(pid: int) -> int:
     """Bytes of PSS without mapped files, whose share falls and rises with other programs of the same libraries."""
     lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
-    return 1024 * sum(int(line.split()[1]) for line in lines if line.startswith(("Pss_Anon:", "Pss_Shmem:")))
+    return 1024 * sum(
+        int(line.split()[1]) for line in lines if line.startswith(("Pss_Anon:", "Pss_Shmem:"))
+    )
 
 
 def kind_of(process: psutil.Process) -> str:
@@ -143,14 +204,24 @@ def kind_of(process: psutil.Process) -> str:
     return next((kind for part, kind in known.items() if part in words), process.name())
 
 
-def show(run: Path, samples: Sequence[tuple[int, Sample]], warm: int, layout: str, plot: bool) -> None:
+def show(
+    run: Path, samples: Sequence[tuple[int, Sample]], warm: int, layout: str, plot: bool
+) -> None:
     """`warm` steps are left out: memory grows until the first checkpoint."""
     steps = samples[-1][0]
     kinds = sorted({kind for _, one in samples for kind in one})
     tenth = steps / 10
     early = [one for one in samples if warm < one[0] <= warm + tenth]
     late = [one for one in samples if one[0] > 9 * tenth]
-    table = Table("process", "MB early", "MB late", "last / first", "CPU ms a step early", "late", "last / first")
+    table = Table(
+        "process",
+        "MB early",
+        "MB late",
+        "last / first",
+        "CPU ms a step early",
+        "late",
+        "last / first",
+    )
 
     def cpu(part: Sequence[tuple[int, Sample]], kind: str) -> float:
         (first, begin), (last, end) = part[0], part[-1]
@@ -172,16 +243,28 @@ def show(run: Path, samples: Sequence[tuple[int, Sample]], warm: int, layout: st
     console.print(table)
     if all(walls):  # not where it was stopped before the first checkpoint
         early_s, late_s = map(statistics.median, walls)
-        console.print(f"wall time a step: {early_s:.3f} s early, {late_s:.3f} s late: {late_s / early_s:.3f}")
+        console.print(
+            f"wall time a step: {early_s:.3f} s early, {late_s:.3f} s late: {late_s / early_s:.3f}"
+        )
     files = Table("file", "bytes", "bytes a step", "files")
     for name, paths in sorted(by_top_folder(run).items()):
         size = sum(path.stat().st_size for path in paths)
         files.add_row(name, f"{size:,}", f"{size / steps:,.0f}", f"{len(paths):,}")
     console.print(files)
-    rows = [{"steps": done} | {kind: one[0] for kind, one in found.items()} for done, found in samples]
+    rows = [
+        {"steps": done} | {kind: one[0] for kind, one in found.items()} for done, found in samples
+    ]
     growth_rows = rows[:: max(1, len(rows) // 20)]
     series = {kind: kind for kind in kinds if sum(kind in row for row in rows) > len(rows) / 2}
-    growth(f"steps-{layout}", "steps", growth_rows, series, y_label="MB (PSS without files)", log=False, plot=plot)
+    growth(
+        f"steps-{layout}",
+        "steps",
+        growth_rows,
+        series,
+        y_label="MB (PSS without files)",
+        log=False,
+        plot=plot,
+    )
 
 
 def by_top_folder(run: Path) -> dict[str, list[Path]]:

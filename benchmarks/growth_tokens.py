@@ -56,7 +56,9 @@ def generate(model: Path, tokens: int, completions: int) -> dict[str, float]:
     from swift_r1.serving.engines.transformers import TransformersEngine
     from swift_r1.wire.protocol import RolloutRequest, SamplingParams
 
-    engine = TransformersEngine(load_model(model, "float32", False).requires_grad_(False), None, (0,), 0)
+    engine = TransformersEngine(
+        load_model(model, "float32", False).requires_grad_(False), None, (0,), 0
+    )
 
     def ask(count: int, length: int) -> None:
         sampling = SamplingParams(max_tokens=length, ignore_eos=True)
@@ -64,7 +66,11 @@ def generate(model: Path, tokens: int, completions: int) -> dict[str, float]:
         engine.generate(
             [
                 RolloutRequest(
-                    request_id="-", prompt_token_ids=prompt, n=count, seeds=tuple(range(count)), sampling=sampling
+                    request_id="-",
+                    prompt_token_ids=prompt,
+                    n=count,
+                    seeds=tuple(range(count)),
+                    sampling=sampling,
                 )
             ],
             0,
@@ -85,7 +91,9 @@ def train(model: Path, tokens: int, completions: int, shared: bool) -> dict[str,
     from swift_r1.training.micro_batches import Form
     from swift_r1.training.optimizer import OptimizerConfig
 
-    backend = LocalBackend(load_model(model, "float32", True), OptimizerConfig(1e-6, 0.0, 0.9, 0.95, 1e-8, 1.0))
+    backend = LocalBackend(
+        load_model(model, "float32", True), OptimizerConfig(1e-6, 0.0, 0.9, 0.95, 1e-8, 1.0)
+    )
     ranks = Ranks(0, 1, torch.device("cpu"), None)
     form = Form(packed=True, shared=shared)
 
@@ -122,8 +130,21 @@ def record(tokens: int, completions: int, folder: Path) -> dict[str, float]:
     texts = [f"<think>{text}</think> <answer>98 - 19</answer> \\boxed{{79}}" for text in texts]
     rows = [
         {
-            **{"step": 1, "prompt_id": "data:0", "request_id": "0/0", "group": 0, "number": number, "prompt": "98, 19"},
-            **{"completion": text, "rewards/countdown": 1.0, "reward": 1.0, "advantage": 0.5, "tokens": tokens},
+            **{
+                "step": 1,
+                "prompt_id": "data:0",
+                "request_id": "0/0",
+                "group": 0,
+                "number": number,
+                "prompt": "98, 19",
+            },
+            **{
+                "completion": text,
+                "rewards/countdown": 1.0,
+                "reward": 1.0,
+                "advantage": 0.5,
+                "tokens": tokens,
+            },
             **{"finish_reason": "stop", "weight_version": 0},
         }
         for number, text in enumerate(texts)
@@ -144,16 +165,26 @@ def record(tokens: int, completions: int, folder: Path) -> dict[str, float]:
 
     timed(
         "rewards",
-        lambda: [(is_formatted(one), grade_countdown(one, [98, 19], 79), grade_math(one, "79")) for one in texts],
+        lambda: [
+            (is_formatted(one), grade_countdown(one, [98, 19], 79), grade_math(one, "79"))
+            for one in texts
+        ],
     )
     timed("jsonl", written)
     values = {
         name: numpy.random.default_rng(0).random(tokens * completions, numpy.float32)
         for name in ("logps", "rollout_logps", "ratios", "entropies", "advantages")
     }
-    ids = {"token_ids": numpy.arange(tokens * completions) % 2048, "mask": numpy.ones(tokens * completions)}
+    ids = {
+        "token_ids": numpy.arange(tokens * completions) % 2048,
+        "mask": numpy.ones(tokens * completions),
+    }
     who = [
-        {"round_step": 1, **{key: row[key] for key in ("prompt_id", "request_id", "number", "group")}} for row in rows
+        {
+            "round_step": 1,
+            **{key: row[key] for key in ("prompt_id", "request_id", "number", "group")},
+        }
+        for row in rows
     ]
     shape = (
         numpy.full(completions, PROMPT),
@@ -168,7 +199,9 @@ def record(tokens: int, completions: int, folder: Path) -> dict[str, float]:
         writer.close()
 
     timed("record", recorded)
-    found["record_bytes_a_token"] = next((folder / TOKENS).glob(f"{STEP}-*")).stat().st_size / tokens / completions
+    found["record_bytes_a_token"] = (
+        next((folder / TOKENS).glob(f"{STEP}-*")).stat().st_size / tokens / completions
+    )
 
     with measured() as viewed:
 
@@ -177,7 +210,9 @@ def record(tokens: int, completions: int, folder: Path) -> dict[str, float]:
                 of.refresh()
                 of.page(CompletionQuery(), 0, 50, longest=2_000)
                 of.failure_classes()
-                return [card(row, [], {}, whole) for row in of.group(1, 0) for whole in (False, True)]
+                return [
+                    card(row, [], {}, whole) for row in of.group(1, 0) for whole in (False, True)
+                ]
 
         def coloured() -> Any:
             kept = TokenRecord(folder)
@@ -185,7 +220,9 @@ def record(tokens: int, completions: int, folder: Path) -> dict[str, float]:
             own = values_of(vars(one), "entropy")
             marks = classes(own, scale_of("entropy", own), one.mask or [])
             pieces = kept.pieces(one.token_ids or [])
-            return tokens_html(pieces, [False] * len(pieces), marks), numbers_json(vars(one), pieces)
+            return tokens_html(pieces, [False] * len(pieces), marks), numbers_json(
+                vars(one), pieces
+            )
 
         timed("group_page", opened)
         shown = timed("token_page", coloured)
@@ -194,7 +231,9 @@ def record(tokens: int, completions: int, folder: Path) -> dict[str, float]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--tokens", nargs="+", type=int, default=[128, 512, 2048, 8192])
     parser.add_argument("--size", choices=SIZES, default="5M")
     parser.add_argument("--completions", type=int, default=2)
@@ -219,7 +258,14 @@ def main() -> None:
         for tokens in args.tokens:
             row: dict[str, Any] = {"tokens": tokens}
             for part in args.parts:
-                words = ["--tokens", str(tokens), "--completions", str(args.completions), "--folder", str(folder)]
+                words = [
+                    "--tokens",
+                    str(tokens),
+                    "--completions",
+                    str(args.completions),
+                    "--folder",
+                    str(folder),
+                ]
                 row |= run_ranks([*words, "--parts", part], 1)[0]
             print(json.dumps(row), flush=True)
             rows.append(row)
@@ -234,7 +280,13 @@ def main() -> None:
         y_label="CPU seconds",
         plot=args.plot,
     )
-    growth("tokens", "tokens", rows, {name: one for name, one in series.items() if name not in PLOTTED}, plot=False)
+    growth(
+        "tokens",
+        "tokens",
+        rows,
+        {name: one for name, one in series.items() if name not in PLOTTED},
+        plot=False,
+    )
 
 
 if __name__ == "__main__":

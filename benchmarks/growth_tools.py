@@ -56,7 +56,9 @@ def write_model(folder: Path, size: str) -> int:
     """A model folder of random bf16 weights, without a tokenizer, of which one tensor at a time is in memory; returns
     how many parameters it has."""
     with torch.device("meta"):
-        empty = dict(Qwen2ForCausalLM._from_config(config_of(size), dtype=torch.bfloat16).named_parameters())
+        empty = dict(
+            Qwen2ForCausalLM._from_config(config_of(size), dtype=torch.bfloat16).named_parameters()
+        )
     noise = 0.02 * torch.randn(2**20, generator=torch.Generator().manual_seed(0))
 
     def values() -> Iterator[tuple[str, torch.Tensor]]:
@@ -80,7 +82,11 @@ class Measured:
     kept: int = 0
 
     def as_row(self, name: str) -> dict[str, float]:
-        return {f"{name}_s": self.seconds, f"{name}_MB": self.more / MB, f"{name}_kept_MB": self.kept / MB}
+        return {
+            f"{name}_s": self.seconds,
+            f"{name}_MB": self.more / MB,
+            f"{name}_kept_MB": self.kept / MB,
+        }
 
 
 @contextmanager
@@ -126,7 +132,8 @@ def run_ranks(words: Sequence[str], ranks: int, limit_s: float = 1200) -> list[d
     where one fails."""
     environ = os.environ | {
         **{"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "WORLD_SIZE": str(ranks)},
-        "OMP_NUM_THREADS": "1",  # CPU seconds are those of the work, without threads that wait for each other
+        # CPU seconds are those of the work, without threads that wait for each other
+        "OMP_NUM_THREADS": "1",
         "PYTHONPATH": os.pathsep.join(sys.path),
         # What is freed goes back at once, so that the peak is of what was held.
         **({"MALLOC_MMAP_THRESHOLD_": "262144"} if ranks > 1 else {}),
@@ -134,7 +141,10 @@ def run_ranks(words: Sequence[str], ranks: int, limit_s: float = 1200) -> list[d
     command = [sys.executable, sys.argv[0], *words]
     processes = [
         subprocess.Popen(
-            command, env=environ | {"RANK": str(rank), "LOCAL_RANK": str(rank)}, stdout=subprocess.PIPE, text=True
+            command,
+            env=environ | {"RANK": str(rank), "LOCAL_RANK": str(rank)},
+            stdout=subprocess.PIPE,
+            text=True,
         )
         for rank in range(ranks)
     ]
@@ -151,7 +161,11 @@ def run_ranks(words: Sequence[str], ranks: int, limit_s: float = 1200) -> list[d
 def table(rows: Sequence[Mapping[str, Any]]) -> str:
     """Rows as Markdown, numbers to three digits."""
     names = list(dict.fromkeys(name for row in rows for name in row))
-    lines = [names, ["---"] * len(names), *([_shown(row.get(name)) for name in names] for row in rows)]
+    lines = [
+        names,
+        ["---"] * len(names),
+        *([_shown(row.get(name)) for name in names] for row in rows),
+    ]
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 

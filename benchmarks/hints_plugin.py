@@ -22,7 +22,9 @@ class Hinted(type(DEMO.preprocess_func)):
         return found
 
 
-register_dataset(DatasetMeta(dataset_name="countdown_hinted", loader=DEMO.loader, preprocess_func=Hinted()))
+register_dataset(
+    DatasetMeta(dataset_name="countdown_hinted", loader=DEMO.loader, preprocess_func=Hinted())
+)
 
 
 class Told(Hinted):
@@ -34,4 +36,6 @@ class Told(Hinted):
         return found
 
 
-register_dataset(DatasetMeta(dataset_name="countdown_told", loader=DEMO.loader, preprocess_func=Told()))
+register_dataset(
+    DatasetMeta(dataset_name="countdown_told", loader=DEMO.loader, preprocess_func=Told())
+)

@@ -31,7 +31,9 @@ class LightServer:
         )
         one = completion.model_dump_json()
         self.group = group
-        self.answer = '{"outputs":[{"request_id":"%s","completions":[' + ",".join([one] * group) + "]}]}"
+        self.answer = (
+            '{"outputs":[{"request_id":"%s","completions":[' + ",".join([one] * group) + "]}]}"
+        )
 
     def info(self) -> wire.ServerInfo:
         return wire.ServerInfo(
@@ -67,7 +69,9 @@ class LightServer:
             return text.replace("999999999", str(self.version))
         if path == "/v1/weights/lease" and method == "POST":
             asked = json.loads(body)
-            return wire.Lease(token=asked["token"], ttl_seconds=asked["ttl_seconds"]).model_dump_json()
+            return wire.Lease(
+                token=asked["token"], ttl_seconds=asked["ttl_seconds"]
+            ).model_dump_json()
         if path == "/v1/weights/begin":
             self.committed.clear()
             self.open_buckets = 0
@@ -88,7 +92,9 @@ class LightServer:
         return self.info().model_dump_json() if path == "/info" else self.status()
 
 
-async def _talk(server: LightServer, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+async def _talk(
+    server: LightServer, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+) -> None:
     try:
         while head := await reader.readuntil(b"\r\n\r\n"):
             first, *lines = head.decode("latin-1").split("\r\n")
@@ -97,7 +103,8 @@ async def _talk(server: LightServer, reader: asyncio.StreamReader, writer: async
             body = await reader.readexactly(int(headers.get("content-length", 0)))
             answer = (await server.answered(method, path, headers, body)).encode()
             writer.write(
-                b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n" % len(answer)
+                b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n"
+                % len(answer)
             )
             writer.write(answer)
             await writer.drain()
@@ -118,7 +125,11 @@ def serve(count: int, group: int, tokens: int, pipe: Connection) -> None:
         ports = []
         for one in servers:
             listening = await asyncio.start_server(
-                lambda reader, writer, one=one: _talk(one, reader, writer), "127.0.0.1", 0, backlog=64, limit=1 << 24
+                lambda reader, writer, one=one: _talk(one, reader, writer),
+                "127.0.0.1",
+                0,
+                backlog=64,
+                limit=1 << 24,
             )
             ports.append(listening.sockets[0].getsockname()[1])
             one.url = f"http://127.0.0.1:{ports[-1]}"
@@ -126,6 +137,12 @@ def serve(count: int, group: int, tokens: int, pipe: Connection) -> None:
         loop = asyncio.get_running_loop()
         while await loop.run_in_executor(None, pipe.recv):
             messages = sum(one.messages for one in servers)
-            pipe.send((messages, sum(one.received for one in servers), [one.completions for one in servers]))
+            pipe.send(
+                (
+                    messages,
+                    sum(one.received for one in servers),
+                    [one.completions for one in servers],
+                )
+            )
 
     asyncio.run(run())

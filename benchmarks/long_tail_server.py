@@ -18,7 +18,9 @@ def serve(words: Sequence[str]) -> int:
 
     generate = VllmEngine.generate
 
-    async def tailed(self: VllmEngine, prompt: Sequence[int], sampling: Any, seed: int | None) -> Any:
+    async def tailed(
+        self: VllmEngine, prompt: Sequence[int], sampling: Any, seed: int | None
+    ) -> Any:
         length = sampling.max_tokens if (seed or 0) % 16 == 0 else max(1, sampling.max_tokens // 10)
         change = {"max_tokens": length, "ignore_eos": True, "stop_token_ids": ()}
         return await generate(self, prompt, sampling.model_copy(update=change), seed)

@@ -46,8 +46,27 @@ def split(text: str) -> list[str]:
 
 def is_value(text: str) -> bool:
     """One number or expression: no list, pair, set, matrix, relation, word or choice of signs."""
-    odd = ("\\pm", "begin", "\\{", "=", "<", ">", "\\g", "\\in", "text", "mbox", "\\cup", "_", "[", "prime")
-    return len(split(text)) == 1 and not TUPLE.fullmatch(text) and not any(word in text for word in odd)
+    odd = (
+        "\\pm",
+        "begin",
+        "\\{",
+        "=",
+        "<",
+        ">",
+        "\\g",
+        "\\in",
+        "text",
+        "mbox",
+        "\\cup",
+        "_",
+        "[",
+        "prime",
+    )
+    return (
+        len(split(text)) == 1
+        and not TUPLE.fullmatch(text)
+        and not any(word in text for word in odd)
+    )
 
 
 @rule(KEEPS, "as it is")
@@ -108,15 +127,32 @@ def style(gold: str) -> Iterator[str]:
 def words(gold: str) -> Iterator[str]:
     if found := WORD.fullmatch(gold):
         word = found[1]
-        yield from (word, f"\\mathrm{{{word}}}", f"\\textbf{{{word}}}", f"\\text{{ {word} }}", f"\\text{{{word}.}}")
+        yield from (
+            word,
+            f"\\mathrm{{{word}}}",
+            f"\\textbf{{{word}}}",
+            f"\\text{{ {word} }}",
+            f"\\text{{{word}.}}",
+        )
         if len(word) == 1:
-            yield from (f"({word})", f"\\textbf{{({word})}}", f"\\text{{({word})}}", f"\\mathrm{{({word})}}")
+            yield from (
+                f"({word})",
+                f"\\textbf{{({word})}}",
+                f"\\text{{({word})}}",
+                f"\\mathrm{{({word})}}",
+            )
 
 
 @rule(KEEPS, "units")
 def units(gold: str) -> Iterator[str]:
     if NUMBER.fullmatch(gold) or FRACTION.fullmatch(gold):
-        for unit in ("\\text{ cm}", "\\,\\text{cm}^2", " \\text{ square units}", "\\text{ units}", "\\ \\mathrm{km/h}"):
+        for unit in (
+            "\\text{ cm}",
+            "\\,\\text{cm}^2",
+            " \\text{ square units}",
+            "\\text{ units}",
+            "\\ \\mathrm{km/h}",
+        ):
             yield gold + unit
         yield gold + " \\text{ ways}"
         if not gold.startswith("\\"):
@@ -137,7 +173,13 @@ def units(gold: str) -> Iterator[str]:
 def degrees(gold: str) -> Iterator[str]:
     if found := re.fullmatch(r"([0-9.]+) ?\^\{?\\circ\}?", gold):
         value = found[1]
-        yield from (value, f"{value}^\\circ", f"{value}^{{\\circ}}", f"{value}°", f"{value} \\text{{ degrees}}")
+        yield from (
+            value,
+            f"{value}^\\circ",
+            f"{value}^{{\\circ}}",
+            f"{value}°",
+            f"{value} \\text{{ degrees}}",
+        )
         yield from (f"{value}\\degree", f"{value}^{{\\circ}}.", f"{value} degrees")
 
 
@@ -148,11 +190,20 @@ def numbers(gold: str) -> Iterator[str]:
         yield "+" + gold if gold[0] != "-" else "\u2212" + gold[1:]
         if len(gold.lstrip("-")) > 3:
             commas = f"{int(gold):,}"
-            yield from (commas, commas.replace(",", "{,}"), commas.replace(",", "\\,"), commas.replace(",", ",\\!"))
+            yield from (
+                commas,
+                commas.replace(",", "{,}"),
+                commas.replace(",", "\\,"),
+                commas.replace(",", ",\\!"),
+            )
             yield commas.replace(",", " ")
     elif NUMBER.fullmatch(gold):
         yield gold + "0"
-        yield gold.lstrip("0") if gold.startswith("0.") else ("0" + gold if gold.startswith(".") else "+" + gold)
+        yield (
+            gold.lstrip("0")
+            if gold.startswith("0.")
+            else ("0" + gold if gold.startswith(".") else "+" + gold)
+        )
         value = Fraction(gold)
         if value.denominator > 1:
             yield f"\\frac{{{value.numerator}}}{{{value.denominator}}}"
@@ -164,7 +215,11 @@ def numbers(gold: str) -> Iterator[str]:
         yield f"{mantissa}e{exponent}"
         yield f"{mantissa}\\times10^{{{exponent}}}\\text{{ m/s}}"
     if re.fullmatch(r"[0-9.]+ ?\\?%", gold):
-        yield from (gold.replace("\\", ""), gold.replace("\\", "").replace("%", "\\%"), gold.rstrip("\\% "))
+        yield from (
+            gold.replace("\\", ""),
+            gold.replace("\\", "").replace("%", "\\%"),
+            gold.rstrip("\\% "),
+        )
 
 
 @rule(KEEPS, "fractions")
@@ -207,7 +262,14 @@ def names(gold: str) -> Iterator[str]:
 
 @rule(KEEPS, "relations")
 def relations(gold: str) -> Iterator[str]:
-    turned = {"\\ge": "\\le", "\\geqslant": "\\leqslant", "\\le": "\\ge", ">": "<", "<": ">", "=": "="}
+    turned = {
+        "\\ge": "\\le",
+        "\\geqslant": "\\leqslant",
+        "\\le": "\\ge",
+        ">": "<",
+        "<": ">",
+        "=": "=",
+    }
     found = re.fullmatch(r"([^=<>]*?) ?(=|<|>|\\[gl]e(?:qslant)?(?![a-z])) ?([^=<>]*)", gold)
     if found and len(split(gold)) == 1:
         yield f"{found[3]} {turned[found[2]]} {found[1]}"
@@ -235,14 +297,24 @@ def order(gold: str) -> Iterator[str]:
     if "\\cup" in gold:
         yield " \\cup ".join(part.strip() for part in reversed(gold.split("\\cup")))
     parts = split(gold)
-    if len(parts) > 1 and "text" not in gold and "where" not in gold and not re.search(r"=.*,[^=]*$", gold):
+    if (
+        len(parts) > 1
+        and "text" not in gold
+        and "where" not in gold
+        and not re.search(r"=.*,[^=]*$", gold)
+    ):
         yield "\\{" + ", ".join(reversed(parts)) + "\\}"
 
 
 @rule(BY_RULE, "order of a list")
 def order_of_list(gold: str) -> Iterator[str]:
     parts = split(gold)
-    if len(parts) > 1 and "text" not in gold and "where" not in gold and not re.search(r"=.*,[^=]*$", gold):
+    if (
+        len(parts) > 1
+        and "text" not in gold
+        and "where" not in gold
+        and not re.search(r"=.*,[^=]*$", gold)
+    ):
         yield ", ".join(reversed(parts))
 
 
@@ -280,7 +352,11 @@ def terms(gold: str) -> Iterator[str]:
         return
     parts = re.findall(r"[-+]?[^-+({]*(?:[({][^({)}]*[)}][^-+({]*)*", gold)
     parts = [part.strip() for part in parts if part.strip()]
-    if len(parts) > 1 and "".join(parts).replace(" ", "") == gold.replace(" ", "") and "(" not in gold:
+    if (
+        len(parts) > 1
+        and "".join(parts).replace(" ", "") == gold.replace(" ", "")
+        and "(" not in gold
+    ):
         turned = " ".join(part if part[0] in "+-" else "+" + part for part in reversed(parts))
         yield turned.removeprefix("+").strip()
     if found := re.fullmatch(r"(\d+) ?(\\sqrt\{?\d+\}?|\\pi|[a-z])", gold):
@@ -300,9 +376,15 @@ def equivalent(gold: str) -> Iterator[str]:
     from sympy import Expr, expand, factor, latex, radsimp, together
 
     read = parse(f"${gold}$")
-    if not read or not isinstance(read[0], Expr) or bool(read[0].free_symbols) != bool(re.search("[a-z]", bare)):
+    if (
+        not read
+        or not isinstance(read[0], Expr)
+        or bool(read[0].free_symbols) != bool(re.search("[a-z]", bare))
+    ):
         return
-    forms = {latex(read[0].doit())} | {latex(form(read[0].doit())) for form in (expand, factor, together, radsimp)}
+    forms = {latex(read[0].doit())} | {
+        latex(form(read[0].doit())) for form in (expand, factor, together, radsimp)
+    }
     yield from sorted(forms - {gold})
 
 
@@ -314,7 +396,9 @@ def matrices(gold: str) -> Iterator[str]:
         yield (
             gold.replace("\\begin", "\\left(\\begin")
             .replace("\\end{pmatrix}", "\\end{array}\\right)")
-            .replace("{pmatrix}", "{array}{" + "c" * (gold.partition("\\\\")[0].count("&") + 1) + "}")
+            .replace(
+                "{pmatrix}", "{array}{" + "c" * (gold.partition("\\\\")[0].count("&") + 1) + "}"
+            )
         )
 
 
@@ -351,7 +435,13 @@ def last_number(gold: str) -> Iterator[str]:
 @rule(CHANGES, "sign")
 def sign(gold: str) -> Iterator[str]:
     if gold not in ("0", "") and (is_value(gold) or TUPLE.fullmatch(gold)) and NUMBER.search(gold):
-        yield gold[1:] if re.fullmatch(r"-[^-+]*", gold) else f"-({gold})" if is_value(gold) else f"-{gold}"
+        yield (
+            gold[1:]
+            if re.fullmatch(r"-[^-+]*", gold)
+            else f"-({gold})"
+            if is_value(gold)
+            else f"-{gold}"
+        )
     if found := re.search(r"(?<=[\w)}]) ?([-+]) ?(?=[\w(\\])", gold):
         yield gold[: found.start()] + (" - " if found[1] == "+" else " + ") + gold[found.end() :]
 
@@ -427,7 +517,11 @@ def letter(gold: str) -> Iterator[str]:
         yield "\\text{" + ("Q" if len(word[1]) == 1 else "circle") + "}"
         yield word[1] + word[1]
         yield word[1][:-1]
-    yield from {gold.replace("\\sin", "\\cos"), gold.replace("\\cos", "\\sin")} - {gold} if is_value(gold) else ()
+    yield from (
+        {gold.replace("\\sin", "\\cos"), gold.replace("\\cos", "\\sin")} - {gold}
+        if is_value(gold)
+        else ()
+    )
 
 
 @rule(CHANGES, "unit, base, relation")

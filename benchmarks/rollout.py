@@ -38,7 +38,10 @@ END_S = 30
 
 def prompts_of(args: argparse.Namespace, number: int, vocab_size: int) -> list[tuple[int, ...]]:
     generator = random.Random(f"{args.seed}/{number}")
-    return [tuple(generator.randrange(vocab_size) for _ in range(args.prompt_tokens)) for _ in range(args.prompts)]
+    return [
+        tuple(generator.randrange(vocab_size) for _ in range(args.prompt_tokens))
+        for _ in range(args.prompts)
+    ]
 
 
 def lengths_of(args: argparse.Namespace, number: int) -> list[int]:
@@ -63,7 +66,8 @@ def offline(args: argparse.Namespace) -> None:
     )
     gpu = not current_platform.is_cpu()
     arguments = engine_arguments(config, gpu)
-    arguments.pop("distributed_executor_backend", None)  # as vLLM comes: on a CPU a worker in a process of its own
+    # as vLLM comes: on a CPU a worker in a process of its own
+    arguments.pop("distributed_executor_backend", None)
     os.environ.update(engine_environment(os.environ, gpu, arguments["enforce_eager"]))
     llm = LLM(**arguments)
     vocab_size = llm.llm_engine.model_config.get_vocab_size()
@@ -82,7 +86,9 @@ def offline(args: argparse.Namespace) -> None:
             )
             for place, length in enumerate(lengths_of(args, number))
         ]
-        asked = [TokensPrompt(prompt_token_ids=list(one)) for one in prompts_of(args, number, vocab_size)]
+        asked = [
+            TokensPrompt(prompt_token_ids=list(one)) for one in prompts_of(args, number, vocab_size)
+        ]
         started = time.perf_counter()
         outputs = llm.generate(asked, params, use_tqdm=False)
         seconds = time.perf_counter() - started
@@ -90,13 +96,18 @@ def offline(args: argparse.Namespace) -> None:
         print(json.dumps({"seconds": seconds, "tokens": tokens}), flush=True)
 
 
-def over_http(client: RolloutClient, args: argparse.Namespace, number: int, vocab_size: int) -> dict[str, float]:
+def over_http(
+    client: RolloutClient, args: argparse.Namespace, number: int, vocab_size: int
+) -> dict[str, float]:
     requests = [
         RolloutRequest(
             request_id=f"{os.getpid()}/{number}/{place}",
             prompt_token_ids=prompt,
             n=args.generations,
-            seeds=tuple((number * args.prompts + place) * args.generations + one for one in range(args.generations)),
+            seeds=tuple(
+                (number * args.prompts + place) * args.generations + one
+                for one in range(args.generations)
+            ),
             sampling=SamplingParams(max_tokens=length, ignore_eos=True),
         )
         for place, (prompt, length) in enumerate(
@@ -106,11 +117,16 @@ def over_http(client: RolloutClient, args: argparse.Namespace, number: int, voca
     started = time.perf_counter()
     outputs = client.generate(requests)
     seconds = time.perf_counter() - started
-    return {"seconds": seconds, "tokens": sum(len(one.token_ids) for output in outputs for one in output.completions)}
+    return {
+        "seconds": seconds,
+        "tokens": sum(len(one.token_ids) for output in outputs for one in output.completions),
+    }
 
 
 @contextmanager
-def started(words: list[str], environ: dict[str, str], talks: bool, log: str) -> Iterator[subprocess.Popen[str]]:
+def started(
+    words: list[str], environ: dict[str, str], talks: bool, log: str
+) -> Iterator[subprocess.Popen[str]]:
     with open(log, "w", encoding="utf-8") as out:
         process = subprocess.Popen(
             [sys.executable, *words],
@@ -128,7 +144,8 @@ def started(words: list[str], environ: dict[str, str], talks: bool, log: str) ->
         with suppress(subprocess.TimeoutExpired):
             process.wait(END_S)
         with suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)  # vLLM's workers outlive a process that ends by SIGTERM
+            # vLLM's workers outlive a process that ends by SIGTERM
+            os.killpg(process.pid, signal.SIGKILL)
 
 
 def answer(out: IO[str]) -> dict[str, Any]:
@@ -140,15 +157,23 @@ def answer(out: IO[str]) -> dict[str, Any]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--model", default="models/smollm2-135m")
     parser.add_argument("--torch_dtype", default="bfloat16")
     parser.add_argument("--prompts", type=int, default=8)
     parser.add_argument("--generations", type=int, default=8)
     parser.add_argument("--prompt_tokens", type=int, default=79)
     parser.add_argument("--new_tokens", type=int, default=128)
-    parser.add_argument("--ragged", action="store_true", help="lengths from a quarter of --new_tokens up to all of it")
-    parser.add_argument("--repeats", type=int, default=5, help="rounds of each side; one more warms up")
+    parser.add_argument(
+        "--ragged",
+        action="store_true",
+        help="lengths from a quarter of --new_tokens up to all of it",
+    )
+    parser.add_argument(
+        "--repeats", type=int, default=5, help="rounds of each side; one more warms up"
+    )
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--vllm_enforce_eager", type=lambda word: word == "true", default=None)
     parser.add_argument("--vllm_tensor_parallel_size", type=int, default=1, help="of the HTTP side")
@@ -160,7 +185,9 @@ def main() -> None:
         offline(args)
         return
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # ends both sides
-    added = server_environment(os.environ, offline=True, cpus=usable_cpus(), gpu=has_gpu(os.environ))
+    added = server_environment(
+        os.environ, offline=True, cpus=usable_cpus(), gpu=has_gpu(os.environ)
+    )
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
@@ -175,7 +202,10 @@ def main() -> None:
     with (
         started(["-m", "swift_r1", "rollout", *flags], dict(os.environ), False, f"{logs}/http.log"),
         started(
-            [__file__, "--side", "offline", *sys.argv[1:]], {**os.environ, **added}, True, f"{logs}/offline.log"
+            [__file__, "--side", "offline", *sys.argv[1:]],
+            {**os.environ, **added},
+            True,
+            f"{logs}/offline.log",
         ) as other,
         RolloutClient(f"http://127.0.0.1:{port}") as client,
     ):
@@ -195,12 +225,16 @@ def main() -> None:
                 )
                 if number:
                     found[side].append(done)
-    rates = {side: [one["tokens"] / one["seconds"] for one in rounds] for side, rounds in found.items()}
+    rates = {
+        side: [one["tokens"] / one["seconds"] for one in rounds] for side, rounds in found.items()
+    }
     ratios = [http / own for http, own in zip(rates["HTTP"], rates["offline"], strict=True)]
     for side, values in rates.items():
         print(f"{side}: median {statistics.median(values):.0f} tokens/s, best {max(values):.0f}")
     shown = ", ".join(f"{one:.3f}" for one in ratios)
-    print(f"HTTP / offline ({args.offline}): median {statistics.median(ratios):.3f}, by round {shown}")
+    print(
+        f"HTTP / offline ({args.offline}): median {statistics.median(ratios):.3f}, by round {shown}"
+    )
 
 
 if __name__ == "__main__":

@@ -28,23 +28,36 @@ PLUGINS = (str(DEMO / "plugin.py"), str(Path(__file__).with_name("samplers_plugi
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("folder", type=Path)
     parser.add_argument("--model", required=True, help="{seed} in it stands for the seed")
-    parser.add_argument("--samplers", nargs="+", default=["uniform", "difficulty", "curriculum", "replay_failures"])
+    parser.add_argument(
+        "--samplers", nargs="+", default=["uniform", "difficulty", "curriculum", "replay_failures"]
+    )
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--steps", type=int, default=demo.STEPS)
     parser.add_argument("--eval_steps", type=int, default=11)
-    parser.add_argument("--completions", type=int, default=demo.COMPLETIONS, help="a step [%(default)s]")
-    parser.add_argument("--dataset", default="countdown_mini", help="or half_unsolvable [countdown_mini]")
-    parser.add_argument("--share", type=float, default=0.7, help="of the completions, to be compared at [0.7]")
+    parser.add_argument(
+        "--completions", type=int, default=demo.COMPLETIONS, help="a step [%(default)s]"
+    )
+    parser.add_argument(
+        "--dataset", default="countdown_mini", help="or half_unsolvable [countdown_mini]"
+    )
+    parser.add_argument(
+        "--share", type=float, default=0.7, help="of the completions, to be compared at [0.7]"
+    )
     args, args.more = parser.parse_known_args()
     accuracies: dict[str, list[dict[int, float]]] = {name: [] for name in args.samplers}
     for seed in args.seeds:
         for name in args.samplers:
             own = {"model": args.model.format(seed=seed), "seed": seed, "prompt_sampler": name}
             own |= {"max_steps": args.steps, "eval_steps": args.eval_steps, "dataset": args.dataset}
-            own |= {"per_device_train_batch_size": 32, "gradient_accumulation_steps": args.completions // 32}
+            own |= {
+                "per_device_train_batch_size": 32,
+                "gradient_accumulation_steps": args.completions // 32,
+            }
             more = ["--external_plugins", *PLUGINS, *args.more]
             accuracies[name].append(trained(args.folder / f"{name}-{seed}", more, **own))
             print(f"{name}, seed {seed}: {accuracies[name][-1]}", file=sys.stderr, flush=True)
@@ -58,7 +71,11 @@ def show(args: argparse.Namespace, accuracies: dict[str, list[dict[int, float]]]
     at = max(step for step in steps if step <= args.share * args.steps)
     title = f"accuracy after so many steps of {args.completions} completions, mean of {len(first)} seeds"
     table = Table(title=f"{args.dataset}: {title}")
-    columns = ["sampler", *map(str, steps), f"after {at}, less that of {args.samplers[0]} after {steps[-1]}, by seed"]
+    columns = [
+        "sampler",
+        *map(str, steps),
+        f"after {at}, less that of {args.samplers[0]} after {steps[-1]}, by seed",
+    ]
     for column in columns:
         table.add_column(column, justify="left" if column == "sampler" else "right")
     for name, runs in accuracies.items():

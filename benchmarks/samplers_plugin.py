@@ -16,13 +16,23 @@ def half_unsolvable(split="train", seed=42):
     if split == "train":
         for row in list(rows):
             reached = set(task.candidates(tuple(sorted(row["nums"]))).values())
-            rows.append(row | {"target": rng.choice([target for target in task.TARGETS if target not in reached])})
+            rows.append(
+                row
+                | {
+                    "target": rng.choice(
+                        [target for target in task.TARGETS if target not in reached]
+                    )
+                }
+            )
         rng.shuffle(rows)
     return rows
 
 
 register_dataset(
     DatasetMeta(
-        dataset_name="half_unsolvable", loader=half_unsolvable, preprocess_func=DEMO.preprocess_func, tags=["math"]
+        dataset_name="half_unsolvable",
+        loader=half_unsolvable,
+        preprocess_func=DEMO.preprocess_func,
+        tags=["math"],
     )
 )

@@ -45,7 +45,9 @@ def completion(number: int) -> str:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--programs", type=int, default=400)
     parser.add_argument("--tests", type=int, default=1)
     parser.add_argument("--workers", type=int, default=len(os.sched_getaffinity(0)))
@@ -57,7 +59,10 @@ def main() -> int:
     case = {"input": "5\n1 2 2 3 4", "output": "8"}
     tests = {"language": "python", "test_cases": [case] * flags.tests}
     args = SimpleNamespace(
-        reward_timeout=10.0, reward_num_workers=flags.workers, reward_memory_limit=1.0, reward_env=[]
+        reward_timeout=10.0,
+        reward_num_workers=flags.workers,
+        reward_memory_limit=1.0,
+        reward_env=[],
     )
     texts = [completion(number) for number in range(flags.programs)]
     batch = RewardBatch(texts, {"verification_info": [tests] * len(texts)}, 8)
@@ -69,7 +74,10 @@ def main() -> int:
             (column,) = pool.score(batch)
             rates.append(len(texts) / (time.perf_counter() - started))
             right = sum(value == 1.0 for value in column.values)
-            print(f"{rates[-1]:.0f} programs a second, {rates[-1] * flags.tests:.0f} runs ({right} right)", flush=True)
+            print(
+                f"{rates[-1]:.0f} programs a second, {rates[-1] * flags.tests:.0f} runs ({right} right)",
+                flush=True,
+            )
             assert not column.invalid, column.invalid[0]
     return 0 if max(rates) * flags.tests >= FLOOR else 1
 

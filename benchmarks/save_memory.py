@@ -54,7 +54,18 @@ def main() -> None:
         folder.mkdir(parents=True)
         if name == "refused":
             resource.setrlimit(resource.RLIMIT_FSIZE, (MB, MB))
-        measure(Saver(folder, backend, None, NoTokenizer(), Ranks(0, 1, torch.device("cpu"), None), 1, True), name)
+        measure(
+            Saver(
+                folder,
+                backend,
+                None,
+                NoTokenizer(),
+                Ranks(0, 1, torch.device("cpu"), None),
+                1,
+                True,
+            ),
+            name,
+        )
         shutil.rmtree(folder)
 
 

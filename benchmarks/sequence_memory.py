@@ -43,19 +43,32 @@ def main() -> None:
     for ranks in (1, 2):
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
-            meeting = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free.getsockname()[1]), "WORLD_SIZE": str(ranks)}
+            meeting = {
+                "MASTER_ADDR": "127.0.0.1",
+                "MASTER_PORT": str(free.getsockname()[1]),
+                "WORLD_SIZE": str(ranks),
+            }
         threads = str(max(1, len(os.sched_getaffinity(0)) // ranks))
-        environ = os.environ | meeting | {"OMP_NUM_THREADS": threads, "PYTHONPATH": os.pathsep.join(sys.path)}
+        environ = (
+            os.environ
+            | meeting
+            | {"OMP_NUM_THREADS": threads, "PYTHONPATH": os.pathsep.join(sys.path)}
+        )
         started = [
             subprocess.Popen(
-                [sys.executable, *sys.argv], env=environ | {"RANK": str(rank)}, stdout=subprocess.PIPE, text=True
+                [sys.executable, *sys.argv],
+                env=environ | {"RANK": str(rank)},
+                stdout=subprocess.PIPE,
+                text=True,
             )
             for rank in range(ranks)
         ]
         said = [process.communicate(timeout=1200)[0].split() for process in started]
         before, peak, seconds = (max(map(float, column)) for column in zip(*said, strict=True))
         more.append(peak - before)
-        print(f"{ranks} process(es): {before:.0f} MB before, {more[-1]:.0f} MB more at the peak, {seconds:.1f} s")
+        print(
+            f"{ranks} process(es): {before:.0f} MB before, {more[-1]:.0f} MB more at the peak, {seconds:.1f} s"
+        )
     print(f"{args.tokens} tokens on two ranks: {more[1] / more[0]:.2f} of the memory per process")
 
 

@@ -45,7 +45,9 @@ def main() -> None:
     report(steps, peak, generate, backend.model, work.dtype)
 
 
-def stepper(side: str, work: Work, backend: LocalBackend | None = None) -> tuple[Callable[[], object], LocalBackend]:
+def stepper(
+    side: str, work: Work, backend: LocalBackend | None = None
+) -> tuple[Callable[[], object], LocalBackend]:
     """Returns what trains one step of this work, and the backend it does so with, which is made where none is given."""
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     if backend is None:
@@ -53,7 +55,9 @@ def stepper(side: str, work: Work, backend: LocalBackend | None = None) -> tuple
         backend = LocalBackend(model, OptimizerConfig(1e-6, 0.0, 0.9, 0.999, 1e-8, 1.0))
     ranks = Ranks(0, 1, device, None)
     share = None if "padded" in side or "packed" in side else LEAST_SAVING
-    cut = Batching(Form(packed="packed" in side), work.micro, work.generations, work.max_tokens, share)
+    cut = Batching(
+        Form(packed="packed" in side), work.micro, work.generations, work.max_tokens, share
+    )
     rewards = [float(number % 2) for number in range(len(work.completion_ids))]
     prompts = [prompt for prompt in work.prompt_ids for _ in range(work.generations)]
     rows = [
@@ -65,14 +69,17 @@ def stepper(side: str, work: Work, backend: LocalBackend | None = None) -> tuple
 
     def step() -> object:
         split = split_round(batch, 1, cut, ranks)
-        (micro_batches,) = before_training(split, backend, None, 1.0, old_policy="old-forward" in side)
+        (micro_batches,) = before_training(
+            split, backend, None, 1.0, old_policy="old-forward" in side
+        )
         return train_step(micro_batches, advantages, backend, LossConfig(), 1.0, 1e-6, ranks)
 
     return step, backend
 
 
 def time_generation(model: torch.nn.Module, work: Work) -> float:
-    engine = TransformersEngine(model, None, (), 0)  # no end token: every completion has its full length
+    # no end token: every completion has its full length
+    engine = TransformersEngine(model, None, (), 0)
     requests = [
         RolloutRequest(
             request_id=str(number),

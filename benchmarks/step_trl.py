@@ -74,7 +74,9 @@ def main() -> None:
             args=config,
             processing_class=tokenizer,
             train_dataset=Dataset.from_dict({"prompt": list(by_prompt) * work.steps}),
-            reward_funcs=lambda completions, **kwargs: [float(number % 2) for number in range(len(completions))],
+            reward_funcs=lambda completions, **kwargs: [
+                float(number % 2) for number in range(len(completions))
+            ],
             rollout_func=given,
             callbacks=[times],
         )

@@ -96,7 +96,11 @@ def matmul_rate(dtype: torch.dtype) -> float:
 
 
 def report(
-    steps: list[dict[str, float]], peak: int, generate: float | None, model: torch.nn.Module, dtype: str
+    steps: list[dict[str, float]],
+    peak: int,
+    generate: float | None,
+    model: torch.nn.Module,
+    dtype: str,
 ) -> None:
     """Writes the worker's one line of JSON to standard output."""
     result = {

@@ -43,7 +43,9 @@ GROUPS = {"none": 0, "sample": 2, "all": sys.maxsize}
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--model", default="models/smollm2-135m")
     parser.add_argument("--torch_dtype", help="[its config's]")
     parser.add_argument("--prompts", type=int, default=4)
@@ -51,7 +53,9 @@ def main() -> int:
     parser.add_argument("--generations", type=int, default=8)
     parser.add_argument("--new_tokens", type=int, default=128)
     parser.add_argument("--micro", type=int, default=8, help="completions a micro-batch")
-    parser.add_argument("--rounds", type=int, default=8, help="of a step of each kind; the first is a warm-up")
+    parser.add_argument(
+        "--rounds", type=int, default=8, help="of a step of each kind; the first is a warm-up"
+    )
     args = parser.parse_args()
     logging.basicConfig(level=logging.WARNING)
     ranks = Ranks(0, 1, torch.device("cuda" if torch.cuda.is_available() else "cpu"), None)
@@ -63,7 +67,11 @@ def main() -> int:
         return [rng.randrange(size) for _ in range(count)]
 
     count = args.prompts * args.generations
-    prompts = [prompt for _ in range(args.prompts) for prompt in [tokens(args.prompt_tokens)] * args.generations]
+    prompts = [
+        prompt
+        for _ in range(args.prompts)
+        for prompt in [tokens(args.prompt_tokens)] * args.generations
+    ]
     completions = [tokens(rng.randint(args.new_tokens // 2, args.new_tokens)) for _ in range(count)]
     rows = [
         TokenSequence(prompt, ids, [-rng.expovariate(2) for _ in ids], [True] * len(ids))
@@ -72,10 +80,18 @@ def main() -> int:
     batch = round_batch(rows, [float(i % 2) for i in range(count)])
     advantages = group_advantages(batch.rewards, args.generations)
     batching = Batching(Form(), args.micro, args.generations, None, LEAST_SAVING)
-    (micro_batches,) = before_training(split_round(batch, 1, batching, ranks), backend, None, 1.0, old_policy=False)
+    (micro_batches,) = before_training(
+        split_round(batch, 1, batching, ranks), backend, None, 1.0, old_policy=False
+    )
     who = {"round_step": 1, "weight_versions": ((0, 7),)}
     recorded = [
-        who | {"sample": i, "prompt_id": f"data:{group}", "request_id": f"0123456789ab/0/{group}", "number": place}
+        who
+        | {
+            "sample": i,
+            "prompt_id": f"data:{group}",
+            "request_id": f"0123456789ab/0/{group}",
+            "number": place,
+        }
         for i in range(count)
         for group, place in [divmod(i, args.generations)]
     ]
@@ -94,20 +110,39 @@ def main() -> int:
             writers[kind]._write_rows = in_cpu_seconds(writers[kind]._write_rows, clock)  # type: ignore[method-assign]
         for number in range(args.rounds):
             for kind, groups in GROUPS.items():
-                started, cpu_started, writer = time.perf_counter(), time.process_time(), writers[kind]
+                started, cpu_started, writer = (
+                    time.perf_counter(),
+                    time.process_time(),
+                    writers[kind],
+                )
                 found = [one for one in recorded if one["group"] < groups]
                 step_tokens = StepTokens(found, batch, False) if found else None
-                train_step(micro_batches, advantages, backend, LossConfig(), 1.0, 1e-6, ranks, False, step_tokens)
+                train_step(
+                    micro_batches,
+                    advantages,
+                    backend,
+                    LossConfig(),
+                    1.0,
+                    1e-6,
+                    ranks,
+                    False,
+                    step_tokens,
+                )
                 if step_tokens is not None:
                     writer.write(STEP, number, step_tokens.rows(advantages, ranks))
                 seconds[kind].append(time.perf_counter() - started)
                 writer.flush()
                 cpu[kind].append(time.process_time() - cpu_started)
                 own[kind].append(clock.take().get("own", 0.0))
-        sizes = {kind: sum(path.stat().st_size for path in Path(folder).glob(f"{kind}/{STEP}-*")) for kind in GROUPS}
+        sizes = {
+            kind: sum(path.stat().st_size for path in Path(folder).glob(f"{kind}/{STEP}-*"))
+            for kind in GROUPS
+        }
         for writer in writers.values():
             writer.close()
-    shown = Table(title=f"{args.model}: {count} completions, {sum(map(len, completions))} tokens a step")
+    shown = Table(
+        title=f"{args.model}: {count} completions, {sum(map(len, completions))} tokens a step"
+    )
     for column in ("record", "seconds", "ratio", "CPU", "own", "tokens", "bytes a token"):
         shown.add_column(column, justify="left" if column == "record" else "right")
     for kind, groups in GROUPS.items():

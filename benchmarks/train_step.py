@@ -41,24 +41,51 @@ HERE = Path(__file__).resolve().parent
 PARTS = ("forward", "backward", "optimizer", "train")
 LIMIT_S = 1800
 LESS = ("untuned", "unblocked", "packed", "padded", "whole-logits", "old-forward")
-SIDES = ("ours", *(f"ours-{less}" for less in LESS), "trl", "trl-tuned", "trl-kept", "trl-tuned-kept")
+SIDES = (
+    "ours",
+    *(f"ours-{less}" for less in LESS),
+    "trl",
+    "trl-tuned",
+    "trl-kept",
+    "trl-tuned-kept",
+)
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--model", default="models/smollm2-135m", help="`make smollm2` builds it")
     parser.add_argument("--sides", nargs="+", choices=SIDES, default=["ours", "trl", "trl-tuned"])
-    parser.add_argument("--dtype", choices=("float32", "bfloat16"), help="of all sides [what `swift rlhf` takes here]")
-    parser.add_argument("--prompts", type=int, nargs="+", default=[4], help="one table for each number")
+    parser.add_argument(
+        "--dtype",
+        choices=("float32", "bfloat16"),
+        help="of all sides [what `swift rlhf` takes here]",
+    )
+    parser.add_argument(
+        "--prompts", type=int, nargs="+", default=[4], help="one table for each number"
+    )
     parser.add_argument("--prompt_tokens", type=int, default=79)
     parser.add_argument("--generations", type=int, default=8)
     parser.add_argument("--new_tokens", type=int, default=128)
-    parser.add_argument("--ragged", action="store_true", help="lengths from a quarter of --new_tokens up to all of it")
+    parser.add_argument(
+        "--ragged",
+        action="store_true",
+        help="lengths from a quarter of --new_tokens up to all of it",
+    )
     parser.add_argument("--micro", type=int, default=8, help="completions a micro-batch")
-    parser.add_argument("--max_tokens", type=int, help="ours: token budget of a micro-batch [that of --micro]")
-    parser.add_argument("--checkpointing", action="store_true", help="ours: gradient checkpointing (TRL has it on)")
-    parser.add_argument("--steps", type=int, default=3, help="optimizer steps a process; the first is a warm-up")
-    parser.add_argument("--repeats", type=int, default=2, help="processes of each side, alternating")
+    parser.add_argument(
+        "--max_tokens", type=int, help="ours: token budget of a micro-batch [that of --micro]"
+    )
+    parser.add_argument(
+        "--checkpointing", action="store_true", help="ours: gradient checkpointing (TRL has it on)"
+    )
+    parser.add_argument(
+        "--steps", type=int, default=3, help="optimizer steps a process; the first is a warm-up"
+    )
+    parser.add_argument(
+        "--repeats", type=int, default=2, help="processes of each side, alternating"
+    )
     parser.add_argument("--generate", action="store_true", help="time generation too")
     parser.add_argument("--trl_venv", type=Path, default=HERE / ".venv-trl")
     parser.add_argument("--out", type=Path, help="write the results as JSON")
@@ -93,7 +120,11 @@ def make_work(args: argparse.Namespace, prompts: int) -> Work:
         dtype=args.dtype,
         prompt_ids=[tokens(args.prompt_tokens) for _ in range(prompts)],
         completion_ids=[
-            tokens(rng.randint(args.new_tokens // 4, args.new_tokens) if args.ragged else args.new_tokens)
+            tokens(
+                rng.randint(args.new_tokens // 4, args.new_tokens)
+                if args.ragged
+                else args.new_tokens
+            )
             for _ in range(prompts * args.generations)
         ],
         generations=args.generations,
@@ -122,9 +153,17 @@ def install_trl(venv: Path, console: Console) -> None:
     if (venv / "installed").exists():
         return
     console.print(f"installing TRL into {venv} (a few minutes)")
-    pip = [str(venv / "bin" / "python"), "-m", "pip", "install", "-q", "--disable-pip-version-check"]
+    pip = [
+        str(venv / "bin" / "python"),
+        "-m",
+        "pip",
+        "install",
+        "-q",
+        "--disable-pip-version-check",
+    ]
     subprocess.run([sys.executable, "-m", "venv", str(venv)], check=True)
-    subprocess.run([*pip, "torch==2.13.0"], check=True)  # alone: a range would bring CUDA's packages
+    # alone: a range would bring CUDA's packages
+    subprocess.run([*pip, "torch==2.13.0"], check=True)
     subprocess.run([*pip, "-r", str(HERE / "requirements-trl.txt")], check=True)
     (venv / "installed").touch()
 
@@ -136,10 +175,14 @@ def run_side(side: str, work: Path, trl_venv: Path) -> dict:
     environment = dict(os.environ)
     if side.startswith("trl-tuned") or (not peer and "untuned" not in side):
         world, gpu = World(), has_gpu(os.environ)
-        environment |= trainer_environment(os.environ, world, offline=True, cpus=usable_cpus(), gpu=gpu)
+        environment |= trainer_environment(
+            os.environ, world, offline=True, cpus=usable_cpus(), gpu=gpu
+        )
     environment |= {"HF_HUB_OFFLINE": "1", "PYTHONPATH": str(HERE.parent) if not peer else ""}
     words = [str(python), str(HERE / ("step_trl.py" if peer else "step_ours.py")), side, str(work)]
-    done = subprocess.run(words, env=environment, capture_output=True, text=True, timeout=LIMIT_S, check=False)
+    done = subprocess.run(
+        words, env=environment, capture_output=True, text=True, timeout=LIMIT_S, check=False
+    )
     lines = [line for line in done.stdout.splitlines() if line.startswith("RESULT ")]
     if done.returncode or not lines:
         raise RuntimeError(f"{side} failed:\n{done.stderr[-3000:]}")

@@ -51,9 +51,14 @@ class SlowEngine:
         self.prompts = PromptTokenizer(tokenizer)
         self.info = EngineInfo("slow", "0", len(tokenizer), "", LENGTH, "float32")
         self.seconds = seconds
-        self.token_ids = (*tokenizer("so", add_special_tokens=False)["input_ids"], tokenizer.eos_token_id)
+        self.token_ids = (
+            *tokenizer("so", add_special_tokens=False)["input_ids"],
+            tokenizer.eos_token_id,
+        )
 
-    async def generate(self, prompt: Sequence[int], sampling: SamplingParams, seed: int | None) -> Generated:
+    async def generate(
+        self, prompt: Sequence[int], sampling: SamplingParams, seed: int | None
+    ) -> Generated:
         assert seed is not None
         await asyncio.sleep(self.seconds if seed % 16 == 0 else self.seconds / 10)
         return Generated(self.token_ids, (-0.5,) * len(self.token_ids), "stop")
@@ -73,7 +78,9 @@ class Again(MultiTurnScheduler):
 def serve(engine: SlowEngine) -> str:
     """Returns the address of a server in a thread that ends with the process."""
     lifecycle = Lifecycle(RolloutArguments(model="none"), lambda: (engine, {}))
-    config = uvicorn.Config(create_app(lifecycle, None), port=0, log_level="error", timeout_keep_alive=120)
+    config = uvicorn.Config(
+        create_app(lifecycle, None), port=0, log_level="error", timeout_keep_alive=120
+    )
     server = uvicorn.Server(config)
     listening = threading.Event()
 
@@ -91,17 +98,23 @@ def serve(engine: SlowEngine) -> str:
     return f"http://{host}:{port}"
 
 
-def seconds_of(driver: ConversationDriver, asked: Sequence[tuple[Prompt, RolloutRequest]], turns: int) -> float:
+def seconds_of(
+    driver: ConversationDriver, asked: Sequence[tuple[Prompt, RolloutRequest]], turns: int
+) -> float:
     groups: list[Sequence[Trajectory]] = []
     began = time.perf_counter()
     driver.generate(asked, lambda _count: None, groups.append)
     seconds = time.perf_counter() - began
-    assert len(groups) == len(asked) and all(len(one.turns) == turns for group in groups for one in group)
+    assert len(groups) == len(asked) and all(
+        len(one.turns) == turns for group in groups for one in group
+    )
     return seconds
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--model", type=Path, required=True, help="folder, for its tokenizer")
     parser.add_argument("--conversations", type=int, default=64)
     parser.add_argument("--turns", type=int, default=4)
@@ -113,7 +126,11 @@ def main() -> None:
     ranks = Ranks(0, 1, torch.device("cpu"), None)
     asked = []
     for number in range(args.conversations):
-        row = {"messages": [{"role": "user", "content": "Go on."}], "prompt_id": str(number), "dataset": "d"}
+        row = {
+            "messages": [{"role": "user", "content": "Go on."}],
+            "prompt_id": str(number),
+            "dataset": "d",
+        }
         prompt = encoder.encode(row)
         assert prompt is not None
         request = RolloutRequest(

@@ -58,7 +58,10 @@ def row(place: int, words: list[str], chance: random.Random) -> dict[str, Any]:
 def main() -> None:
     count = int(sys.argv[1]) if len(sys.argv) > 1 else 100_000
     chance = random.Random(0)
-    words = ["".join(chance.choices(string.ascii_lowercase, k=chance.randint(2, 9))) for _ in range(3_000)]
+    words = [
+        "".join(chance.choices(string.ascii_lowercase, k=chance.randint(2, 9)))
+        for _ in range(3_000)
+    ]
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "completions.jsonl"
         with path.open("w", encoding="utf-8") as file:
@@ -103,12 +106,17 @@ def measured(path: Path, line: str) -> None:
         timed("opened, first page", opened)
         timed("512 completions more", grown)
         timed("second page", lambda: len(table.page(CompletionQuery(), 50, 50, longest=2_000)))
-        timed("last page", lambda: len(table.page(CompletionQuery(), table.count(CompletionQuery()) - 50, 50)))
+        timed(
+            "last page",
+            lambda: len(table.page(CompletionQuery(), table.count(CompletionQuery()) - 50, 50)),
+        )
         timed("text in few", lambda: ask(CompletionQuery(text="Rare needle")))
         timed("text in all", lambda: ask(CompletionQuery(text="create an equation")))
         timed("reward > 0.5", lambda: ask(CompletionQuery(where=[("reward", ">", 0.5)])))
         timed("column of the data", lambda: ask(CompletionQuery(where=[("target", "<", 100)])))
-        timed("text and column", lambda: ask(CompletionQuery(text="so", where=[("target", "<", 100)])))
+        timed(
+            "text and column", lambda: ask(CompletionQuery(text="so", where=[("target", "<", 100)]))
+        )
         timed("by advantage", lambda: ask(CompletionQuery(order_by="advantage", descending=True)))
         timed("by length", lambda: ask(CompletionQuery(order_by=LENGTH)))
         timed("by column of the data", lambda: ask(CompletionQuery(order_by="target")))

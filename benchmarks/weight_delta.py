@@ -52,7 +52,9 @@ def keep(kept: WeightSnapshot, backend: Any, version: int, compare: bool) -> flo
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--model", default="models/smollm2-135m")
     parser.add_argument("--torch_dtype", default="bfloat16")
     parser.add_argument("--learning_rate", type=float, nargs="+", default=[5e-7, 1e-6])
@@ -69,12 +71,17 @@ def main() -> None:
 
     with ExitStack() as cleanup:
         # Each way has a server of its own: what one sends is no base for the other.
-        clients = [] if args.no_server else [cleanup.enter_context(server(args.model, args.torch_dtype)) for _ in "12"]
+        clients = (
+            []
+            if args.no_server
+            else [cleanup.enter_context(server(args.model, args.torch_dtype)) for _ in "12"]
+        )
         writers = [cleanup.enter_context(WeightWriter(client)) for client in clients]
         versions = [client.info().weight_version for client in clients]
         for rate in args.learning_rate:
             backend = LocalBackend(
-                load_model(args.model, args.torch_dtype, False), OptimizerConfig(rate, 0.0, 0.9, 0.95, 1e-8, 1.0)
+                load_model(args.model, args.torch_dtype, False),
+                OptimizerConfig(rate, 0.0, 0.9, 0.95, 1e-8, 1.0),
             )
             generator = torch.Generator().manual_seed(0)
             kept, version = WeightSnapshot(), max(versions, default=0) + 1
@@ -98,7 +105,9 @@ def main() -> None:
                     changes = time.perf_counter() - started
                     assert writers[0].sent_bytes - before == sent
                     started = time.perf_counter()
-                    writers[1].push(version, backend.weight_buckets(policy_weights(backend.model)), "http")
+                    writers[1].push(
+                        version, backend.weight_buckets(policy_weights(backend.model)), "http"
+                    )
                     everything = time.perf_counter() - started
                     row += [prepare + changes, everything]
                     line += f", push of changes {prepare + changes:.2f} s, of everything {everything:.2f} s"
@@ -106,7 +115,9 @@ def main() -> None:
                 rows.append(row)
             versions = [version] * len(clients)
             medians = [statistics.median(column) for column in zip(*rows, strict=True)]
-            shown = f"lr {rate:g}: median {medians[0]:.3%} changed, {medians[1] / 1e6:.2f} MB a step"
+            shown = (
+                f"lr {rate:g}: median {medians[0]:.3%} changed, {medians[1] / 1e6:.2f} MB a step"
+            )
             if writers:
                 shown += f", {medians[3]:.2f} s against {medians[4]:.2f} s"
             print(shown, flush=True)

@@ -24,13 +24,28 @@ from swift_r1.wire.client import RolloutClient
 
 
 @contextmanager
-def server(model: str, dtype: str, *more: str, output: int | None = subprocess.DEVNULL) -> Iterator[RolloutClient]:
+def server(
+    model: str, dtype: str, *more: str, output: int | None = subprocess.DEVNULL
+) -> Iterator[RolloutClient]:
     """Starts `swift rollout`, and ends it. SystemExit where it ends by itself before it is ready."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    words = [sys.executable, "-m", "swift_r1", "rollout", "--model", model, "--port", str(port), "--torch_dtype", dtype]
-    process = subprocess.Popen([*words, *more], stdout=output, stderr=output, start_new_session=True)
+    words = [
+        sys.executable,
+        "-m",
+        "swift_r1",
+        "rollout",
+        "--model",
+        model,
+        "--port",
+        str(port),
+        "--torch_dtype",
+        dtype,
+    ]
+    process = subprocess.Popen(
+        [*words, *more], stdout=output, stderr=output, start_new_session=True
+    )
 
     def going_on(line: str) -> None:
         print(line, file=sys.stderr)
@@ -50,7 +65,9 @@ def server(model: str, dtype: str, *more: str, output: int | None = subprocess.D
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--model", default="models/smollm2-135m")
     parser.add_argument("--torch_dtype", default="bfloat16")
     parser.add_argument("--transport", nargs="+", default=["shm", "http"])
@@ -73,7 +90,9 @@ def main() -> None:
             for _ in range(args.repeats + 1):
                 version += 1
                 started = time.perf_counter()
-                status = writer.push(version, backend.weight_buckets(policy_weights(model)), transport)
+                status = writer.push(
+                    version, backend.weight_buckets(policy_weights(model)), transport
+                )
                 whole.append(time.perf_counter() - started)
                 commits.append(status.seconds)
             # The first push finds nothing warm.

@@ -20,7 +20,14 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from swift_r1.algorithms import LossConfig, group_advantages, loss_normalizer, mean_metrics, policy_loss, sum_metrics
+from swift_r1.algorithms import (
+    LossConfig,
+    group_advantages,
+    loss_normalizer,
+    mean_metrics,
+    policy_loss,
+    sum_metrics,
+)
 from swift_r1.models.loading import end_tokens, load_model, load_tokenizer
 from swift_r1.models.policy import ModelInputs, Policy
 from swift_r1.rewards.graders import grade_countdown
@@ -30,7 +37,8 @@ from swift_r1.wire.protocol import Completion, RolloutRequest, SamplingParams
 sys.path.append(str(Path(__file__).parent / "countdown_demo"))
 import task  # three numbers, + - *, one target
 
-PROMPTS, GROUP, MICRO_BATCH = 32, 16, 64  # a round is PROMPTS * GROUP completions and one optimizer step
+# a round is PROMPTS * GROUP completions and one optimizer step
+PROMPTS, GROUP, MICRO_BATCH = 32, 16, 64
 MAX_TOKENS = 160
 LEARNING_RATE, WARMUP_STEPS = 3e-4, 3
 LOSS = LossConfig(loss_type="grpo", epsilon=0.2, beta=0.0)
@@ -58,7 +66,9 @@ class Sampler:
         requests = [
             RolloutRequest(
                 request_id=str(number),
-                prompt_token_ids=tuple(self.tokenizer(task.prompt(problem.nums, problem.target) + "\n")["input_ids"]),
+                prompt_token_ids=tuple(
+                    self.tokenizer(task.prompt(problem.nums, problem.target) + "\n")["input_ids"]
+                ),
                 n=n,
                 seeds=tuple(self.rng.getrandbits(62) for _ in range(n)),
                 sampling=SamplingParams(max_tokens=MAX_TOKENS, temperature=1.0),
@@ -85,12 +95,16 @@ def collate(samples: Sequence[Sample]) -> tuple[ModelInputs, Tensor]:
     lengths = torch.tensor([len(one.completion.token_ids) for one in samples])
     mask = torch.arange(int(lengths.max())) < lengths[:, None]
     # The logits at one position predict the token at the next.
-    spots = [(row, len(one.prompt) + t) for row, one in enumerate(samples) for t in range(lengths[row])]
+    spots = [
+        (row, len(one.prompt) + t) for row, one in enumerate(samples) for t in range(lengths[row])
+    ]
     positions = torch.tensor([row * width + place - 1 for row, place in spots])
     return ModelInputs(token_ids, positions, token_ids.flatten()[positions + 1]), mask
 
 
-def update(policy: Policy, optimizer: torch.optim.Optimizer, samples: list[Sample], advantages: Tensor) -> dict:
+def update(
+    policy: Policy, optimizer: torch.optim.Optimizer, samples: list[Sample], advantages: Tensor
+) -> dict:
     """One optimizer step on all samples; returns the mean metrics. Micro-batches add up to the loss of the whole."""
     order = sorted(range(len(samples)), key=lambda i: len(samples[i].completion.token_ids))
     parts = [order[start : start + MICRO_BATCH] for start in range(0, len(order), MICRO_BATCH)]
@@ -99,7 +113,9 @@ def update(policy: Policy, optimizer: torch.optim.Optimizer, samples: list[Sampl
     metrics = []
     for part, (inputs, mask) in zip(parts, batches, strict=True):
         found = policy(1.0, *inputs)
-        logps, entropies = (torch.zeros(mask.shape).masked_scatter(mask, x) for x in (found.logps, found.entropies))
+        logps, entropies = (
+            torch.zeros(mask.shape).masked_scatter(mask, x) for x in (found.logps, found.entropies)
+        )
         rollout = torch.tensor([value for i in part for value in samples[i].completion.logprobs])
         output = policy_loss(
             logps,
@@ -128,8 +144,12 @@ def main() -> None:
 
     model = load_model(args.model, "float32", gradient_checkpointing=False)
     policy, sampler = Policy(model), Sampler(model, load_tokenizer(str(args.model)), args.seed)
-    optimizer = torch.optim.AdamW(policy.parameters(), lr=LEARNING_RATE, betas=(0.9, 0.999), weight_decay=0.0)
-    warmup = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: min(1.0, (step + 1) / WARMUP_STEPS))
+    optimizer = torch.optim.AdamW(
+        policy.parameters(), lr=LEARNING_RATE, betas=(0.9, 0.999), weight_decay=0.0
+    )
+    warmup = torch.optim.lr_scheduler.LambdaLR(
+        optimizer, lambda step: min(1.0, (step + 1) / WARMUP_STEPS)
+    )
     training, held_out = task.split()
 
     def accuracy() -> float:

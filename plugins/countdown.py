@@ -26,7 +26,8 @@ PROMPT = TASK + (
 )
 # Without `=`: `countdown_expression` reads all of the answer tag as an expression.
 EXPRESSION_PROMPT = (
-    TASK + "And return the final answer in <answer> </answer> tags, for example <answer> (1 + 2) / 3 </answer>."
+    TASK
+    + "And return the final answer in <answer> </answer> tags, for example <answer> (1 + 2) / 3 </answer>."
 )
 
 
@@ -56,14 +57,19 @@ class CountdownReward(ORM):
     """1 for an equation that uses every number once and equals the target, else 0."""
 
     def __call__(self, completions, nums, target, **kwargs):
-        return [grade_countdown(*item).score for item in zip(completions, nums, target, strict=True)]
+        return [
+            grade_countdown(*item).score for item in zip(completions, nums, target, strict=True)
+        ]
 
 
 class ExpressionReward(ORM):
     """1 for a right expression in the last line's answer tag, 0.1 for a tag with anything else, 0 without one."""
 
     def __call__(self, completions, nums, target, **kwargs):
-        return [grade_countdown(*item, mode="oat").score for item in zip(completions, nums, target, strict=True)]
+        return [
+            grade_countdown(*item, mode="oat").score
+            for item in zip(completions, nums, target, strict=True)
+        ]
 
 
 register_dataset(

@@ -13,7 +13,9 @@ class LastNumber(ORM):
     """1 if the last number of the text is, commas removed, letter for letter the solution (oat), else 0."""
 
     def __call__(self, completions, solution, **kwargs):
-        return [grade_gsm8k(*item, mode="oat").score for item in zip(completions, solution, strict=True)]
+        return [
+            grade_gsm8k(*item, mode="oat").score for item in zip(completions, solution, strict=True)
+        ]
 
 
 class AnswerTag(ORM):

@@ -40,7 +40,8 @@ LEFT_OUT = (
     "vllm/benchmarks/",
     "vllm/entrypoints/serve/instrumentator/static/",
 )
-_CONTAINER = struct.pack("<I", 0xBA55ED50)  # cuobjdump's "fatbin": a header, then an entry for each architecture
+# cuobjdump's "fatbin": a header, then an entry for each architecture
+_CONTAINER = struct.pack("<I", 0xBA55ED50)
 _PTX, _CUBIN = 1, 2
 
 
@@ -56,18 +57,30 @@ class Entry:
 
 def main() -> None:
     parser = argparse.ArgumentParser(
-        prog="scripts/bundle.py", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+        prog="scripts/bundle.py",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--python", default="3.12", help="that machine's Python [%(default)s]")
-    parser.add_argument("--torch", default="2.11", help="that machine's torch, from 2.11 [%(default)s]")
+    parser.add_argument(
+        "--torch", default="2.11", help="that machine's torch, from 2.11 [%(default)s]"
+    )
     parser.add_argument("--arch", default="sm_90", help="its GPU's architecture [%(default)s]")
-    parser.add_argument("--have", type=Path, help="its `pip list --format=freeze`: what it names is not carried")
-    parser.add_argument("--out", type=Path, default=ROOT / "dist", help="folder of the archive [%(default)s]")
+    parser.add_argument(
+        "--have", type=Path, help="its `pip list --format=freeze`: what it names is not carried"
+    )
+    parser.add_argument(
+        "--out", type=Path, default=ROOT / "dist", help="folder of the archive [%(default)s]"
+    )
     args = parser.parse_args()
     arch = re.fullmatch(r"sm_(\d+)a?", args.arch)
     if arch is None:
         parser.error(f"--arch {args.arch}: not like sm_90")
-    have = set() if args.have is None else {_plain(line.split("=")[0]) for line in args.have.read_text().split()}
+    have = (
+        set()
+        if args.have is None
+        else {_plain(line.split("=")[0]) for line in args.have.read_text().split()}
+    )
     wanted = [pin for name, pin in pins().items() if name not in have]
     work = ROOT / "build" / "bundle"
     shutil.rmtree(work, ignore_errors=True)
@@ -79,7 +92,10 @@ def main() -> None:
         trim(site, args.torch, int(arch[1]))
     args.out.mkdir(parents=True, exist_ok=True)
     archive = args.out / f"swift-r1-{args.python}-{args.arch}.tar.xz"
-    print(f"packing {sum(file.stat().st_size for file in site.rglob('*')) / 1e6:.0f} MB, a few minutes", flush=True)
+    print(
+        f"packing {sum(file.stat().st_size for file in site.rglob('*')) / 1e6:.0f} MB, a few minutes",
+        flush=True,
+    )
     with tarfile.open(archive, "w:xz", preset=9) as out:
         out.add(site, ".")
     print(f"{archive}  {archive.stat().st_size / 2**20:.1f} MiB", flush=True)
@@ -93,11 +109,15 @@ def pins() -> dict[str, str]:
         if separator:
             locked[_plain(name)] = line
     names = [
-        _plain(line) for line in (REQUIREMENTS / "bundle.in").read_text().splitlines() if line[:1] not in ("", "#")
+        _plain(line)
+        for line in (REQUIREMENTS / "bundle.in").read_text().splitlines()
+        if line[:1] not in ("", "#")
     ]
     unknown = [name for name in names if name not in locked]
     if unknown:
-        raise SystemExit(f"requirements/gpu.txt does not pin {', '.join(unknown)}: run scripts/lock.sh")
+        raise SystemExit(
+            f"requirements/gpu.txt does not pin {', '.join(unknown)}: run scripts/lock.sh"
+        )
     return {name: locked[name] for name in names}
 
 
@@ -152,7 +172,9 @@ def trim(site: Path, torch: str, arch: int) -> None:
                 data[entry.start : entry.start + entry.size] = bytes(entry.size)
     (metadata,) = site.glob("vllm-*.dist-info/METADATA")
     text = metadata.read_text(encoding="utf-8")
-    metadata.write_text(re.sub(r"(?m)^(Requires-Dist: torch==)\S+", rf"\g<1>{torch}.*", text), encoding="utf-8")
+    metadata.write_text(
+        re.sub(r"(?m)^(Requires-Dist: torch==)\S+", rf"\g<1>{torch}.*", text), encoding="utf-8"
+    )
 
 
 def superfluous(data: mmap.mmap, arch: int) -> Iterator[Entry]:

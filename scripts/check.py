@@ -58,7 +58,9 @@ def main() -> int:
     running = []
     for name, command in commands.items():
         output = tempfile.TemporaryFile("w+")  # noqa: SIM115  read when the command has ended
-        running.append((name, subprocess.Popen(command, cwd=ROOT, stdout=output, stderr=output), output))
+        running.append(
+            (name, subprocess.Popen(command, cwd=ROOT, stdout=output, stderr=output), output)
+        )
     for name, process, output in running:
         code = process.wait()
         failed += code not in (0, 5)  # pytest: all of them are long
@@ -73,11 +75,15 @@ def main() -> int:
 def changed_files() -> list[str]:
     """Against the commit at which the branch left `main`, with what is not committed."""
     base = git("merge-base", "main", "HEAD")[0]
-    return sorted({*git("diff", "--name-only", base), *git("ls-files", "--others", "--exclude-standard")})
+    return sorted(
+        {*git("diff", "--name-only", base), *git("ls-files", "--others", "--exclude-standard")}
+    )
 
 
 def git(*words: str) -> list[str]:
-    return subprocess.run(["git", *words], cwd=ROOT, capture_output=True, text=True, check=True).stdout.splitlines()
+    return subprocess.run(
+        ["git", *words], cwd=ROOT, capture_output=True, text=True, check=True
+    ).stdout.splitlines()
 
 
 def tests_of(changed: Collection[str]) -> list[str]:
@@ -94,7 +100,11 @@ def tests_of(changed: Collection[str]) -> list[str]:
             others |= nearest_tests(name)
         elif top in BESIDE_CODE:
             folders = BESIDE_CODE[top].split()
-            others |= {str(one.relative_to(ROOT)) for folder in folders for one in (ROOT / folder).glob("test_*.py")}
+            others |= {
+                str(one.relative_to(ROOT))
+                for folder in folders
+                for one in (ROOT / folder).glob("test_*.py")
+            }
     return [*own, *sorted(others - set(own), key=lambda file: (seconds_of(file), file))]
 
 
@@ -110,7 +120,9 @@ def nearest_tests(changed: str) -> set[str]:
 
 
 def is_test(name: str) -> bool:
-    return name.startswith("tests/") and Path(name).name.startswith("test_") and name.endswith(".py")
+    return (
+        name.startswith("tests/") and Path(name).name.startswith("test_") and name.endswith(".py")
+    )
 
 
 @cache
@@ -122,7 +134,11 @@ def importers() -> dict[str, set[str]]:
 
 def imports_of(path: Path) -> set[str]:
     fixtures = path.with_name("conftest.py")
-    found = {str(fixtures.relative_to(ROOT))} if path.name.startswith("test_") and fixtures.exists() else set()
+    found = (
+        {str(fixtures.relative_to(ROOT))}
+        if path.name.startswith("test_") and fixtures.exists()
+        else set()
+    )
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         if isinstance(node, ast.Import):
             found |= {file for alias in node.names if (file := file_of(alias.name))}
@@ -150,7 +166,9 @@ def origin(module: str, name: str) -> str | None:
     if file is None or not file.endswith("__init__.py"):
         return file
     for node in ast.walk(ast.parse((ROOT / file).read_text(encoding="utf-8"))):
-        if isinstance(node, ast.ImportFrom) and any((one.asname or one.name) == name for one in node.names):
+        if isinstance(node, ast.ImportFrom) and any(
+            (one.asname or one.name) == name for one in node.names
+        ):
             return origin(node.module or "", name) or file
     return file
 

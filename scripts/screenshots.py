@@ -32,7 +32,10 @@ START_S, SETTLE_MS = 60, 1500
 def main() -> int:
     parser = argparse.ArgumentParser(description="Makes the pictures of docs/seeing-a-run.md.")
     parser.add_argument(
-        "run", nargs="?", default="output/countdown_demo", help="folder of a demo run, or with some in it"
+        "run",
+        nargs="?",
+        default="output/countdown_demo",
+        help="folder of a demo run, or with some in it",
     )
     args = parser.parse_args()
     chromium = shutil.which("chromium")
@@ -45,7 +48,9 @@ def main() -> int:
         print(f"{error}; `make demo` makes a run", file=sys.stderr)
         return 2
     with served(run) as url, sync_playwright() as running:
-        browser = running.chromium.launch(executable_path=chromium, args=["--no-sandbox", "--disable-gpu"])
+        browser = running.chromium.launch(
+            executable_path=chromium, args=["--no-sandbox", "--disable-gpu"]
+        )
         for name, path in pages(run).items():
             picture(browser, url + path, name)
         picture(browser, url, "view-overview-dark", theme="dark")
@@ -66,7 +71,12 @@ def pages(run: Path) -> dict[str, str]:
     listed = [row for step in record.steps()[-STEPS:] for row in record.completions(step)]
     whole = [record.completion(one.round_step, one.request_id, one.number)[-1] for one in listed]
     row = max(whole, key=lambda one: (any(one.advantages or ()), len(one.token_ids or ())))
-    token = {"step": row.round_step, "request": row.request_id, "number": row.number, "colour": "entropy"}
+    token = {
+        "step": row.round_step,
+        "request": row.request_id,
+        "number": row.number,
+        "colour": "entropy",
+    }
     probes = [one for step in record.probe_steps() for one in record.probes_at(step)]
     probe = probes[0].prompt_id if probes else row.prompt_id
     return {
@@ -85,11 +95,15 @@ def picture(browser: Browser, url: str, name: str, width: int = 1280, theme: Any
     page.goto(url, wait_until="networkidle")
     page.wait_for_timeout(SETTLE_MS)
     # What a run is has paths of this machine.
-    page.evaluate("document.querySelectorAll('.view-run details').forEach((one) => { one.open = false; })")
+    page.evaluate(
+        "document.querySelectorAll('.view-run details').forEach((one) => { one.open = false; })"
+    )
     bottoms = page.eval_on_selector_all(
         ".view-main *", "all => all.map((one) => one.getBoundingClientRect().bottom + scrollY)"
     )
-    page.set_viewport_size({"width": width, "height": min(HEIGHT, int(max(bottoms, default=HEIGHT)) + 16)})
+    page.set_viewport_size(
+        {"width": width, "height": min(HEIGHT, int(max(bottoms, default=HEIGHT)) + 16)}
+    )
     page.wait_for_timeout(SETTLE_MS)
     page.screenshot(path=IMAGES / f"{name}.png")
     page.close()

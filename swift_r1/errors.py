@@ -114,7 +114,10 @@ def one_line(error: BaseException, longest: int = 300) -> str:
     """Returns the message of an exception in one line, or its type's name; of pydantic's each fault with its place."""
     faults = getattr(error, "errors", None)
     if type(error).__name__ == "ValidationError" and callable(faults):
-        parts = [": ".join(filter(None, (".".join(map(str, one["loc"])), str(one["msg"])))) for one in faults()]
+        parts = [
+            ": ".join(filter(None, (".".join(map(str, one["loc"])), str(one["msg"]))))
+            for one in faults()
+        ]
         return "; ".join(parts)[:longest]
     return _message(error, longest) or type(error).__name__
 
@@ -130,7 +133,9 @@ def read_yaml(text: str) -> Any:
             seen: set[str] = set()
             for key in (key for key, _ in node.value if isinstance(key, yaml.ScalarNode)):
                 if key.value in seen:
-                    raise yaml.MarkedYAMLError(problem=f"{key.value} stands twice", problem_mark=key.start_mark)
+                    raise yaml.MarkedYAMLError(
+                        problem=f"{key.value} stands twice", problem_mark=key.start_mark
+                    )
                 seen.add(key.value)
             return node
 
@@ -151,7 +156,9 @@ def _message(error: BaseException, longest: int = 300) -> str:
         return "(it has no message: its __str__ fails)"
 
 
-_OUR_IMPORTS = (str(Path(__file__).resolve().parent / "plugins" / f"{name}.py") for name in ("compat", "loader"))
+_OUR_IMPORTS = (
+    str(Path(__file__).resolve().parent / "plugins" / f"{name}.py") for name in ("compat", "loader")
+)
 _IMPORT_SYSTEM = ("<frozen", str(importlib.__file__), *_OUR_IMPORTS)
 
 

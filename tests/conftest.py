@@ -37,7 +37,9 @@ def save_tiny_tokenizer(folder: Path) -> int:
 
     special = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
     symbols = [*special, *TAGS, "\n", *(chr(code) for code in range(32, 127))]
-    tokenizer = Tokenizer(models.WordLevel({symbol: i for i, symbol in enumerate(symbols)}, unk_token="<|endoftext|>"))
+    tokenizer = Tokenizer(
+        models.WordLevel({symbol: i for i, symbol in enumerate(symbols)}, unk_token="<|endoftext|>")
+    )
     tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(r"[\s\S]"), "isolated")
     tokenizer.decoder = decoders.Fuse()
     tokenizer.add_tokens(list(TAGS))
@@ -54,7 +56,12 @@ def save_tiny_tokenizer(folder: Path) -> int:
 
 
 def save_tiny_model(
-    folder: Path, kind: str = "llama", tied: bool = True, seed: int = 0, dtype: str = "float32", **sizes: Any
+    folder: Path,
+    kind: str = "llama",
+    tied: bool = True,
+    seed: int = 0,
+    dtype: str = "float32",
+    **sizes: Any,
 ) -> Path:
     """A random 2-layer model (hidden 64, heads of 32, float32) with the tiny tokenizer, spread enough to have
     opinions: its next-token distributions are far from uniform. `sizes` are fields of the config that are otherwise."""
@@ -97,7 +104,14 @@ def registries() -> Iterator[None]:
     from swift_r1.rewards import orms
 
     everything = (
-        *(orms, registry.datasets, registry._origins, loader._LOADED, protocol.prms, protocol.rm_plugins),
+        *(
+            orms,
+            registry.datasets,
+            registry._origins,
+            loader._LOADED,
+            protocol.prms,
+            protocol.rm_plugins,
+        ),
         *(rollouts.multi_turns, rollouts.envs, rollouts.context_managers, agents, samplers, tools),
     )
     before = [dict(one) for one in everything]
@@ -113,7 +127,14 @@ class ProcessState:
 
     OF_A_PROGRAM = (("level of swift_r1", logging.INFO), ("level of swift_r1.data", logging.INFO))
     """What `swift_r1.cli.main.main` sets for the process that it takes itself for; it is put back without a word."""
-    SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGCHLD, signal.SIGUSR1, signal.SIGPIPE)
+    SIGNALS = (
+        signal.SIGINT,
+        signal.SIGTERM,
+        signal.SIGHUP,
+        signal.SIGCHLD,
+        signal.SIGUSR1,
+        signal.SIGPIPE,
+    )
 
     def __init__(self) -> None:
         self._known = -1
@@ -125,9 +146,13 @@ class ProcessState:
         if len(loggers) != self._known:
             self._known = len(loggers)
             ours = {name: one for name, one in list(loggers.items()) if name.startswith("swift_r1")}
-            self._loggers = {name: one for name, one in ours.items() if isinstance(one, logging.Logger)}
+            self._loggers = {
+                name: one for name, one in ours.items() if isinstance(one, logging.Logger)
+            }
         levels = {f"level of {name}": one.level for name, one in self._loggers.items() if one.level}
-        handlers = {f"handler of {number.name}": signal.getsignal(number) for number in self.SIGNALS}
+        handlers = {
+            f"handler of {number.name}": signal.getsignal(number) for number in self.SIGNALS
+        }
         # A search for the module `pip` takes it away for ever; then nothing can import setuptools.
         hack = getattr(sys.modules.get("_distutils_hack"), "DISTUTILS_FINDER", None)
         others = {
@@ -139,7 +164,11 @@ class ProcessState:
 
     def changes(self, before: dict[str, Any], after: dict[str, Any]) -> list[str]:
         """Returns what is otherwise, in words."""
-        names = [name for name in sorted(before.keys() | after.keys()) if before.get(name) != after.get(name)]
+        names = [
+            name
+            for name in sorted(before.keys() | after.keys())
+            if before.get(name) != after.get(name)
+        ]
         return [
             f"{name}, {before.get(name)}, became {after.get(name)}"
             for name in names
@@ -203,7 +232,9 @@ def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def tiny_model_untied(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Folder of a random Qwen2 (biases) with an output head of its own."""
-    return save_tiny_model(tmp_path_factory.mktemp("models") / "tiny-qwen2", kind="qwen2", tied=False)
+    return save_tiny_model(
+        tmp_path_factory.mktemp("models") / "tiny-qwen2", kind="qwen2", tied=False
+    )
 
 
 @pytest.fixture(scope="session")
@@ -293,9 +324,14 @@ def free_port() -> int:
 
     Where several processes run the tests, none gets another one's.
     """
-    processes, own = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1")), os.environ.get("PYTEST_XDIST_WORKER", "gw0")
+    processes, own = (
+        int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1")),
+        os.environ.get("PYTEST_XDIST_WORKER", "gw0"),
+    )
     while True:
-        port = random.SystemRandom().randrange(20_000 + int(own.removeprefix("gw")) % processes, 32_000, processes)
+        port = random.SystemRandom().randrange(
+            20_000 + int(own.removeprefix("gw")) % processes, 32_000, processes
+        )
         with socket.socket() as probe, contextlib.suppress(OSError):
             probe.bind(("127.0.0.1", port))
             return port
@@ -324,7 +360,9 @@ def start_server(folder: Path, model: Path, **args: Any) -> ServerProcess:
     return ServerProcess(f"http://127.0.0.1:{port}", port, process, log)
 
 
-def start_tiny_server(folder: Path, model: Path, port: int | None = None, **config: Any) -> ServerProcess:
+def start_tiny_server(
+    folder: Path, model: Path, port: int | None = None, **config: Any
+) -> ServerProcess:
     """Starts `tests/tiny_server.py`, without waiting for it: HTTP and updates of the real server, up in seconds.
 
     `config` are fields of its RolloutArguments.
@@ -341,7 +379,9 @@ def start_tiny_server(folder: Path, model: Path, port: int | None = None, **conf
     return ServerProcess(f"http://127.0.0.1:{port}", port, process, log)
 
 
-def wait_until_serving(server: ServerProcess, api_key: str | None = None, deadline_s: float = 240.0) -> None:
+def wait_until_serving(
+    server: ServerProcess, api_key: str | None = None, deadline_s: float = 240.0
+) -> None:
     """Fails with the end of the server's log if it dies or is not ready in time."""
     import httpx
 
@@ -352,14 +392,23 @@ def wait_until_serving(server: ServerProcess, api_key: str | None = None, deadli
         if code is not None:
             pytest.fail(f"the server ended with {code}:\n{server.log.read_text()[-4000:]}")
         with contextlib.suppress(httpx.HTTPError):
-            if httpx.get(f"{server.url}/ready", headers=headers, trust_env=False, timeout=5).status_code == 200:
+            if (
+                httpx.get(
+                    f"{server.url}/ready", headers=headers, trust_env=False, timeout=5
+                ).status_code
+                == 200
+            ):
                 return
         time.sleep(0.2)
-    pytest.fail(f"the server was not ready within {deadline_s} s:\n{server.log.read_text()[-4000:]}")
+    pytest.fail(
+        f"the server was not ready within {deadline_s} s:\n{server.log.read_text()[-4000:]}"
+    )
 
 
 @pytest.fixture(scope="session")
-def launch_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., ServerProcess]]:
+def launch_server(
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Iterator[Callable[..., ServerProcess]]:
     """`launch_server(model, **flags) -> ServerProcess` that serves; a new one at each call, stopped at the end."""
     running: list[ServerProcess] = []
 
@@ -416,7 +465,9 @@ class KillableServer:
 
 
 @pytest.fixture(scope="session")
-def _tiny_server(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[KillableServer]:
+def _tiny_server(
+    tiny_model: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[KillableServer]:
     folder = tmp_path_factory.mktemp("tiny-server")
     server = KillableServer(lambda model, port: start_tiny_server(folder, model, port), tiny_model)
     yield server
@@ -433,7 +484,9 @@ def tiny_server(_tiny_server: KillableServer) -> KillableServer:
 
 
 @pytest.fixture(scope="session")
-def _second_tiny_server(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[KillableServer]:
+def _second_tiny_server(
+    tiny_model: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[KillableServer]:
     folder = tmp_path_factory.mktemp("second-tiny-server")
     server = KillableServer(lambda model, port: start_tiny_server(folder, model, port), tiny_model)
     yield server

@@ -24,7 +24,9 @@ CUTS = [
 def distribution(logits: Sequence[float], sampling: SamplingParams) -> list[float]:
     """The probabilities after temperature, min-p, top-k and top-p: each cut renormalizes, as in vLLM."""
     probs = np.exp((np.array(logits) - max(logits)) / sampling.temperature)
-    kept = [int(token) for token in np.argsort(-probs) if probs[token] >= sampling.min_p * probs.max()]
+    kept = [
+        int(token) for token in np.argsort(-probs) if probs[token] >= sampling.min_p * probs.max()
+    ]
     if sampling.top_k > 0:
         kept = kept[: sampling.top_k]
     mass, before, nucleus = sum(probs[kept]), 0.0, []
@@ -32,11 +34,17 @@ def distribution(logits: Sequence[float], sampling: SamplingParams) -> list[floa
         if before < sampling.top_p * mass:
             nucleus.append(token)
         before += probs[token]
-    return [float(probs[token] / sum(probs[nucleus])) if token in nucleus else 0.0 for token in range(len(probs))]
+    return [
+        float(probs[token] / sum(probs[nucleus])) if token in nucleus else 0.0
+        for token in range(len(probs))
+    ]
 
 
 def check_first_tokens(
-    completions: Sequence[Completion], logits: Sequence[float], sampling: SamplingParams, abs_error: float
+    completions: Sequence[Completion],
+    logits: Sequence[float],
+    sampling: SamplingParams,
+    abs_error: float,
 ) -> None:
     """Each first token has a probability, which is the one reported; how often they came passes a chi-square test."""
     probs = distribution(logits, sampling)
@@ -48,6 +56,8 @@ def check_first_tokens(
     total = len(completions)
     common = [token for token, prob in enumerate(probs) if prob * total >= 5]
     assert len(common) > 1
-    statistic = sum((counts[token] - probs[token] * total) ** 2 / (probs[token] * total) for token in common)
+    statistic = sum(
+        (counts[token] - probs[token] * total) ** 2 / (probs[token] * total) for token in common
+    )
     halves = torch.tensor([len(common) - 1, statistic], dtype=torch.float64) / 2
     assert torch.special.gammaincc(*halves) > 1e-4  # the chi-square distribution's upper tail

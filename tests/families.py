@@ -34,7 +34,12 @@ _LLAMA3 = {
     "high_freq_factor": 4.0,
     "original_max_position_embeddings": 64,
 }
-_YARN = {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0, "original_max_position_embeddings": 256}
+_YARN = {
+    "rope_type": "yarn",
+    "rope_theta": 10000.0,
+    "factor": 4.0,
+    "original_max_position_embeddings": 256,
+}
 _MIXED = ["sliding_attention", "full_attention"]
 
 FAMILIES: dict[str, dict[str, Any]] = {
@@ -84,7 +89,8 @@ FAMILIES: dict[str, dict[str, Any]] = {
         **_MOE,
     },
     "deepseek_v2": {**_LATENT, "topk_method": "group_limited_greedy"},
-    "deepseek_v3": {**_LATENT, "topk_method": "noaux_tc"},  # a field of its checkpoints, read by vLLM alone
+    # a field of its checkpoints, read by vLLM alone
+    "deepseek_v3": {**_LATENT, "topk_method": "noaux_tc"},
     "deepseek_v32": {**_LATENT, **_INDEXER},
     "deepseek_v4": {
         **_MOE,
@@ -117,13 +123,28 @@ FAMILIES: dict[str, dict[str, Any]] = {
         "scale_emb": 4,
         "dim_model_base": 32,
     },
-    "lfm2_moe": {"num_experts": 4, "num_dense_layers": 1, "layer_types": ["conv", "full_attention"], **_MOE},
-    "gpt_oss": {"num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": WINDOW, "layer_types": _MIXED},
+    "lfm2_moe": {
+        "num_experts": 4,
+        "num_dense_layers": 1,
+        "layer_types": ["conv", "full_attention"],
+        **_MOE,
+    },
+    "gpt_oss": {
+        "num_local_experts": 4,
+        "num_experts_per_tok": 2,
+        "sliding_window": WINDOW,
+        "layer_types": _MIXED,
+    },
     "gpt2": {"n_positions": 1024, "n_embd": 64, "n_layer": 2, "n_head": 2},
     "opt": {"ffn_dim": 128, "word_embed_proj_dim": 64},
 }
 
-_TOWER = {"hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
+_TOWER = {
+    "hidden_size": 32,
+    "intermediate_size": 32,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+}
 _PIXELS = {**_TOWER, "image_size": 28, "patch_size": 14}
 _QWEN_TOWER = {
     "depth": 1,
@@ -134,7 +155,11 @@ _QWEN_TOWER = {
     "patch_size": 4,
 }
 _SECTIONS = {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [4, 6, 6]}
-_DELTA = {name: value for name, value in FAMILIES["qwen3_next"].items() if name.startswith(("linear_", "layer_"))}
+_DELTA = {
+    name: value
+    for name, value in FAMILIES["qwen3_next"].items()
+    if name.startswith(("linear_", "layer_"))
+}
 _DELTA["rope_parameters"] = {**_SECTIONS, "mrope_section": [2, 1, 1], "partial_rotary_factor": 0.25}
 _GEMMA = FAMILIES["gemma3_text"]
 _TOKENS = {"image_token_id": 104, "video_token_id": 105}
@@ -147,7 +172,11 @@ MULTIMODAL: dict[str, dict[str, Any]] = {
     },
     "qwen3_vl": {
         "text_config": {"rope_parameters": {**_SECTIONS, "mrope_interleaved": True}},
-        "vision_config": {**_QWEN_TOWER, "deepstack_visual_indexes": [0], "num_position_embeddings": 16},
+        "vision_config": {
+            **_QWEN_TOWER,
+            "deepstack_visual_indexes": [0],
+            "num_position_embeddings": 16,
+        },
         "tie_word_embeddings": True,
         **_TOKENS,
     },
@@ -176,7 +205,12 @@ MULTIMODAL: dict[str, dict[str, Any]] = {
             "vocab_size_per_layer_input": 128,
             "final_logit_softcapping": 4.0,
         },
-        "vision_config": {**_TOWER, "num_key_value_heads": 2, "head_dim": 16, "position_embedding_size": 64},
+        "vision_config": {
+            **_TOWER,
+            "num_key_value_heads": 2,
+            "head_dim": 16,
+            "position_embedding_size": 64,
+        },
         "image_token_id": 104,
         "video_token_id": 105,
         "audio_token_id": 106,
@@ -214,7 +248,8 @@ MULTIMODAL: dict[str, dict[str, Any]] = {
             "num_experts_per_tok": 1,
             "interleave_moe_layer_step": 2,
             "no_rope_layers": [1, 0],
-            "layer_types": ["full_attention", "full_attention"],  # else the embedded engine refuses its chunks
+            # else the embedded engine refuses its chunks
+            "layer_types": ["full_attention", "full_attention"],
         },
         "vision_config": {
             **_PIXELS,
@@ -227,7 +262,11 @@ MULTIMODAL: dict[str, dict[str, Any]] = {
     },
     "glm4v": {
         "text_config": {
-            "rope_parameters": {**_SECTIONS, "mrope_section": [2, 3, 3], "partial_rotary_factor": 0.5},
+            "rope_parameters": {
+                **_SECTIONS,
+                "mrope_section": [2, 3, 3],
+                "partial_rotary_factor": 0.5,
+            },
             "attention_bias": True,  # of its checkpoints, read by vLLM alone
         },
         "vision_config": {**_QWEN_TOWER, "image_size": 16},
@@ -256,13 +295,19 @@ def family_config(family: str, vocab_size: int, **changes: Any) -> Any:
         "pad_token_id": 0,
     }
     if family in ("gpt2", "opt"):
-        fields = {name: value for name, value in fields.items() if name not in ("num_key_value_heads", "head_dim")}
+        fields = {
+            name: value
+            for name, value in fields.items()
+            if name not in ("num_key_value_heads", "head_dim")
+        }
     if family.startswith("deepseek"):
         del fields["head_dim"]
     if family in MULTIMODAL:
         own = MULTIMODAL[family]
         fields["vocab_size"] += 8  # placeholders are no part of any text
-        return AutoConfig.for_model(family, **own | {"text_config": fields | own["text_config"] | changes})
+        return AutoConfig.for_model(
+            family, **own | {"text_config": fields | own["text_config"] | changes}
+        )
     return AutoConfig.for_model(family, **fields | FAMILIES[family] | changes)
 
 
@@ -286,7 +331,9 @@ def family_model(family: str, vocab_size: int, seed: int = 0, **changes: Any) ->
     import torch
 
     torch.manual_seed(seed)
-    model = family_class(family).from_config(family_config(family, vocab_size, **changes), dtype=torch.float32)
+    model = family_class(family).from_config(
+        family_config(family, vocab_size, **changes), dtype=torch.float32
+    )
     persistent = set(model.state_dict())
     for name, buffer in model.named_buffers():
         if name in persistent and buffer.is_floating_point():

@@ -73,7 +73,12 @@ def main(control: socket.socket) -> None:
 
 
 IMPORTED_LATE = (
-    *("deepspeed", "peft.tuners.lora", "transformers.models.llama.modeling_llama", "transformers.optimization"),
+    *(
+        "deepspeed",
+        "peft.tuners.lora",
+        "transformers.models.llama.modeling_llama",
+        "transformers.optimization",
+    ),
     *("uvicorn.lifespan.off", "uvicorn.loops.auto", "uvicorn.protocols.http.auto"),
 )
 
@@ -92,7 +97,11 @@ def import_everything() -> None:
 
 
 def become(
-    descriptors: list[int], words: list[str], cwd: str, environ: dict[str, str], prepare: list[Any] | None = None
+    descriptors: list[int],
+    words: list[str],
+    cwd: str,
+    environ: dict[str, str],
+    prepare: list[Any] | None = None,
 ) -> NoReturn:
     os.setsid()
     for target, source in enumerate(descriptors[:3]):
@@ -110,7 +119,9 @@ def become(
 def in_place_of_exec(path: str, argv: list[str], environ: dict[str, str]) -> NoReturn:
     assert path == sys.executable, path
     for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, signal.SIG_DFL if number == signal.SIGTERM else signal.default_int_handler)
+        signal.signal(
+            number, signal.SIG_DFL if number == signal.SIGTERM else signal.default_int_handler
+        )
     logging.root.handlers.clear()
     for logger in (logging.root, *logging.root.manager.loggerDict.values()):
         if isinstance(logger, logging.Logger) and logger.name.startswith(("root", "swift_r1")):
@@ -132,7 +143,10 @@ def run_ranks(words: list[str], environ: dict[str, str]) -> NoReturn:
     for rank in range(size):
         pid = os.fork()
         if pid == 0:
-            run(["-m", WORKER, *words], environ | meeting | {"RANK": str(rank), "LOCAL_RANK": str(rank)})
+            run(
+                ["-m", WORKER, *words],
+                environ | meeting | {"RANK": str(rank), "LOCAL_RANK": str(rank)},
+            )
         living.add(pid)
     code = 0
     while living:

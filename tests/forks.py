@@ -27,9 +27,13 @@ PIPE, STDOUT, DEVNULL = subprocess.PIPE, subprocess.STDOUT, subprocess.DEVNULL
 class ForkedProcess:
     """As `subprocess.Popen`: `stdin`, `stdout` and `stderr` are text where they are pipes."""
 
-    def __init__(self, pid: int, ended: int, words: Sequence[str], pipes: Mapping[str, IO[str]]) -> None:
+    def __init__(
+        self, pid: int, ended: int, words: Sequence[str], pipes: Mapping[str, IO[str]]
+    ) -> None:
         self.pid, self.args = pid, words
-        self.stdin, self.stdout, self.stderr = (pipes.get(name) for name in ("stdin", "stdout", "stderr"))
+        self.stdin, self.stdout, self.stderr = (
+            pipes.get(name) for name in ("stdin", "stdout", "stderr")
+        )
         self.returncode: int | None = None
         self._ended = os.fdopen(ended, "rb", buffering=0)
         self._lock = threading.Lock()
@@ -150,7 +154,9 @@ def start(
         request = {
             "words": [str(word) for word in words],
             "cwd": str(cwd),
-            "environ": dict(os.environ) | {"PYTHONPATH": str(REPO), "OMP_NUM_THREADS": "1"} | dict(environ or {}),
+            "environ": dict(os.environ)
+            | {"PYTHONPATH": str(REPO), "OMP_NUM_THREADS": "1"}
+            | dict(environ or {}),
             "prepare": prepare,
         }
         pid = _server.start(request, [into, out, err, end])

@@ -23,9 +23,15 @@ class Host:
     namespace: str
     address: str
 
-    def start(self, words: Sequence[str], cwd: Path, log: Path, **environ: str) -> subprocess.Popen[bytes]:
+    def start(
+        self, words: Sequence[str], cwd: Path, log: Path, **environ: str
+    ) -> subprocess.Popen[bytes]:
         """A process on this host, in a session of its own; what it prints goes to `log`."""
-        base = {name: value for name, value in os.environ.items() if name not in ("MASTER_ADDR", "MASTER_PORT")}
+        base = {
+            name: value
+            for name, value in os.environ.items()
+            if name not in ("MASTER_ADDR", "MASTER_PORT")
+        }
         with log.open("ab") as out:
             return subprocess.Popen(
                 [*self.enter, *words],
@@ -68,7 +74,20 @@ def made_hosts(count: int) -> Iterator[list[Host]]:
         for number, host in enumerate(made):
             name = host.namespace
             _ip("netns", "add", name)
-            _ip("link", "add", "eth0", "netns", name, "type", "veth", "peer", "name", f"p{number}", "netns", switch)
+            _ip(
+                "link",
+                "add",
+                "eth0",
+                "netns",
+                name,
+                "type",
+                "veth",
+                "peer",
+                "name",
+                f"p{number}",
+                "netns",
+                switch,
+            )
             _ip("-n", switch, "link", "set", f"p{number}", "master", "br0", "up")
             _ip("-n", name, "addr", "add", f"{host.address}/24", "dev", "eth0")
             for link in ("lo", "eth0"):
@@ -76,14 +95,23 @@ def made_hosts(count: int) -> Iterator[list[Host]]:
         yield made
     finally:
         for name in (*(host.namespace for host in made), switch):
-            subprocess.run(["ip", "netns", "delete", name], capture_output=True, timeout=20, check=False)
+            subprocess.run(
+                ["ip", "netns", "delete", name], capture_output=True, timeout=20, check=False
+            )
 
 
 def _ip(*words: str) -> None:
     subprocess.run(["ip", *words], capture_output=True, timeout=20, check=True)
 
 
-OWN_SHARED_MEMORY = ("unshare", "--mount", "sh", "-c", 'mount -t tmpfs tmpfs /dev/shm && exec "$@"', "sh")
+OWN_SHARED_MEMORY = (
+    "unshare",
+    "--mount",
+    "sh",
+    "-c",
+    'mount -t tmpfs tmpfs /dev/shm && exec "$@"',
+    "sh",
+)
 """Words before those of a command that is to have a /dev/shm of its own, as on another machine."""
 
 

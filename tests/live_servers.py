@@ -38,7 +38,9 @@ def to_bytes(bucket: Tensors) -> bytes:
     return b"".join(parts_of(bucket))
 
 
-def in_buckets(weights: Iterable[tuple[str, torch.Tensor]], max_bytes: int) -> Iterator[list[tuple[str, torch.Tensor]]]:
+def in_buckets(
+    weights: Iterable[tuple[str, torch.Tensor]], max_bytes: int
+) -> Iterator[list[tuple[str, torch.Tensor]]]:
     """Groups a lazy stream of named tensors; a bucket exceeds `max_bytes` only if one tensor alone does."""
     bucket: list[tuple[str, torch.Tensor]] = []
     size = 0
@@ -53,7 +55,11 @@ def in_buckets(weights: Iterable[tuple[str, torch.Tensor]], max_bytes: int) -> I
 
 
 def push_weights(
-    client: RolloutClient, version: int, buckets: Iterable[Tensors], transport: str = "auto", owner: str | None = None
+    client: RolloutClient,
+    version: int,
+    buckets: Iterable[Tensors],
+    transport: str = "auto",
+    owner: str | None = None,
 ) -> UpdateStatus:
     """One push under a lease of its own."""
     with WeightWriter(client, owner) as writer:
@@ -118,7 +124,9 @@ def serve_engine() -> Iterator[Callable[..., str]]:
         lifecycle = Lifecycle(RolloutArguments(model="none", **config), lambda: (engine, expected))
         app = create_app(lifecycle, config.get("api_key"))
         # As `swift rollout`: a trainer relies on it that the server keeps connections for longer than its clients.
-        server = uvicorn.Server(uvicorn.Config(app, port=0, log_level="error", timeout_keep_alive=120))
+        server = uvicorn.Server(
+            uvicorn.Config(app, port=0, log_level="error", timeout_keep_alive=120)
+        )
         listening = threading.Event()
 
         async def run() -> None:

@@ -24,7 +24,14 @@ from swift_r1.flags.server import RolloutArguments
 from swift_r1.models.expected import expected_weights
 from swift_r1.runtime.processes import leave, stop_at_once
 from swift_r1.serving import server
-from swift_r1.serving.engines.base import EngineInfo, Generated, Piece, PromptTokenizer, Scored, TokenLogprob
+from swift_r1.serving.engines.base import (
+    EngineInfo,
+    Generated,
+    Piece,
+    PromptTokenizer,
+    Scored,
+    TokenLogprob,
+)
 from swift_r1.serving.engines.transformers import TransformersEngine
 from swift_r1.wire.protocol import RolloutRequest, SamplingParams, tokenizer_hash
 
@@ -38,7 +45,11 @@ class TinyEngine:
     scores_alone = False
 
     def __init__(self, folder: str, can_sleep: bool = True, length: int = MAX_MODEL_LEN) -> None:
-        self.model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval().requires_grad_(False)
+        self.model = (
+            AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+            .eval()
+            .requires_grad_(False)
+        )
         tokenizer = self.tokenizer = AutoTokenizer.from_pretrained(folder)
         self.prompts = PromptTokenizer(tokenizer)
         self.engine = TransformersEngine(self.model, tokenizer, (tokenizer.eos_token_id,), 0)
@@ -49,15 +60,21 @@ class TinyEngine:
         self.version, self.temperature = 0, 1.0
         self.asleep: set[str] = set()
 
-    async def generate(self, prompt: Sequence[int], sampling: SamplingParams, seed: int | None) -> Generated:
-        request = RolloutRequest(request_id="-", prompt_token_ids=tuple(prompt), seeds=(seed or 0,), sampling=sampling)
+    async def generate(
+        self, prompt: Sequence[int], sampling: SamplingParams, seed: int | None
+    ) -> Generated:
+        request = RolloutRequest(
+            request_id="-", prompt_token_ids=tuple(prompt), seeds=(seed or 0,), sampling=sampling
+        )
 
         def work() -> Generated:
             with self.one_at_a_time:
                 assert not self.asleep
                 versions = ((0, self.version),)
                 [completion] = self.engine.generate([request], 0)[0].completions
-            return Generated(completion.token_ids, completion.logprobs, completion.finish_reason, versions)
+            return Generated(
+                completion.token_ids, completion.logprobs, completion.finish_reason, versions
+            )
 
         return await asyncio.to_thread(work)
 
@@ -83,13 +100,17 @@ class TinyEngine:
 
     async def score_top(self, sequence: Sequence[int], top: int) -> Scored:
         def work() -> Scored:
-            with self.one_at_a_time:  # the engine has the model attend its own way while it generates
+            # the engine has the model attend its own way while it generates
+            with self.one_at_a_time:
                 assert not self.asleep
                 ids = torch.tensor([list(sequence)])
                 logps = (self.model(ids).logits[0, :-1] / self.temperature).log_softmax(-1)
             found = logps.topk(top)
             own = logps.gather(-1, ids[0, 1:, None]).squeeze(-1).tolist()
-            return Scored(tuple(own), *(tuple(map(tuple, one.tolist())) for one in (found.indices, found.values)))
+            return Scored(
+                tuple(own),
+                *(tuple(map(tuple, one.tolist())) for one in (found.indices, found.values)),
+            )
 
         return await asyncio.to_thread(work)
 

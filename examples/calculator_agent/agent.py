@@ -28,7 +28,9 @@ CALCULATE = {
 def worked_out(arguments: str) -> str:
     """The answer to a call, or that there is none."""
     try:
-        left, way, right = re.fullmatch(r"(-?\d+)([-+*])(\d+)", json.loads(arguments)["expression"]).groups()
+        left, way, right = re.fullmatch(
+            r"(-?\d+)([-+*])(\d+)", json.loads(arguments)["expression"]
+        ).groups()
     except (ValueError, KeyError, TypeError, AttributeError):
         return "Error"
     return str({"+": int.__add__, "-": int.__sub__, "*": int.__mul__}[way](int(left), int(right)))

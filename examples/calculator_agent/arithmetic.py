@@ -77,4 +77,6 @@ def _drawn_expression(problem: Problem, expressions: list[str], rng: random.Rand
     """Two neighbours in the question, or the last answer and the end of the question."""
     if expressions and rng.random() < 0.5:
         return f"{calculated(expressions[-1])}{problem.way}{problem.other}"
-    return rng.choice((f"{problem.left}*{problem.right}", f"{problem.right}{problem.way}{problem.other}"))
+    return rng.choice(
+        (f"{problem.left}*{problem.right}", f"{problem.right}{problem.way}{problem.other}")
+    )

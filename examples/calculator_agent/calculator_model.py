@@ -25,7 +25,8 @@ from swift_r1.launch.environment import has_gpu, trainer_environment, usable_cpu
 
 # For tiny_model.py of examples/countdown_demo.
 sys.path.append(str(Path(__file__).resolve().parents[1] / "countdown_demo"))
-_INSIDE = "SWIFT_R1_CALCULATOR_MODEL"  # set in the process that trains: its allocator must be there when Python starts
+# set in the process that trains: its allocator must be there when Python starts
+_INSIDE = "SWIFT_R1_CALCULATOR_MODEL"
 
 STEPS = 1200
 # Pieces of JSON that are one token, as in most tokenizers, longest first.
@@ -33,7 +34,8 @@ JSON_PIECES = ('", "arguments": {"', '{"name": "', '": "', '"}}')
 TAGS = ("<tools>", "</tools>", "<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>")
 NAME, ARGUMENT = "calculate", "expression"  # of the tool, see plugin.py
 WORDS = (NAME, ARGUMENT)
-DIGITS = tuple(f"{number:02d}" for number in range(100))  # a token is one or two of a number's digits
+# a token is one or two of a number's digits
+DIGITS = tuple(f"{number:02d}" for number in range(100))
 CHARACTERS = "".join(map(chr, range(32, 127))) + "\n"
 # Hermes' form of calls, and tools by the names of their arguments.
 CHAT_TEMPLATE = (
@@ -58,7 +60,9 @@ def main() -> int:
     parser.add_argument("--steps", type=int, default=STEPS)
     args = parser.parse_args()
     if _INSIDE not in os.environ:
-        added = trainer_environment(os.environ, World(), offline=True, cpus=usable_cpus(), gpu=has_gpu(os.environ))
+        added = trainer_environment(
+            os.environ, World(), offline=True, cpus=usable_cpus(), gpu=has_gpu(os.environ)
+        )
         environment = {**os.environ, **added, _INSIDE: "1"}
         return subprocess.run([sys.executable, *sys.argv], env=environment, check=False).returncode
     make(args.output_dir, args.seed, args.steps)
@@ -85,7 +89,9 @@ def make_tokenizer():
     """A token a tag, a piece of JSON, a word of a call, or a character."""
     import tiny_model
 
-    return tiny_model.make_tokenizer((*TAGS, *JSON_PIECES), CHARACTERS, (*WORDS, *DIGITS), CHAT_TEMPLATE)
+    return tiny_model.make_tokenizer(
+        (*TAGS, *JSON_PIECES), CHARACTERS, (*WORDS, *DIGITS), CHAT_TEMPLATE
+    )
 
 
 def batches(tokenizer, seed: int) -> Iterator:

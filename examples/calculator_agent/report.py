@@ -14,7 +14,9 @@ from typing import Any
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("runs", nargs="+", type=Path, help="run folders")
     parser.add_argument("--csv", type=Path, help="where to write the curves")
     parser.add_argument("--plot", type=Path, help="where to draw them")
@@ -24,7 +26,9 @@ def main() -> None:
         print(line(run))
     if args.csv:
         with args.csv.open("w", newline="") as file:
-            writer = csv.DictWriter(file, ["run", "step", "training", "held_out"], lineterminator="\n")
+            writer = csv.DictWriter(
+                file, ["run", "step", "training", "held_out"], lineterminator="\n"
+            )
             writer.writeheader()
             writer.writerows(curves)
     if args.plot:
@@ -43,7 +47,9 @@ def curve(run: Path) -> list[dict[str, Any]]:
         # The first reward function says what is right; others may be added to it.
         right = [value for name, value in row.items() if re.fullmatch("rewards/[^/]+/mean", name)]
         own |= {"training": f"{right[0]:.4f}"} if right else {}
-        held_out = [value for name, value in row.items() if re.fullmatch("eval/[^/]+/accuracy", name)]
+        held_out = [
+            value for name, value in row.items() if re.fullmatch("eval/[^/]+/accuracy", name)
+        ]
         own |= {"held_out": f"{held_out[0]:.5f}"} if held_out else {}
     return [found[step] for step in sorted(found)]
 
@@ -55,7 +61,10 @@ def line(run: Path) -> str:
     calls = []
     for step in (held_out[0]["step"], held_out[-1]["step"]):
         own = [row for row in rows if row["step"] == step]
-        calls.append(sum(len(one.get("tool_calls") or ()) for row in own for one in row["messages"]) / len(own))
+        calls.append(
+            sum(len(one.get("tool_calls") or ()) for row in own for one in row["messages"])
+            / len(own)
+        )
     shown = ", ".join(f"{float(row['held_out']):.3f} ({row['step']})" for row in held_out)
     return f"{run.name}: {shown}; {calls[0]:.2f} to {calls[1]:.2f} calls a problem"
 
@@ -70,9 +79,16 @@ def plot(curves: list[dict[str, Any]], path: Path) -> None:
     panels: dict[str, list[str]] = {}
     for run in dict.fromkeys(row["run"] for row in curves):
         way = run.rpartition("-")[0]
-        panels.setdefault("SmolLM2-135M: right calls" if way == "smollm2" else "made here: solved", []).append(run)
+        panels.setdefault(
+            "SmolLM2-135M: right calls" if way == "smollm2" else "made here: solved", []
+        ).append(run)
     figure, axes = plt.subplots(
-        1, len(panels), figsize=(5 * len(panels), 4), layout="constrained", sharey=True, squeeze=False
+        1,
+        len(panels),
+        figsize=(5 * len(panels), 4),
+        layout="constrained",
+        sharey=True,
+        squeeze=False,
     )
     colours: dict[str, str] = {}
     for axis, (title, runs) in zip(axes[0], panels.items(), strict=True):

@@ -41,7 +41,9 @@ class RightCall(ORM):
 
     def __call__(self, completions, total, tool_calls, **kwargs):
         return [
-            float(len(calls) > 0 and calls[0]["outcome"] == "answer" and calls[0]["content"] == wanted)
+            float(
+                len(calls) > 0 and calls[0]["outcome"] == "answer" and calls[0]["content"] == wanted
+            )
             for wanted, calls in zip(total, tool_calls, strict=True)
         ]
 
@@ -53,6 +55,8 @@ class AnyCall(ORM):
         return [float(any(call["outcome"] != "unread" for call in calls)) for calls in tool_calls]
 
 
-register_dataset(DatasetMeta(dataset_name="sums", loader=load_sums, preprocess_func=SumPreprocessor()))
+register_dataset(
+    DatasetMeta(dataset_name="sums", loader=load_sums, preprocess_func=SumPreprocessor())
+)
 orms["right_call"] = RightCall
 orms["any_call"] = AnyCall

@@ -28,7 +28,10 @@ class ExpressionReward(ORM):
     wrong one in its tag."""
 
     def __call__(self, completions, nums, target, **kwargs):
-        return [grade_countdown(*item, mode="oat").score for item in zip(completions, nums, target, strict=True)]
+        return [
+            grade_countdown(*item, mode="oat").score
+            for item in zip(completions, nums, target, strict=True)
+        ]
 
 
 register_dataset(

@@ -82,7 +82,9 @@ def prompt(nums: Sequence[int], target: int) -> str:
     return f"{' '.join(map(str, nums))}>{target}"
 
 
-def write_trace(problem: Problem, rng: random.Random, hit: float = 0.5, give_up: float = 0.45) -> str:
+def write_trace(
+    problem: Problem, rng: random.Random, hit: float = 0.5, give_up: float = 0.45
+) -> str:
     """A search that is honest but short of breath; seven in ten of these end right, of the model's own far fewer.
 
     Each candidate is drawn at random (a solution with probability `hit`, else anything not tried yet); the

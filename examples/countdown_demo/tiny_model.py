@@ -36,8 +36,12 @@ def make_tokenizer(
     symbols = [PAD, EOS, UNKNOWN, *tags, *words, *characters]
     pieces = [re.escape(tag) for tag in tags]
     pieces += [f"{re.escape(word)}(?![A-Za-z])" for word in sorted(words, key=len, reverse=True)]
-    tokenizer = Tokenizer(models.WordLevel({s: i for i, s in enumerate(symbols)}, unk_token=UNKNOWN))
-    tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex("|".join([*pieces, r"[\s\S]"])), behavior="isolated")
+    tokenizer = Tokenizer(
+        models.WordLevel({s: i for i, s in enumerate(symbols)}, unk_token=UNKNOWN)
+    )
+    tokenizer.pre_tokenizer = pre_tokenizers.Split(
+        Regex("|".join([*pieces, r"[\s\S]"])), behavior="isolated"
+    )
     tokenizer.decoder = decoders.Fuse()
     return PreTrainedTokenizerFast(
         tokenizer_object=tokenizer,
@@ -85,7 +89,9 @@ def make_model(
     return LlamaForCausalLM(config)
 
 
-def save(model: LlamaForCausalLM, folder: str | Path, tokenizer: PreTrainedTokenizerFast | None = None) -> None:
+def save(
+    model: LlamaForCausalLM, folder: str | Path, tokenizer: PreTrainedTokenizerFast | None = None
+) -> None:
     """Writes model and tokenizer (the demo's, if none is given) as `from_pretrained` and vLLM read them."""
     model.save_pretrained(folder)
     (tokenizer or make_tokenizer()).save_pretrained(folder)

@@ -26,7 +26,8 @@ from torch.nn.functional import cross_entropy
 
 STEPS = 880
 BATCH = 32
-POOL = 16  # batches cut from one sorted pool of traces, so that a batch holds traces of similar length
+# batches cut from one sorted pool of traces, so that a batch holds traces of similar length
+POOL = 16
 WARMUP, DECAY = 50, 0.6  # steps of rise; share of the steps over which the rate falls to 0
 # Muon for the matrices inside the layers: with AdamW alone the arithmetic stays too weak for RL to build on.
 MUON_RATE, ADAMW_RATE = 0.01, 3e-3
@@ -48,10 +49,14 @@ def batches(tokenizer, seed: int) -> Iterator[Batch]:
     rng, problems = random.Random(seed), task.split()[0]
     while True:
         chosen = [rng.choice(problems) for _ in range(BATCH * POOL)]
-        questions = [task.prompt(rng.sample(problem.nums, 3), problem.target) + "\n" for problem in chosen]
+        questions = [
+            task.prompt(rng.sample(problem.nums, 3), problem.target) + "\n" for problem in chosen
+        ]
         traces = [task.write_trace(problem, rng) for problem in chosen]
         token_ids = tokenizer([q + t for q, t in zip(questions, traces, strict=True)])["input_ids"]
-        weights = [[0.0] * len(q) + trace_weights(t) for q, t in zip(questions, traces, strict=True)]
+        weights = [
+            [0.0] * len(q) + trace_weights(t) for q, t in zip(questions, traces, strict=True)
+        ]
         yield from cut(token_ids, weights, tokenizer, rng)
 
 
@@ -63,7 +68,9 @@ def cut(
     for start in rng.sample(range(0, len(order), BATCH), POOL):
         part = order[start : start + BATCH]
         yield Batch(
-            _padded([[*token_ids[i], tokenizer.eos_token_id] for i in part], tokenizer.pad_token_id),
+            _padded(
+                [[*token_ids[i], tokenizer.eos_token_id] for i in part], tokenizer.pad_token_id
+            ),
             _padded([[*weights[i], 1.0] for i in part], 0.0),
         )
 
@@ -86,7 +93,9 @@ def loss_of(model: nn.Module, batch: Batch) -> Tensor:
     hidden = model.model(batch.tokens).last_hidden_state[:, :-1]
     weights = batch.weights[:, 1:]
     counted = weights > 0
-    losses = cross_entropy(model.lm_head(hidden[counted]), batch.tokens[:, 1:][counted], reduction="none")
+    losses = cross_entropy(
+        model.lm_head(hidden[counted]), batch.tokens[:, 1:][counted], reduction="none"
+    )
     return (losses * weights[counted]).sum() / (TYPICAL_WEIGHT * len(batch.tokens))
 
 
@@ -108,11 +117,18 @@ def rate_factor(step: int, steps: int) -> float:
 def train(model: nn.Module, data: Iterator[Batch], steps: int) -> None:
     optimizers = make_optimizers(model)
     schedulers = [
-        torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: rate_factor(step, steps)) for optimizer in optimizers
+        torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: rate_factor(step, steps))
+        for optimizer in optimizers
     ]
-    columns = ("warm start", BarColumn(), TextColumn("step {task.completed}/{task.total}  loss {task.fields[loss]}"))
+    columns = (
+        "warm start",
+        BarColumn(),
+        TextColumn("step {task.completed}/{task.total}  loss {task.fields[loss]}"),
+    )
     model.train()
-    with Progress(*columns, TimeElapsedColumn(), TimeRemainingColumn(), refresh_per_second=2) as progress:
+    with Progress(
+        *columns, TimeElapsedColumn(), TimeRemainingColumn(), refresh_per_second=2
+    ) as progress:
         bar = progress.add_task("", total=steps, loss="-")
         for step, batch in zip(range(steps), data, strict=False):
             loss = loss_of(model, batch)

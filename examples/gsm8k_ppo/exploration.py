@@ -35,21 +35,32 @@ class Score:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--temperatures", type=float, nargs="+", default=list(TEMPERATURES), metavar="T")
+    parser.add_argument(
+        "--temperatures", type=float, nargs="+", default=list(TEMPERATURES), metavar="T"
+    )
     parser.add_argument("--seeds", type=int, nargs="+", default=[0], metavar="N")
     parser.add_argument("--mini", action="store_true", help="mini.sh in place of run.sh")
     parser.add_argument("--report", action="store_true", help="run nothing")
-    parser.add_argument("--output_dir", type=Path, help="[output/gsm8k_ppo_exploration, with --mini below output/mini]")
+    parser.add_argument(
+        "--output_dir",
+        type=Path,
+        help="[output/gsm8k_ppo_exploration, with --mini below output/mini]",
+    )
     args = parser.parse_args()
     if bad := [value for value in args.temperatures if value <= 0]:
         parser.error(f"--temperatures: {bad[0]:g} is not above 0")
-    folder = args.output_dir or Path("output/mini" if args.mini else "output") / "gsm8k_ppo_exploration"
+    folder = (
+        args.output_dir or Path("output/mini" if args.mini else "output") / "gsm8k_ppo_exploration"
+    )
     if not args.report:
         script = HERE / ("mini.sh" if args.mini else "run.sh")
         for seed in args.seeds:
             for temperature in args.temperatures:
                 if code := run(script, folder, temperature, seed):
-                    print(f"{script.name} at temperature {temperature:g} ended with {code}", file=sys.stderr)
+                    print(
+                        f"{script.name} at temperature {temperature:g} ended with {code}",
+                        file=sys.stderr,
+                    )
                     return code
     scores = scores_in(folder)
     if not scores:
@@ -69,7 +80,11 @@ def run(script: Path, folder: Path, temperature: float, seed: int) -> int:
         return 0
     words = ["--add_version", "false", "--resume_from_checkpoint", "last"]
     words += ["--seed", str(seed)] if script.name == "run.sh" else []
-    environment = os.environ | {"TEMPERATURE": f"{temperature:g}", "OUTPUT": str(output.resolve()), "SEED": str(seed)}
+    environment = os.environ | {
+        "TEMPERATURE": f"{temperature:g}",
+        "OUTPUT": str(output.resolve()),
+        "SEED": str(seed),
+    }
     return subprocess.run([script, *words], env=environment, check=False).returncode
 
 
@@ -84,7 +99,9 @@ def scores_in(folder: Path) -> list[Score]:
         summary = json.loads(path.read_text())
         if summary["exit_code"] or summary["eval_after"] is None:
             continue
-        temperature, seed = (float(part.name.rpartition("-")[2]) for part in (path.parents[1], path.parent))
+        temperature, seed = (
+            float(part.name.rpartition("-")[2]) for part in (path.parents[1], path.parent)
+        )
         found.append(Score(temperature, int(seed), summary["eval_before"], summary["eval_after"]))
     return sorted(found, key=lambda score: (score.temperature, score.seed))
 
@@ -117,10 +134,17 @@ def plot(scores: Sequence[Score], path: Path) -> None:
     from matplotlib import pyplot
 
     figure, axes = pyplot.subplots(figsize=(6, 4))
-    axes.plot([score.temperature for score in scores], [score.after for score in scores], "o", label="a run")
+    axes.plot(
+        [score.temperature for score in scores],
+        [score.after for score in scores],
+        "o",
+        label="a run",
+    )
     mean = means(scores)
     axes.plot(list(mean), list(mean.values()), "-", label="mean")
-    axes.set(xlabel="sampling temperature in training", ylabel="final score", title="PPO: exploration")
+    axes.set(
+        xlabel="sampling temperature in training", ylabel="final score", title="PPO: exploration"
+    )
     axes.legend()
     figure.savefig(path, dpi=120, bbox_inches="tight")
     pyplot.close(figure)

@@ -23,11 +23,20 @@ from swift_r1.launch.environment import has_gpu, trainer_environment, usable_cpu
 
 DEMO = Path(__file__).resolve().parents[1] / "countdown_demo"
 sys.path.append(str(DEMO))
-_INSIDE = "SWIFT_R1_MINI_MODEL"  # set in the process that trains: the allocator must be chosen before Python starts
+# set in the process that trains: the allocator must be chosen before Python starts
+_INSIDE = "SWIFT_R1_MINI_MODEL"
 
 STEPS = 900
 CHARACTERS = "".join(map(chr, range(32, 127))) + "\n"
-TAGS = ("<reasoning>", "</reasoning>", "<answer>", "</answer>", "<|im_start|>", "<|im_end|>", "\\boxed")
+TAGS = (
+    "<reasoning>",
+    "</reasoning>",
+    "<answer>",
+    "</answer>",
+    "<|im_start|>",
+    "<|im_end|>",
+    "\\boxed",
+)
 CHAT_TEMPLATE = (
     "{% for message in messages %}"
     "{% if message['role'] == 'system' %}{{ message['content'] + '\\n' }}"
@@ -44,14 +53,18 @@ def main() -> int:
     parser.add_argument("--steps", type=int, help="supervised steps [the task's own]")
     args = parser.parse_args()
     if _INSIDE not in os.environ:
-        added = trainer_environment(os.environ, World(), offline=True, cpus=usable_cpus(), gpu=has_gpu(os.environ))
+        added = trainer_environment(
+            os.environ, World(), offline=True, cpus=usable_cpus(), gpu=has_gpu(os.environ)
+        )
         return subprocess.run(
             [sys.executable, *sys.argv], env={**os.environ, **added, _INSIDE: "1"}, check=False
         ).returncode
     if args.task == "countdown":
         words = ["--output_dir", str(args.folder), "--seed", str(args.seed)]
         words += ["--steps", str(args.steps)] if args.steps else []
-        return subprocess.run([sys.executable, str(DEMO / "warm_start.py"), *words], check=False).returncode
+        return subprocess.run(
+            [sys.executable, str(DEMO / "warm_start.py"), *words], check=False
+        ).returncode
     make_words(args.folder, args.seed, args.steps or STEPS)
     return 0
 
@@ -67,7 +80,12 @@ def make_words(folder: Path, seed: int, steps: int) -> None:
     warm_start.train(model, batches(tokenizer, seed), steps)
     folder.parent.mkdir(parents=True, exist_ok=True)
     tiny_model.save(model, folder, tokenizer)
-    result = {"task": "words", "steps": steps, "seed": seed, "seconds": time.perf_counter() - started}
+    result = {
+        "task": "words",
+        "steps": steps,
+        "seed": seed,
+        "seconds": time.perf_counter() - started,
+    }
     (folder / "warm_start.json").write_text(json.dumps(result, indent=2) + "\n")
     print(f"{folder}: {steps} supervised steps in {result['seconds']:.0f} s")
 
@@ -92,7 +110,9 @@ def prompt(tokenizer, form, question: str) -> str:
     """The prompt as `swift rlhf` renders it with the form's flags."""
     from swift_r1.data.prompts import PromptEncoder
 
-    return PromptEncoder(tokenizer, wording=form.wording).render([{"role": "user", "content": question}])
+    return PromptEncoder(tokenizer, wording=form.wording).render(
+        [{"role": "user", "content": question}]
+    )
 
 
 def batches(tokenizer, seed: int) -> Iterator:

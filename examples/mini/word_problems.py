@@ -52,7 +52,9 @@ class Problem:
 
     def question(self, rng: random.Random) -> str:
         names, thing = rng.sample(NAMES, 2), rng.choice(THINGS)
-        return STORIES[self.operations].format(n=names[0], m=names[1], t=thing, a=self.a, b=self.b, c=self.c)
+        return STORIES[self.operations].format(
+            n=names[0], m=names[1], t=thing, a=self.a, b=self.b, c=self.c
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +75,10 @@ class Form:
 TAG_SYSTEM = "think first, then give one number. <reasoning> reasoning here </reasoning> <answer> number here </answer>"
 FORMS: Mapping[str, Form] = {
     "gsm8k": Form(Wording(), "{steps}\n#### {result}", rambles=True),
-    "tags": Form(Wording(TAG_SYSTEM, response_prefix="<reasoning>"), "{steps}</reasoning>\n<answer>{result}</answer>"),
+    "tags": Form(
+        Wording(TAG_SYSTEM, response_prefix="<reasoning>"),
+        "{steps}</reasoning>\n<answer>{result}</answer>",
+    ),
     "boxed": Form(Wording(template="qwen_math"), "{steps}, so \\boxed{{{result}}}."),
 }
 
@@ -86,7 +91,9 @@ def worked(problem: Problem, operations: str) -> tuple[str, int]:
     """
     first = _calculated(problem.a, operations[0], problem.b)
     result = _calculated(first, operations[1], problem.c)
-    steps = f"{problem.a}{operations[0]}{problem.b}={first}, {first}{operations[1]}{problem.c}={result}"
+    steps = (
+        f"{problem.a}{operations[0]}{problem.b}={first}, {first}{operations[1]}{problem.c}={result}"
+    )
     return steps, result
 
 
@@ -97,7 +104,9 @@ def _calculated(left: int, operation: str, right: int) -> int:
 @cache
 def split() -> tuple[tuple[Problem, ...], tuple[Problem, ...]]:
     """All problems whose numbers never fall below 0, as (training, held out)."""
-    every = (Problem(story, *numbers) for story in STORIES for numbers in product(NUMBERS, repeat=3))
+    every = (
+        Problem(story, *numbers) for story in STORIES for numbers in product(NUMBERS, repeat=3)
+    )
     problems = [p for p in every if p.steps[1] >= 0 and (p.operations[0] != "-" or p.a > p.b)]
     random.Random(SPLIT_SEED).shuffle(problems)
     return tuple(problems[HELD_OUT:]), tuple(problems[:HELD_OUT])

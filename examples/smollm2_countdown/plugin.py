@@ -24,7 +24,10 @@ PROMPT = (
 def load_problems(split="train", count=None, seed=42):
     """Rows with `nums`, the larger first, and `target`; training and held-out problems never share both."""
     each = -(-(count or ROWS) // len(OPERATORS))
-    specs = [CountdownSpec(counts=(2,), numbers=(2, 50), operators=one, targets=(2, 999)) for one in OPERATORS]
+    specs = [
+        CountdownSpec(counts=(2,), numbers=(2, 50), operators=one, targets=(2, 999))
+        for one in OPERATORS
+    ]
     in_turn = zip(*(countdown_problems(each, seed, split, spec) for spec in specs), strict=True)
     for problem in chain.from_iterable(in_turn):
         yield {"nums": sorted(problem.nums, reverse=True), "target": problem.target}
@@ -42,18 +45,25 @@ class Solved(ORM):
     """1 for an expression that uses both numbers once and equals the target, else 0."""
 
     def __call__(self, completions, nums, target, **kwargs):
-        return [grade_countdown(*item).score for item in zip(completions, nums, target, strict=True)]
+        return [
+            grade_countdown(*item).score for item in zip(completions, nums, target, strict=True)
+        ]
 
 
 class AnswerTag(ORM):
     """1 for an answer in its tags, right or wrong, else 0."""
 
     def __call__(self, completions, nums, target, **kwargs):
-        return [float(grade_countdown(*item).formatted) for item in zip(completions, nums, target, strict=True)]
+        return [
+            float(grade_countdown(*item).formatted)
+            for item in zip(completions, nums, target, strict=True)
+        ]
 
 
 register_dataset(
-    DatasetMeta(dataset_name="countdown_two", loader=load_problems, preprocess_func=TwoNumbersPreprocessor())
+    DatasetMeta(
+        dataset_name="countdown_two", loader=load_problems, preprocess_func=TwoNumbersPreprocessor()
+    )
 )
 orms["solved"] = Solved
 orms["answer_tag"] = AnswerTag

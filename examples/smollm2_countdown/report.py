@@ -18,18 +18,24 @@ EVERY = 10
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("runs", nargs="+", type=Path, help="run folders")
     parser.add_argument("--plot", type=Path, help="where to write the curves")
     args = parser.parse_args()
-    logs = {run: [row for row in _lines(run / "logging.jsonl") if "reward" in row] for run in args.runs}
+    logs = {
+        run: [row for row in _lines(run / "logging.jsonl") if "reward" in row] for run in args.runs
+    }
     console = Console()
     console.print(_table(logs))
     for run in args.runs:
         summary = json.loads((run / "summary.json").read_text())
         before, after = summary["eval_before"], summary["eval_after"]
         seconds = median(row["time/step"] for row in logs[run])
-        console.print(f"{run.name}: held-out accuracy {before:.3f} to {after:.3f}, median {seconds:.1f} s a step")
+        console.print(
+            f"{run.name}: held-out accuracy {before:.3f} to {after:.3f}, median {seconds:.1f} s a step"
+        )
     _show_completions(console, args.runs[0], logs[args.runs[0]][-1]["step"])
     if args.plot:
         _plot(logs, args.plot)
@@ -45,8 +51,14 @@ def _table(logs: dict[Path, list[dict[str, Any]]]) -> Table:
     last = max(row["step"] for log in logs.values() for row in log)
     for first in range(1, last + 1, EVERY):
         steps = range(first, first + EVERY)
-        means = [[row["rewards/solved/mean"] for row in log if row["step"] in steps] for log in logs.values()]
-        table.add_row(f"{first}-{min(steps[-1], last)}", *(f"{fmean(mean):.2f}" if mean else "" for mean in means))
+        means = [
+            [row["rewards/solved/mean"] for row in log if row["step"] in steps]
+            for log in logs.values()
+        ]
+        table.add_row(
+            f"{first}-{min(steps[-1], last)}",
+            *(f"{fmean(mean):.2f}" if mean else "" for mean in means),
+        )
     return table
 
 
@@ -55,7 +67,11 @@ def _show_completions(console: Console, run: Path, last: int) -> None:
     for step in (0, last):
         console.print(f"\n{run.name}, held-out problems after step {step}:")
         for row in [row for row in rows if row["step"] == step][:24:4]:
-            console.print(f"  {row['nums']} {row['target']}: {row['completion']!r}", markup=False, highlight=False)
+            console.print(
+                f"  {row['nums']} {row['target']}: {row['completion']!r}",
+                markup=False,
+                highlight=False,
+            )
 
 
 def _plot(logs: dict[Path, list[dict[str, Any]]], path: Path) -> None:
@@ -66,8 +82,17 @@ def _plot(logs: dict[Path, list[dict[str, Any]]], path: Path) -> None:
 
     figure, axes = plt.subplots(figsize=(6, 3.5), layout="constrained")
     for run, log in logs.items():
-        axes.plot([row["step"] for row in log], [row["rewards/solved/mean"] for row in log], label=run.name)
-    axes.set(xlabel="optimizer step", ylabel="solved", ylim=(0, 1), title="SmolLM2-135M, two-number Countdown")
+        axes.plot(
+            [row["step"] for row in log],
+            [row["rewards/solved/mean"] for row in log],
+            label=run.name,
+        )
+    axes.set(
+        xlabel="optimizer step",
+        ylabel="solved",
+        ylim=(0, 1),
+        title="SmolLM2-135M, two-number Countdown",
+    )
     axes.grid(alpha=0.3)
     axes.legend()
     path.parent.mkdir(parents=True, exist_ok=True)

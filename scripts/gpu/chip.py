@@ -37,21 +37,49 @@ def machine() -> None:
         subprocess.run(["nvidia-smi"], timeout=60, check=False)
     import torch
 
-    found: dict[str, Any] = {"python": sys.version.split()[0], "torch": torch.__version__, "cuda": torch.version.cuda}
+    found: dict[str, Any] = {
+        "python": sys.version.split()[0],
+        "torch": torch.__version__,
+        "cuda": torch.version.cuda,
+    }
     if torch.cuda.is_available():
-        about = [torch.cuda.get_device_properties(number) for number in range(torch.cuda.device_count())]
-        found["gpus"] = [f"{one.name}, {one.total_memory / 2**30:.0f} GiB, sm_{one.major}{one.minor}" for one in about]
+        about = [
+            torch.cuda.get_device_properties(number) for number in range(torch.cuda.device_count())
+        ]
+        found["gpus"] = [
+            f"{one.name}, {one.total_memory / 2**30:.0f} GiB, sm_{one.major}{one.minor}"
+            for one in about
+        ]
         found["nccl"] = ".".join(map(str, torch.cuda.nccl.version()))
     for folder in ("/dev/shm", "/tmp"):
         found[f"{folder} GiB free"] = round(shutil.disk_usage(folder).free / 2**30, 1)
     found["compiler"] = shutil.which("gcc") or "none"
-    faults = [] if REHEARSES or torch.cuda.is_available() else ["torch sees no GPU: is the driver new enough for it?"]
-    for name, check in (("matrix product", _product), ("4-bit linear", _four_bits), ("compile", _compiled)):
+    faults = (
+        []
+        if REHEARSES or torch.cuda.is_available()
+        else ["torch sees no GPU: is the driver new enough for it?"]
+    )
+    for name, check in (
+        ("matrix product", _product),
+        ("4-bit linear", _four_bits),
+        ("compile", _compiled),
+    ):
         try:
             found[name] = check()
         except Exception as error:  # noqa: BLE001  each is tried whatever the others do; all are reported
-            faults.append(f"{name}: {type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}")
-    for package in ("transformers", "triton", "vllm", "deepspeed", "bitsandbytes", "flash_attn", "peft", "flashinfer"):
+            faults.append(
+                f"{name}: {type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
+            )
+    for package in (
+        "transformers",
+        "triton",
+        "vllm",
+        "deepspeed",
+        "bitsandbytes",
+        "flash_attn",
+        "peft",
+        "flashinfer",
+    ):
         if find_spec(package) is None:
             found[package] = "not installed"
             continue
@@ -68,8 +96,16 @@ def _product() -> float:
     """The largest error of a bf16 product on the device against float64 on the host."""
     import torch
 
-    a, b = (torch.randn(512, 512, generator=torch.Generator().manual_seed(one)).bfloat16() for one in (0, 1))
-    error = ((a.to(device()) @ b.to(device())).double().cpu() - a.double() @ b.double()).abs().max().item()
+    a, b = (
+        torch.randn(512, 512, generator=torch.Generator().manual_seed(one)).bfloat16()
+        for one in (0, 1)
+    )
+    error = (
+        ((a.to(device()) @ b.to(device())).double().cpu() - a.double() @ b.double())
+        .abs()
+        .max()
+        .item()
+    )
     if error > 1.0:
         raise ArithmeticError(f"off by {error}")
     return error
@@ -103,7 +139,11 @@ def rates() -> None:
     written); then the products of an output head, whose logits leave in bfloat16 or in float32."""
     import torch
 
-    where, size, nbytes = device(), 512 if REHEARSES else 8192, (1 << 22) if REHEARSES else (1 << 29)
+    where, size, nbytes = (
+        device(),
+        512 if REHEARSES else 8192,
+        (1 << 22) if REHEARSES else (1 << 29),
+    )
     found = {}
     kinds = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
     for name, dtype in kinds.items():
@@ -126,7 +166,9 @@ def rates() -> None:
             "made float32": lambda hidden, head: (hidden @ head.t()).float(),
         }
         if not REHEARSES:  # out_dtype is for GPUs alone
-            ways["float32 logits"] = lambda hidden, head: torch.mm(hidden, head.t(), out_dtype=torch.float32)
+            ways["float32 logits"] = lambda hidden, head: torch.mm(
+                hidden, head.t(), out_dtype=torch.float32
+            )
         for name, way in ways.items():
             seconds = best(partial(way, hidden, head))
             shown({f"head of {width}, {name} TFLOP/s": operations / seconds})
@@ -149,7 +191,9 @@ def attention() -> None:
     )
     for length in (64,) if REHEARSES else (4096, 16_384, 32_768):
         query, key, value = (
-            torch.randn(1, count, length, width, device=device(), dtype=torch.bfloat16, requires_grad=True)
+            torch.randn(
+                1, count, length, width, device=device(), dtype=torch.bfloat16, requires_grad=True
+            )
             for count in (heads, shared, shared)
         )
         operations = 2 * heads * width * length**2 / 1e12  # two products, half of each masked

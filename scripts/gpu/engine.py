@@ -33,7 +33,8 @@ from weight_sync import server
 
 PROMPT, NEW, GROUP = (16, 16, 8) if REHEARSES else (128, 512, 8)
 LOADS = (8,) if REHEARSES else (64, 256, 1024)
-KEPT_BYTES = (64 << 20) if REHEARSES else (24 << 30)  # of keys and values: 1,024 completions of 640 tokens of the 1.5B
+# of keys and values: 1,024 completions of 640 tokens of the 1.5B
+KEPT_BYTES = (64 << 20) if REHEARSES else (24 << 30)
 
 
 def main() -> None:
@@ -43,12 +44,19 @@ def main() -> None:
     kwargs: dict[str, Any] = {"kv_cache_memory_bytes": KEPT_BYTES}
     if not REHEARSES:
         kwargs["enable_sleep_mode"] = True
-    flags = ["--vllm_gpu_memory_utilization", "0.6", "--vllm_engine_kwargs", json.dumps(kwargs), *words]
+    flags = [
+        "--vllm_gpu_memory_utilization",
+        "0.6",
+        "--vllm_engine_kwargs",
+        json.dumps(kwargs),
+        *words,
+    ]
     started = time.perf_counter()
     with server(str(model), DTYPE, *flags, output=None) as client, WeightWriter(client) as writer:
         shown({"start s": time.perf_counter() - started})
         backend = LocalBackend(
-            load_model(str(model), DTYPE, False).to(device), OptimizerConfig(1e-6, 0.0, 0.9, 0.99, 1e-8, 1.0)
+            load_model(str(model), DTYPE, False).to(device),
+            OptimizerConfig(1e-6, 0.0, 0.9, 0.99, 1e-8, 1.0),
         )
         part = Engine(client, writer, backend, device)
         part.compare("as loaded")
@@ -68,7 +76,11 @@ class Engine:
     """The server and the trainer's model, with what is measured of them."""
 
     def __init__(
-        self, client: RolloutClient, writer: WeightWriter, backend: LocalBackend, device: torch.device
+        self,
+        client: RolloutClient,
+        writer: WeightWriter,
+        backend: LocalBackend,
+        device: torch.device,
     ) -> None:
         self.client, self.writer, self.backend, self.device = client, writer, backend, device
         self.version = client.info().weight_version
@@ -96,7 +108,12 @@ class Engine:
         self.ask(count, 8)
         seconds = timed(lambda: self.ask(count, NEW))
         share = NEW * seconds_per_token / seconds
-        shown({f"{count} at once: tokens/s": count * NEW / seconds, f"{count} at once: of bandwidth": share})
+        shown(
+            {
+                f"{count} at once: tokens/s": count * NEW / seconds,
+                f"{count} at once: of bandwidth": share,
+            }
+        )
 
     def compare(self, when: str) -> None:
         """Prints the mean difference of log-probs between engine and trainer: on sampled tokens as they came with them,
@@ -109,7 +126,13 @@ class Engine:
         probes = probe_sequences(self.backend.model.config)
         scored = self.client.score(probes).logprobs
         shown({f"{when}: logp diff, sampled": mean_difference(given, written)})
-        shown({f"{when}: logp diff, random": mean_difference(scored, own_logprobs(self.backend, probes, self.device))})
+        shown(
+            {
+                f"{when}: logp diff, random": mean_difference(
+                    scored, own_logprobs(self.backend, probes, self.device)
+                )
+            }
+        )
 
     def push(self, transport: str, size: int) -> None:
         """Changes all weights a little and prints the GB per second of the second update."""
@@ -123,7 +146,9 @@ class Engine:
 
     def _send(self, transport: str) -> None:
         self.version += 1
-        buckets = self.backend.weight_buckets(policy_weights(self.backend.model), on_host=transport != IPC)
+        buckets = self.backend.weight_buckets(
+            policy_weights(self.backend.model), on_host=transport != IPC
+        )
         self.writer.push(self.version, buckets, transport)
 
     def sleep(self, level: int, size: int) -> None:

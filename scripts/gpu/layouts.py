@@ -23,7 +23,12 @@ STEPS = 3
 LOGP_DIFF = {"fp8": 0.5}  # nats on average; else:
 ROUNDING = 0.1
 ENGINE_KWARGS: dict[str, Any] = {"kv_cache_memory_bytes": (64 << 20) if REHEARSES else (4 << 30)}
-COLOCATE = {"use_vllm": "true", "vllm_mode": "colocate", "vllm_enforce_eager": "true", "vllm_server_timeout": 240}
+COLOCATE = {
+    "use_vllm": "true",
+    "vllm_mode": "colocate",
+    "vllm_enforce_eager": "true",
+    "vllm_server_timeout": 240,
+}
 TURNS = COLOCATE | {"offload_model": "true", "offload_optimizer": "true"}
 OWN = {"use_vllm": "false"}
 LAYOUTS: dict[str, dict[str, Any]] = {
@@ -54,14 +59,18 @@ def main() -> None:
         served(name, model)
         return
     processes = min(2, gpus()) if name == "zero3" else 1
-    environ = {"NPROC_PER_NODE": str(processes)} | ({"VLLM_USE_V2_MODEL_RUNNER": "0"} if name == "runner-1" else {})
+    environ = {"NPROC_PER_NODE": str(processes)} | (
+        {"VLLM_USE_V2_MODEL_RUNNER": "0"} if name == "runner-1" else {}
+    )
     run = swift(training_words(name, model, flags_of(name)), environ)
     print("RESULT " + json.dumps(finished(name, run)), flush=True)
 
 
 def flags_of(name: str) -> dict[str, Any]:
     flags = dict(LAYOUTS[name])
-    kwargs = ENGINE_KWARGS | ({"quantization": "fp8_per_tensor"} if name == "fp8" and not REHEARSES else {})
+    kwargs = ENGINE_KWARGS | (
+        {"quantization": "fp8_per_tensor"} if name == "fp8" and not REHEARSES else {}
+    )
     if flags["use_vllm"] == "true":
         flags["vllm_engine_kwargs"] = json.dumps(kwargs)
     return flags
@@ -78,7 +87,9 @@ def served(name: str, model: Path) -> None:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    visible = (os.environ.get("CUDA_VISIBLE_DEVICES") or ",".join(map(str, range(gpus())))).split(",")
+    visible = (os.environ.get("CUDA_VISIBLE_DEVICES") or ",".join(map(str, range(gpus())))).split(
+        ","
+    )
     own: list[dict[str, str]] = [
         {} if REHEARSES else {"CUDA_VISIBLE_DEVICES": one} for one in (visible[0], visible[-1])
     ]
@@ -148,7 +159,9 @@ def finished(name: str, run: subprocess.Popen[bytes]) -> dict[str, float]:
     """What the run logged: medians of all steps but the first. SystemExit where it is not what it should be."""
     if code := run.wait():
         raise SystemExit(f"swift rlhf ended with {code}")
-    lines = [json.loads(line) for line in (folder_of(name) / "logging.jsonl").read_text().splitlines()]
+    lines = [
+        json.loads(line) for line in (folder_of(name) / "logging.jsonl").read_text().splitlines()
+    ]
     steps = [line for line in lines if "loss" in line]
     if len(steps) != STEPS:
         raise SystemExit(f"{len(steps)} of {STEPS} steps were logged")
@@ -158,9 +171,16 @@ def finished(name: str, run: subprocess.Popen[bytes]) -> dict[str, float]:
         raise SystemExit(f"not finite: {', '.join(sorted(set(wrong)))}")
     difference = max(step["rollout/logp_diff"] for step in steps)
     if difference > LOGP_DIFF.get(name, ROUNDING):
-        raise SystemExit(f"the engine's log-probs differ from the trainer's by {difference:.3g} nats")
-    shown = [key for key in steps[-1] if key.startswith("time/")] + ["tokens_per_second", "memory/peak_gib"]
-    return {key: statistics.median(step[key] for step in steps[1:]) for key in shown} | {"logp_diff": difference}
+        raise SystemExit(
+            f"the engine's log-probs differ from the trainer's by {difference:.3g} nats"
+        )
+    shown = [key for key in steps[-1] if key.startswith("time/")] + [
+        "tokens_per_second",
+        "memory/peak_gib",
+    ]
+    return {key: statistics.median(step[key] for step in steps[1:]) for key in shown} | {
+        "logp_diff": difference
+    }
 
 
 if __name__ == "__main__":

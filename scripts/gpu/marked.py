@@ -14,7 +14,11 @@ NEED_VLLM = ("tests/e2e/test_colocate.py", "tests/serving/test_sleep.py")
 
 
 def main() -> int:
-    marked = [file for file in sorted((ROOT / "tests").rglob("test_*.py")) if "pytest.mark.gpu" in file.read_text()]
+    marked = [
+        file
+        for file in sorted((ROOT / "tests").rglob("test_*.py"))
+        if "pytest.mark.gpu" in file.read_text()
+    ]
     wants = "vllm" in sys.argv[1:]
     files = [str(file) for file in marked if (str(file.relative_to(ROOT)) in NEED_VLLM) == wants]
     words = ["--collect-only"] if REHEARSES else ["-rA"]

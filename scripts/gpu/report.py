@@ -61,20 +61,31 @@ class Report:
             self.outcomes[part.name] = outcome
         content = {"chip": self.chip, "commit": self.commit, "date": date.today().isoformat()}
         parts = {name: asdict(one) for name, one in self.outcomes.items()}
-        self.data.write_text(json.dumps(content | {"parts": parts}, indent=1) + "\n", encoding="utf-8")
+        self.data.write_text(
+            json.dumps(content | {"parts": parts}, indent=1) + "\n", encoding="utf-8"
+        )
         self.page.write_text(self.text(), encoding="utf-8")
 
     def text(self) -> str:
         """The page, in Markdown."""
         counts = [one.state for one in self.outcomes.values()]
         summary = ", ".join(f"{counts.count(state)} {state}" for state in dict.fromkeys(counts))
-        lines = [f"# {self.chip}, {date.today().isoformat()}", f"Commit {self.commit}: {summary}.", ""]
+        lines = [
+            f"# {self.chip}, {date.today().isoformat()}",
+            f"Commit {self.commit}: {summary}.",
+            "",
+        ]
         known = {part.name: part.what for part in PARTS}
         lines += ["| part | what | state | seconds | |", "|---|---|---|---|---|"]
         for name, one in self.outcomes.items():
             why = one.why.replace("|", "\\|")
-            lines.append(f"| {name} | {known.get(name, '')} | {one.state} | {one.seconds:.0f} | {why} |")
-        for title, names in (("Figures", self._with("figures")), ("What went wrong", self._with("tail"))):
+            lines.append(
+                f"| {name} | {known.get(name, '')} | {one.state} | {one.seconds:.0f} | {why} |"
+            )
+        for title, names in (
+            ("Figures", self._with("figures")),
+            ("What went wrong", self._with("tail")),
+        ):
             lines += ["", f"## {title}"] if names else []
             for name in names:
                 one = self.outcomes[name]

@@ -62,27 +62,41 @@ def run_parts(
         left, log = end - now(), ""
         if left < part.seconds:
             outcome = Outcome(
-                "not run", why=f"{max(left, 0):.0f} s of the budget left, and it takes about {part.seconds:.0f}"
+                "not run",
+                why=f"{max(left, 0):.0f} s of the budget left, and it takes about {part.seconds:.0f}",
             )
         elif why := why_not(part, machine):
             outcome = Outcome("skipped", why=why)
         else:
-            print(f"{part.name}: {part.what} (at most {min(part.limit_s, left):.0f} s) ...", flush=True)
+            print(
+                f"{part.name}: {part.what} (at most {min(part.limit_s, left):.0f} s) ...",
+                flush=True,
+            )
             outcome, log = run_part(part, machine, min(part.limit_s, left))
-        print(f"{part.name}: {outcome.state} {outcome.seconds:.0f} s {outcome.why}".rstrip(), flush=True)
+        print(
+            f"{part.name}: {outcome.state} {outcome.seconds:.0f} s {outcome.why}".rstrip(),
+            flush=True,
+        )
         report.add(part, outcome, log)
 
 
 def why_not(part: Part, machine: Machine) -> str | None:
     """Why a part cannot run on this machine; None where it can be tried."""
     if part.gpus > machine.gpus:
-        return f"it needs {part.gpus} GPU{'s' * (part.gpus > 1)}, and this machine has {machine.gpus}"
+        return (
+            f"it needs {part.gpus} GPU{'s' * (part.gpus > 1)}, and this machine has {machine.gpus}"
+        )
     if not part.packages:
         return None
     code = f"from importlib.util import find_spec; print(*(n for n in {part.packages!r} if find_spec(n) is None))"
     try:
         done = subprocess.run(
-            [machine.python, "-c", code], env=machine.environ, capture_output=True, text=True, timeout=60, check=False
+            [machine.python, "-c", code],
+            env=machine.environ,
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
         )
     except (OSError, subprocess.TimeoutExpired) as error:
         return f"{machine.python} does not run: {error}"
@@ -124,7 +138,8 @@ def _run_part(part: Part, machine: Machine, limit_s: float, log: Path) -> Outcom
             process.wait(GRACE_S)
     finally:  # after Ctrl-C too
         end = time.monotonic() + GRACE_S
-        while _send(signal.SIGKILL, mark) and time.monotonic() < end:  # again: one may have started another meanwhile
+        # again: one may have started another meanwhile
+        while _send(signal.SIGKILL, mark) and time.monotonic() < end:
             time.sleep(0.02)
         if process is not None:
             process.wait()
@@ -132,11 +147,17 @@ def _run_part(part: Part, machine: Machine, limit_s: float, log: Path) -> Outcom
     outcome = Outcome("passed", time.monotonic() - started, figures=_figures(lines))
     last = next((line.strip() for line in reversed(lines) if line.strip()), "")
     if timed_out:
-        outcome.state, outcome.why = "timed out", f"killed after {limit_s:.0f} s; its last line: {last[-200:]}"
+        outcome.state, outcome.why = (
+            "timed out",
+            f"killed after {limit_s:.0f} s; its last line: {last[-200:]}",
+        )
     elif code == SKIPPED:
         outcome.state, outcome.why = "skipped", last[-300:]
     elif code < 0:
-        outcome.state, outcome.why = "killed", f"by {signal.Signals(-code).name}; its last line: {last[-200:]}"
+        outcome.state, outcome.why = (
+            "killed",
+            f"by {signal.Signals(-code).name}; its last line: {last[-200:]}",
+        )
     elif code:
         outcome.state, outcome.why = "failed", f"exit code {code}: {last[-300:]}"
     if outcome.state not in ("passed", "skipped"):

@@ -39,7 +39,9 @@ def main() -> None:
     seconds = timed(step, STEPS)
     parameters = sum(weight.numel() for weight in backend.model.parameters())
     rate = matmul_rate(getattr(torch, DTYPE))
-    shown({"train s": seconds, "tokens/s": tokens(LONG) / seconds, "peak GiB": peak_bytes() / 2**30})
+    shown(
+        {"train s": seconds, "tokens/s": tokens(LONG) / seconds, "peak GiB": peak_bytes() / 2**30}
+    )
     shown({"MFU": 6 * parameters * tokens(LONG) / seconds / rate, "matrix TFLOP/s": rate / 1e12})
     profile(step)
     for name, module, attribute, value in variants():
@@ -47,7 +49,12 @@ def main() -> None:
             timing = {f"{name}: s": timed(step, 1), f"{name}: peak GiB": peak_bytes() / 2**30}
             shown(timing | {f"{name}: GPU s": busy(step)[0]})
     short, _ = stepper("ours", made(shape, SHORT), backend)
-    shown({f"{SHORT[0]} groups of {SHORT[1]} x {SHORT[3]}: tokens/s": tokens(SHORT) / timed(short, STEPS)})
+    shown(
+        {
+            f"{SHORT[0]} groups of {SHORT[1]} x {SHORT[3]}: tokens/s": tokens(SHORT)
+            / timed(short, STEPS)
+        }
+    )
     shares(step, backend)
 
 
@@ -99,7 +106,9 @@ def busy(step: Callable[[], Any]) -> tuple[float, int]:
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as found:
         step()
         synchronize()
-    kernels = [event for event in found.events() if event.device_type == torch.autograd.DeviceType.CUDA]
+    kernels = [
+        event for event in found.events() if event.device_type == torch.autograd.DeviceType.CUDA
+    ]
     return sum(event.device_time_total for event in kernels) / 1e6, len(kernels)
 
 
@@ -122,7 +131,9 @@ def profile(step: Callable[[], Any]) -> None:
         step()
         synchronize()
     by = "self_device_time_total" if torch.cuda.is_available() else "self_cpu_time_total"
-    print(found.key_averages().table(sort_by=by, row_limit=25, max_name_column_width=70), flush=True)
+    print(
+        found.key_averages().table(sort_by=by, row_limit=25, max_name_column_width=70), flush=True
+    )
     seconds, kernels = busy(step)
     shown({"GPU s": seconds, "kernels per step": kernels})
 
@@ -130,7 +141,12 @@ def profile(step: Callable[[], Any]) -> None:
 def variants() -> Iterator[tuple[str, ModuleType, str, Any]]:
     """Yields what is changed for a measurement: a name, and the attribute of a module with its other value."""
     for mebibytes in (1,) if REHEARSES else (128, 512, 4096):
-        yield f"logits of {mebibytes} MiB", logprobs, "logits_bytes", lambda _device, size=mebibytes << 20: size
+        yield (
+            f"logits of {mebibytes} MiB",
+            logprobs,
+            "logits_bytes",
+            lambda _device, size=mebibytes << 20: size,
+        )
     if REHEARSES:
         return
     fused = block_functions.FUSED

@@ -40,9 +40,7 @@ _CHECKPOINT = """## A checkpoint
 `checkpoint-N` is written under another name, synced, hashed and then renamed, so a checkpoint that exists is complete
 ([checkpoints.md](checkpoints.md)).
 """
-_EVALUATION = (
-    "`swift eval` writes to `--output_dir` (default: `output/eval/<model>`); see [evaluation.md](evaluation.md)."
-)
+_EVALUATION = "`swift eval` writes to `--output_dir` (default: `output/eval/<model>`); see [evaluation.md](evaluation.md)."
 _SWEEP = "`swift sweep` writes to its `output_dir`; see [sweep.md](sweep.md)."
 _SERVERS = """## Rollout servers
 
@@ -56,7 +54,10 @@ These are the exit codes of all `swift` commands. An error is one line on standa
 wrong flags give several lines. `swift why` exits with 5 if it finds a problem. 1 is a bug in swift-r1 and comes with a
 traceback.
 """
-_NOTES = {130: "the current step is finished and a checkpoint saved; a second Ctrl-C ends it at once", 143: "the same"}
+_NOTES = {
+    130: "the current step is finished and a checkpoint saved; a second Ctrl-C ends it at once",
+    143: "the same",
+}
 
 
 def page() -> str:
@@ -64,7 +65,9 @@ def page() -> str:
     for title, about in (("An evaluation", _EVALUATION), ("A sweep", _SWEEP)):
         parts += [f"## {title}", "", about, "", _files(OTHERS[title]), ""]
     rows = ((str(code), why, _said(code)) for code, why in EXIT_CODES.items())
-    return "\n".join([*parts, _SERVERS, _CODES, table(("code", "meaning", "for example"), rows), ""])
+    return "\n".join(
+        [*parts, _SERVERS, _CODES, table(("code", "meaning", "for example"), rows), ""]
+    )
 
 
 def _files(files: Sequence[WrittenFile]) -> str:
@@ -77,7 +80,12 @@ def _fields(files: Sequence[WrittenFile]) -> list[str]:
     for one in files:
         if one.fields:
             rows = ((f"`{name}`", about) for name, about in one.fields.items())
-            parts += [f"### {one.path.replace('<', '').replace('>', '')}", "", table(("field", "what it is"), rows), ""]
+            parts += [
+                f"### {one.path.replace('<', '').replace('>', '')}",
+                "",
+                table(("field", "what it is"), rows),
+                "",
+            ]
     return parts
 
 

@@ -56,9 +56,24 @@ _PAGES = {
 }
 """What explains the flags of a group; a new group needs an entry."""
 _COMMAND_PAGES = {
-    **{"launch": "launch.md", "eval": "evaluation.md", "view": "seeing-a-run.md", "why": "diagnosis.md"},
-    **{"replay": "replay.md", "sweep": "sweep.md", "report": "seeing-a-run.md", "examples": "../examples/README.md"},
-    **{"forecast": "forecast.md", "estimate": "estimate.md", "check": "plugins.md", "rollout": "server.md"},
+    **{
+        "launch": "launch.md",
+        "eval": "evaluation.md",
+        "view": "seeing-a-run.md",
+        "why": "diagnosis.md",
+    },
+    **{
+        "replay": "replay.md",
+        "sweep": "sweep.md",
+        "report": "seeing-a-run.md",
+        "examples": "../examples/README.md",
+    },
+    **{
+        "forecast": "forecast.md",
+        "estimate": "estimate.md",
+        "check": "plugins.md",
+        "rollout": "server.md",
+    },
     **{"merge-lora": "backends.md", "init": "plugins.md", "plugins": "plugins.md"},
 }
 
@@ -75,8 +90,16 @@ def page() -> str:
     for command, about in COMMANDS.items():
         text = _command(command)
         parts.append(text)
-        groups = [line.removeprefix("### ") for line in text.splitlines() if line.startswith("### ")]
-        rows.append((link(f"swift {command}"), about, ", ".join(f"[{_plain(one)}]({anchor(one)})" for one in groups)))
+        groups = [
+            line.removeprefix("### ") for line in text.splitlines() if line.startswith("### ")
+        ]
+        rows.append(
+            (
+                link(f"swift {command}"),
+                about,
+                ", ".join(f"[{_plain(one)}]({anchor(one)})" for one in groups),
+            )
+        )
     parts.insert(1, table(("command", "what it does", "groups of flags"), rows) + "\n")
     rows = [*_others()]
     return "\n".join([*parts, _OTHERS, table(("flag", "always", "reason"), rows), ""])
@@ -106,7 +129,10 @@ def _fence(text: str) -> list[str]:
 
 def _groups(command: str, cls: type, only: Sequence[str] | None) -> Iterator[str]:
     """The tables of a command's flags; groups of `swift rlhf` in another command are links."""
-    groups = {name: [*members] for name, members in groupby(flag_specs(cls).values(), key=lambda spec: spec.group)}
+    groups = {
+        name: [*members]
+        for name, members in groupby(flag_specs(cls).values(), key=lambda spec: spec.group)
+    }
     shared, trains = set[str](), issubclass(cls, RlhfArguments)
     if cls is not RlhfArguments and trains:
         shared = {spec.group for spec in flag_specs(RlhfArguments).values()}
@@ -117,10 +143,14 @@ def _groups(command: str, cls: type, only: Sequence[str] | None) -> Iterator[str
             yield from (f"### {command}: {name}", "")
             if command in ("rlhf", "rollout"):
                 yield from (f"Explained in [{_PAGES[name]}]({_PAGES[name]}).", "")
-        yield table(("flag", "value", "default", "meaning"), (_row(spec, trains) for spec in groups[name]))
+        yield table(
+            ("flag", "value", "default", "meaning"), (_row(spec, trains) for spec in groups[name])
+        )
         yield ""
     if shared:
-        again = ", ".join(f"[{name}]({anchor(f'rlhf: {name}')})" for name in only or () if name in shared)
+        again = ", ".join(
+            f"[{name}]({anchor(f'rlhf: {name}')})" for name in only or () if name in shared
+        )
         yield f"The flags of `swift rlhf` may be given too{f', above all {again}' if again else ''}."
         yield ""
 
@@ -132,7 +162,9 @@ def _row(spec: FlagSpec, trains: bool) -> tuple[str, str, str, str]:
     if info.choices:
         value = ", ".join(f"`{one}`" for one in info.choices)
     else:
-        value = {bool: "true, false", int: "integer", float: "number", dict: "JSON"}.get(spec.kind, "text")
+        value = {bool: "true, false", int: "integer", float: "number", dict: "JSON"}.get(
+            spec.kind, "text"
+        )
         value += _range(spec)
     value += (
         (" ..." if spec.is_list else "")
@@ -150,7 +182,11 @@ def _row(spec: FlagSpec, trains: bool) -> tuple[str, str, str, str]:
 
 def _range(spec: FlagSpec) -> str:
     signs = {"at_least": "≥", "more_than": ">", "at_most": "≤", "less_than": "<"}
-    limits = [f"{sign} {value:g}" for name, sign in signs.items() if (value := getattr(spec.info, name)) is not None]
+    limits = [
+        f"{sign} {value:g}"
+        for name, sign in signs.items()
+        if (value := getattr(spec.info, name)) is not None
+    ]
     return f" {', '.join(limits)}" if limits else ""
 
 

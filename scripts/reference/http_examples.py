@@ -9,18 +9,39 @@ MODEL = "models/smollm2-135m"
 TOKEN = "6c6f6e6720616e642072616e646f6d21"
 
 _SAMPLING = {"max_tokens": 16, "temperature": 1.0}
-_CHAT = {"model": MODEL, "messages": [{"role": "user", "content": "What is 33 + 37?"}], "max_tokens": 20}
+_CHAT = {
+    "model": MODEL,
+    "messages": [{"role": "user", "content": "What is 33 + 37?"}],
+    "max_tokens": 20,
+}
 _TEXT = {"model": MODEL, "prompt": "The capital of France is", "max_tokens": 8}
-_HEAD = {"created": 1763900000, "model": MODEL, "system_fingerprint": "weights-3", "weight_version": 3}
+_HEAD = {
+    "created": 1763900000,
+    "model": MODEL,
+    "system_fingerprint": "weights-3",
+    "weight_version": 3,
+}
 _USAGE = {"prompt_tokens": 36, "completion_tokens": 9, "total_tokens": 45}
 _MODEL = {
-    **{"id": MODEL, "object": "model", "created": 1763900000, "owned_by": "swift-r1", "max_model_len": 8192},
+    **{
+        "id": MODEL,
+        "object": "model",
+        "created": 1763900000,
+        "owned_by": "swift-r1",
+        "max_model_len": 8192,
+    },
     "weight_version": 3,
 }
 BODIES: Mapping[str, Any] = {
     "/v1/rollouts": {
         "requests": [
-            {"request_id": "an-example", "prompt_token_ids": [1, 2, 3], "n": 2, "seeds": [7, 8], "sampling": _SAMPLING}
+            {
+                "request_id": "an-example",
+                "prompt_token_ids": [1, 2, 3],
+                "n": 2,
+                "seeds": [7, 8],
+                "sampling": _SAMPLING,
+            }
         ]
     },
     "/v1/score": {"sequences": [[1, 2, 3, 4]], "temperature": 1.0},

@@ -70,7 +70,10 @@ def page() -> str:
     document = create_app(Lifecycle(RolloutArguments(), lambda: None), "key").openapi()  # type: ignore[arg-type, return-value]
     paths: Mapping[str, Mapping[str, Any]] = document["paths"]
     parts, used, texts = [_INTRODUCTION], set[str](), dict[str, str]()
-    rows = [(f"[`{m.upper()} {path}`](#{_slug(m, path)})", one["summary"]) for m, path, one in _all(paths)]
+    rows = [
+        (f"[`{m.upper()} {path}`](#{_slug(m, path)})", one["summary"])
+        for m, path, one in _all(paths)
+    ]
     parts += [table(("route", "what it does"), rows), "", "## Statuses", ""]
     parts += [table(("status", "why"), ((str(status), why) for status, why in WHY.items())), ""]
     for title in _SECTIONS:
@@ -94,7 +97,11 @@ def page() -> str:
 def _all(paths: Mapping[str, Mapping[str, Any]]) -> Iterator[tuple[str, str, Mapping[str, Any]]]:
     """Every operation, by sections, and so that the examples work one after another."""
     order, last = [*_SECTIONS], ("/v1/sessions/{session}", "/v1/weights/lease")
-    found = [(method, path, operation) for path, own in paths.items() for method, operation in own.items()]
+    found = [
+        (method, path, operation)
+        for path, own in paths.items()
+        for method, operation in own.items()
+    ]
 
     def place(one: tuple[str, str, object]) -> tuple[int, int]:
         method, path, _ = one
@@ -106,7 +113,12 @@ def _all(paths: Mapping[str, Mapping[str, Any]]) -> Iterator[tuple[str, str, Map
 
 def _section(path: str) -> str:
     """The one that names the path, or the longest beginning of it."""
-    fits = [(len(one), title) for title, known in _SECTIONS.items() for one in known if path.startswith(one)]
+    fits = [
+        (len(one), title)
+        for title, known in _SECTIONS.items()
+        for one in known
+        if path.startswith(one)
+    ]
     return max(fits)[1]
 
 
@@ -149,7 +161,11 @@ def _example(method: str, path: str) -> str:
     address = path
     for name, value in _PATHS.items():
         address = address.replace(name, value)
-    words = ["curl -s"] + ([f"-X {method.upper()}"] if method == "delete" else []) + [f"localhost:8000{address}"]
+    words = (
+        ["curl -s"]
+        + ([f"-X {method.upper()}"] if method == "delete" else [])
+        + [f"localhost:8000{address}"]
+    )
     if path.startswith("/v1/weights") and (method, path) not in _NO_LEASE:
         words.append(f"-H '{protocol.LEASE_HEADER}: {TOKEN}'")
     text = " ".join(words)

@@ -49,15 +49,21 @@ def typed(schema: dict[str, Any], held: set[str]) -> str:
         held.add(name)
         return link(name)
     if "anyOf" in schema:
-        return " or ".join(dict.fromkeys(typed(one, held) for one in schema["anyOf"] if one != {"type": "null"}))
+        return " or ".join(
+            dict.fromkeys(typed(one, held) for one in schema["anyOf"] if one != {"type": "null"})
+        )
     if "const" in schema or "enum" in schema:
-        return ", ".join(f"`{json.dumps(one)}`" for one in schema.get("enum", [schema.get("const")]))
+        return ", ".join(
+            f"`{json.dumps(one)}`" for one in schema.get("enum", [schema.get("const")])
+        )
     kind = schema.get("type", "JSON")
     if kind == "array":
         if "prefixItems" in schema:
             return f"[{', '.join(typed(one, held) for one in schema['prefixItems'])}]"
         return f"list of {typed(schema.get('items', {}), held)}"
-    limits = ", ".join(f"{sign} {_number(schema[name])}" for name, sign in _LIMITS.items() if name in schema)
+    limits = ", ".join(
+        f"{sign} {_number(schema[name])}" for name, sign in _LIMITS.items() if name in schema
+    )
     return f"{'text' if kind == 'string' else kind}{' ' + limits if limits else ''}"
 
 

@@ -38,18 +38,27 @@ def page() -> str:
     parts = [_INTRODUCTION, *(f"- {link(name)}" for name in (*GROUPS, _SERVER)), ""]
     for name, metrics in GROUPS.items():
         parts += [f"## {name}", "", _table(metrics), ""]
-    parts += [f"## {_SERVER}", "", "`GET /metrics` of `swift rollout`, in Prometheus's text format.", ""]
+    parts += [
+        f"## {_SERVER}",
+        "",
+        "`GET /metrics` of `swift rollout`, in Prometheus's text format.",
+        "",
+    ]
     return "\n".join([*parts, table(("metric", "type", "labels", "what it is"), _of_server()), ""])
 
 
 def _table(metrics: Sequence[Metric]) -> str:
     head = ("key", "what it is", "unit", "healthy; and what another value says", "logged with")
-    return table(head, ((f"`{one.name}`", one.meaning, one.unit, _healthy(one), one.when) for one in metrics))
+    return table(
+        head, ((f"`{one.name}`", one.meaning, one.unit, _healthy(one), one.when) for one in metrics)
+    )
 
 
 def _healthy(metric: Metric) -> str:
     """And the signs that are seen in it."""
-    found = [sign.name for sign in DETECTORS for need in sign.needs if fnmatchcase(metric.name, need)]
+    found = [
+        sign.name for sign in DETECTORS for need in sign.needs if fnmatchcase(metric.name, need)
+    ]
     signs = ", ".join(f"[{name}](diagnosis.md#what-is-looked-for)" for name in dict.fromkeys(found))
     return metric.healthy + (f" ({signs})" if signs else "")
 
@@ -57,7 +66,10 @@ def _healthy(metric: Metric) -> str:
 def _of_server() -> Iterator[tuple[str, str, str, str]]:
     lifecycle = Lifecycle(RolloutArguments(), lambda: None)  # type: ignore[arg-type, return-value]
     metrics = lifecycle.metrics
-    labels = {one._name: ", ".join(one._labelnames) for one in metrics._registry._names_to_collectors.values()}
+    labels = {
+        one._name: ", ".join(one._labelnames)
+        for one in metrics._registry._names_to_collectors.values()
+    }
     for family in text_string_to_metric_families(metrics.text().decode()):
         name = family.name + ("_total" if family.type == "counter" else "")
         if not family.name.endswith("_created"):

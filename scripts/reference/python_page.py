@@ -33,7 +33,11 @@ _SECTIONS: dict[str, tuple[str, str, str]] = {
         "[datasets.md](datasets.md).",
     ),
     "Samplers": ("swift_r1", "Sampler Outcome samplers", "[plugins.md](plugins.md#samplers)."),
-    "Tools and agents": ("swift_r1", "tools Agent agents", "[tools.md](tools.md), [agents.md](agents.md)."),
+    "Tools and agents": (
+        "swift_r1",
+        "tools Agent agents",
+        "[tools.md](tools.md), [agents.md](agents.md).",
+    ),
     "Several turns": (
         "swift_r1.plugins.rollouts",
         "MultiTurnScheduler RolloutScheduler multi_turns Env envs ContextManager context_managers",
@@ -68,7 +72,11 @@ _INNER = {"RolloutClient": ("wait", "answer", "watch", "call", "called", "drop_c
 
 
 def page() -> str:
-    parts = [_INTRODUCTION, *(f"- {link(one)}" for one in (*_SECTIONS, "The names of ms-swift")), ""]
+    parts = [
+        _INTRODUCTION,
+        *(f"- {link(one)}" for one in (*_SECTIONS, "The names of ms-swift")),
+        "",
+    ]
     for title, (module, names, about) in _SECTIONS.items():
         importlib.import_module(module)
         parts += [f"## {title}", "", about, ""]
@@ -91,8 +99,16 @@ def page() -> str:
 def _settings() -> list[str]:
     """Returns the fields of `LossConfig` that the files of methods declare."""
     own = [item for item in fields(LossConfig) if item.metadata]
-    rows = [(f"`{item.name}`", f"`{item.type}`", f"`{item.default}`", item.metadata["help"]) for item in own]
-    return ["Its fields that one method alone reads:", "", table(("field", "type", "default", "meaning"), rows), ""]
+    rows = [
+        (f"`{item.name}`", f"`{item.type}`", f"`{item.default}`", item.metadata["help"])
+        for item in own
+    ]
+    return [
+        "Its fields that one method alone reads:",
+        "",
+        table(("field", "type", "default", "meaning"), rows),
+        "",
+    ]
 
 
 def _names_of_ms_swift() -> str:
@@ -100,7 +116,9 @@ def _names_of_ms_swift() -> str:
     for module, names in IMPORT_NAMES.items():
         there = [name for name, entry in sorted(names.items()) if not isinstance(entry, Missing)]
         rows.append((f"`{module}`", ", ".join(f"`{name}`" for name in there)))
-        stand_ins |= {name: entry.instead for name, entry in names.items() if isinstance(entry, Missing)}
+        stand_ins |= {
+            name: entry.instead for name, entry in names.items() if isinstance(entry, Missing)
+        }
     said = sorted((why, name) for name, why in stand_ins.items())
     instead = {why: [f"`{name}`" for other, name in said if other == why] for why, _ in said}
     return f"""## The names of ms-swift

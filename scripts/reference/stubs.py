@@ -30,7 +30,11 @@ def _home(module: ModuleType, name: str) -> ModuleType:
     if inspect.isclass(value) or inspect.isfunction(value):
         return sys.modules[value.__module__]
     for other in (module, *sorted(sys.modules.values(), key=lambda one: one.__name__)):
-        if other.__name__.startswith("swift_r1") and other.__dict__.get(name) is value and _declares(other, name):
+        if (
+            other.__name__.startswith("swift_r1")
+            and other.__dict__.get(name) is value
+            and _declares(other, name)
+        ):
             return other
     raise LookupError(f"no module declares {name}")
 
@@ -47,9 +51,18 @@ def _statement(source: str, module: ModuleType, name: str) -> list[ast.stmt]:
     """The statement that declares a name, and for a variable the text below it."""
     body = ast.parse(source).body
     for place, one in enumerate(body):
-        if isinstance(one, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef) and one.name == name:
+        if (
+            isinstance(one, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef)
+            and one.name == name
+        ):
             return [one]
-        targets = [one.target] if isinstance(one, ast.AnnAssign) else one.targets if isinstance(one, ast.Assign) else []
+        targets = (
+            [one.target]
+            if isinstance(one, ast.AnnAssign)
+            else one.targets
+            if isinstance(one, ast.Assign)
+            else []
+        )
         if any(isinstance(target, ast.Name) and target.id == name for target in targets):
             below = body[place + 1] if place + 1 < len(body) else None
             return [one, below] if below is not None and _is_text(below) else [one]
@@ -57,10 +70,16 @@ def _statement(source: str, module: ModuleType, name: str) -> list[ast.stmt]:
 
 
 def _is_text(one: Any) -> bool:
-    return isinstance(one, ast.Expr) and isinstance(one.value, ast.Constant) and isinstance(one.value.value, str)
+    return (
+        isinstance(one, ast.Expr)
+        and isinstance(one.value, ast.Constant)
+        and isinstance(one.value.value, str)
+    )
 
 
-def _declared(statements: list[ast.stmt], lines: list[str], without: Collection[str]) -> Iterator[str]:
+def _declared(
+    statements: list[ast.stmt], lines: list[str], without: Collection[str]
+) -> Iterator[str]:
     for one in statements:
         if isinstance(one, ast.ClassDef):
             yield from _head(one, lines)
@@ -72,7 +91,8 @@ def _declared(statements: list[ast.stmt], lines: list[str], without: Collection[
                         yield from _source(member, lines)
                         fields = True
                 elif isinstance(member, ast.FunctionDef | ast.AsyncFunctionDef) and (
-                    (not member.name.startswith("_") or member.name in _SHOWN) and member.name not in without
+                    (not member.name.startswith("_") or member.name in _SHOWN)
+                    and member.name not in without
                 ):
                     yield ""
                     yield from _head(member, lines)
@@ -82,7 +102,9 @@ def _declared(statements: list[ast.stmt], lines: list[str], without: Collection[
             yield from _source(one, lines)
 
 
-def _head(one: ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef, lines: list[str]) -> Iterator[str]:
+def _head(
+    one: ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef, lines: list[str]
+) -> Iterator[str]:
     """From its decorators to its docstring."""
     first = min([one.lineno, *(decorator.lineno for decorator in one.decorator_list)])
     body = one.body[0]

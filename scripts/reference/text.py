@@ -10,7 +10,9 @@ MADE = "<!-- Made by `python scripts/reference`: change the code that it is made
 
 def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     """Cells are Markdown; a bar in one is not the end of it."""
-    lines = [[" ".join(cell.split()).replace("|", r"\|") for cell in line] for line in (head, *rows)]
+    lines = [
+        [" ".join(cell.split()).replace("|", r"\|") for cell in line] for line in (head, *rows)
+    ]
     lines.insert(1, ["---"] * len(head))
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 

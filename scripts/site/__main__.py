@@ -33,7 +33,9 @@ def main() -> int:
     faults = faults_of_site(site)
     print(*faults, sep="\n", file=sys.stderr)
     if not faults:
-        print(f"{len(list(site.rglob('*.html')))} pages, no link that leads nowhere: {site / 'index.html'}")
+        print(
+            f"{len(list(site.rglob('*.html')))} pages, no link that leads nowhere: {site / 'index.html'}"
+        )
     return bool(faults)
 
 

@@ -6,7 +6,8 @@ from html.parser import HTMLParser
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
-OF_A_PAGE = {"src": ("script", "img", "iframe", "source"), "href": ("link",)}  # fetched without a click
+# fetched without a click
+OF_A_PAGE = {"src": ("script", "img", "iframe", "source"), "href": ("link",)}
 ELSEWHERE = "https:", "http:", "//"
 
 
@@ -45,6 +46,10 @@ def faults_of_site(site: Path) -> list[str]:
                 target /= "index.html"
             if not target.is_file():
                 faults.append(f"{here}: {url} leads nowhere")
-            elif parts.fragment and target in pages and unquote(parts.fragment) not in pages[target].ids:
+            elif (
+                parts.fragment
+                and target in pages
+                and unquote(parts.fragment) not in pages[target].ids
+            ):
                 faults.append(f"{here}: {url} leads to no heading")
     return faults

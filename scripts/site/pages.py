@@ -17,7 +17,14 @@ ROOT = Path(__file__).resolve().parents[2]
 LISTED = ("git", "-C", str(ROOT), "ls-files", "--cached", "--others", "--exclude-standard")
 PICTURES = (".png", ".svg")
 FURNITURE = ("iframe-worker.js", "site.css")  # beside this file
-LANGUAGES = {".py": "python", ".sh": "bash", ".yaml": "yaml", ".yml": "yaml", ".json": "json", ".jinja": "jinja"}
+LANGUAGES = {
+    ".py": "python",
+    ".sh": "bash",
+    ".yaml": "yaml",
+    ".yml": "yaml",
+    ".json": "json",
+    ".jinja": "jinja",
+}
 # A fence; the end of a link; a path in backticks that is not the text of a link.
 NAMED = re.compile(
     r"^```.*?^```|\]\((?P<link>[^)\s#:]+)(?P<anchor>#[^)\s]*)?\)|(?<!\[)`(?P<path>[\w./-]+\.[a-z]+)`",
@@ -90,7 +97,9 @@ def named(folder: str, found: re.Match[str], files: frozenset[str]) -> str | Non
     candidates = [posixpath.normpath(posixpath.join(folder, path))]
     if found["path"]:
         candidates.append(path)
-    return next((one for one in candidates if path and one in files and not one.endswith(PICTURES)), None)
+    return next(
+        (one for one in candidates if path and one in files and not one.endswith(PICTURES)), None
+    )
 
 
 def in_navigation(nav: object) -> list[str]:
@@ -106,5 +115,9 @@ def faults_of_navigation(nav: object, files: frozenset[str]) -> list[str]:
     return [
         *(f"mkdocs.yml: {name} is not in the navigation" for name in sorted(pages - set(listed))),
         *(f"mkdocs.yml: there is no {name}" for name in sorted(set(listed) - pages)),
-        *(f"mkdocs.yml: {name} is there twice" for name in sorted(set(listed)) if listed.count(name) > 1),
+        *(
+            f"mkdocs.yml: {name} is there twice"
+            for name in sorted(set(listed))
+            if listed.count(name) > 1
+        ),
     ]

@@ -12,8 +12,18 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from swift_r1.algorithms.advantages import Advantages, group_advantages, groups_without_signal, turn_advantages
-    from swift_r1.algorithms.aggregation import drop_truncated, loss_normalizer, mean_metrics, sum_metrics
+    from swift_r1.algorithms.advantages import (
+        Advantages,
+        group_advantages,
+        groups_without_signal,
+        turn_advantages,
+    )
+    from swift_r1.algorithms.aggregation import (
+        drop_truncated,
+        loss_normalizer,
+        mean_metrics,
+        sum_metrics,
+    )
     from swift_r1.algorithms.chord import chord_mu, expert_loss
     from swift_r1.algorithms.config import LossConfig
     from swift_r1.algorithms.kl import rewards_less_kl
@@ -22,7 +32,14 @@ if TYPE_CHECKING:
     from swift_r1.algorithms.methods.rlsd import rlsd_advantages, rlsd_strength
     from swift_r1.algorithms.methods.sdar import sdar
     from swift_r1.algorithms.methods.teacher import reverse_kl, teacher_advantages
-    from swift_r1.algorithms.ppo import PPOConfig, gae, ppo_targets, token_rewards, value_loss, whiten
+    from swift_r1.algorithms.ppo import (
+        PPOConfig,
+        gae,
+        ppo_targets,
+        token_rewards,
+        value_loss,
+        whiten,
+    )
     from swift_r1.algorithms.rewards import from_flags
 
 _HOMES = {

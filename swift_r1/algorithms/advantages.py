@@ -36,11 +36,16 @@ class Advantages(NamedTuple):
     values: Tensor
     of_completions: Tensor  # float32 `[N]`, the advantage of each completion; of tokens their mean
     returns: Tensor | None = None  # float32 `[N, T]` for the critic, likewise; None without one
-    valid: Tensor | None = None  # bool `[N]`, completions with a valid reward; None without a critic
+    # bool `[N]`, completions with a valid reward; None without a critic
+    valid: Tensor | None = None
 
 
 def group_advantages(
-    rewards: Tensor, num_generations: int, *, estimator: str = "grpo", scale_rewards: ScaleRewards = "group"
+    rewards: Tensor,
+    num_generations: int,
+    *,
+    estimator: str = "grpo",
+    scale_rewards: ScaleRewards = "group",
 ) -> Tensor:
     """The advantage of each of `N` completions, from the rewards of the whole batch.
 
@@ -108,7 +113,10 @@ def turn_advantages(
         over = {"group": rewards, "batch": everything, "none": []}[scale_rewards]
         divisor = sample_std(over) + STD_EPSILON if over else 1.0
         constant = not rewards or min(rewards) == max(rewards)
-        episodes = [[0.0 if constant else (reward - middle) / divisor for reward in episode] for episode in group]
+        episodes = [
+            [0.0 if constant else (reward - middle) / divisor for reward in episode]
+            for episode in group
+        ]
         found.append([list(accumulate(reversed(episode)))[::-1] for episode in episodes])
     return found
 
@@ -122,9 +130,13 @@ def groups_without_signal(rewards: Tensor, num_generations: int) -> Tensor:
 def _grouped(rewards: Tensor, num_generations: int) -> tuple[Tensor, Tensor]:
     """Rewards as float64 `[G, n]`, 0 where invalid, and bool `[G, n]`, True where valid."""
     if rewards.dim() != 1 or not rewards.is_floating_point():
-        raise ValueError(f"rewards must be a float tensor [N], got {rewards.dtype} {tuple(rewards.shape)}")
+        raise ValueError(
+            f"rewards must be a float tensor [N], got {rewards.dtype} {tuple(rewards.shape)}"
+        )
     if num_generations < 1 or rewards.numel() % num_generations:
-        raise ValueError(f"{rewards.numel()} rewards cannot be split into groups of num_generations {num_generations}")
+        raise ValueError(
+            f"{rewards.numel()} rewards cannot be split into groups of num_generations {num_generations}"
+        )
     grouped = rewards.detach().double().view(-1, num_generations)
     valid = grouped.isfinite()
     return grouped.masked_fill(~valid, 0.0), valid

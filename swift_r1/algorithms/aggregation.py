@@ -22,7 +22,9 @@ def check_shapes(**tensors: Tensor | None) -> None:
     """Raises ValueError unless those given are of one shape `[B, T]`."""
     shapes = {name: tuple(tensor.shape) for name, tensor in tensors.items() if tensor is not None}
     if len(set(shapes.values())) != 1 or len(next(iter(shapes.values()))) != 2:
-        raise ValueError(f"{', '.join(shapes)} must be of one shape [B, T], got {list(shapes.values())}")
+        raise ValueError(
+            f"{', '.join(shapes)} must be of one shape [B, T], got {list(shapes.values())}"
+        )
 
 
 def token_means(per_token: Tensor, mask: Tensor) -> Tensor:
@@ -35,7 +37,9 @@ def token_means(per_token: Tensor, mask: Tensor) -> Tensor:
     return (per_token * mask).sum(1) / mask.sum(1).clamp(min=1)
 
 
-def loss_numerator(per_token: Tensor, mask: Tensor, config: LossConfig, shares: Tensor | None = None) -> Tensor:
+def loss_numerator(
+    per_token: Tensor, mask: Tensor, config: LossConfig, shares: Tensor | None = None
+) -> Tensor:
     """Scalar: the sum that `loss_normalizer` divides. Arguments as for `token_means` and `loss_normalizer`."""
     if config.loss.mean_over == "completions":
         means = token_means(per_token, mask)
@@ -59,7 +63,9 @@ def loss_normalizer(mask: Tensor, config: LossConfig, shares: Tensor | None = No
     Returns:
         float64 scalar, exact up to 2**53.
     """
-    completions = torch.ones_like(mask[:, 0], dtype=torch.float64) if shares is None else shares.double()
+    completions = (
+        torch.ones_like(mask[:, 0], dtype=torch.float64) if shares is None else shares.double()
+    )
     if config.loss.mean_over == "completions":
         return completions.sum()
     if config.loss.mean_over == "length":
@@ -87,7 +93,10 @@ def drop_truncated(mask: Tensor, truncated: Tensor) -> Tensor:
 def masked_metric(name: str, values: Tensor, mask: Tensor) -> dict[str, Tensor]:
     """`name/sum` and `name/count` (float64, 0-dim, no gradient) of `values` where `mask` is not 0; shapes alike."""
     chosen = values.detach().to(mask.dtype).masked_fill(mask == 0, 0.0)
-    return {name + SUM: chosen.sum(dtype=torch.float64), name + COUNT: mask.detach().sum(dtype=torch.float64)}
+    return {
+        name + SUM: chosen.sum(dtype=torch.float64),
+        name + COUNT: mask.detach().sum(dtype=torch.float64),
+    }
 
 
 def sum_metrics(parts: Iterable[Mapping[str, Tensor]]) -> dict[str, Tensor]:
@@ -101,4 +110,8 @@ def sum_metrics(parts: Iterable[Mapping[str, Tensor]]) -> dict[str, Tensor]:
 def mean_metrics(summed: Mapping[str, Tensor]) -> dict[str, float]:
     """`name -> sum / count` for every name; one whose count is 0 is left out."""
     names = [key.removesuffix(SUM) for key in summed if key.endswith(SUM)]
-    return {name: summed[name + SUM].item() / count for name in names if (count := summed[name + COUNT].item()) > 0}
+    return {
+        name: summed[name + SUM].item() / count
+        for name in names
+        if (count := summed[name + COUNT].item()) > 0
+    }

@@ -18,11 +18,17 @@ def chord_mu(step: int, warmup_steps: int, decay_steps: int, peak: float, valley
         return peak * step / warmup_steps
     if step >= warmup_steps + decay_steps:
         return valley
-    return valley + (peak - valley) * 0.5 * (1 + math.cos(math.pi * (step - warmup_steps) / decay_steps))
+    return valley + (peak - valley) * 0.5 * (
+        1 + math.cos(math.pi * (step - warmup_steps) / decay_steps)
+    )
 
 
 def expert_loss(
-    logps: Tensor, mask: Tensor, *, enable_phi: bool = False, normalizer: Tensor | float | None = None
+    logps: Tensor,
+    mask: Tensor,
+    *,
+    enable_phi: bool = False,
+    normalizer: Tensor | float | None = None,
 ) -> LossOutput:
     """-logp; with `enable_phi` times p * (1 - p) of p = stopgrad(exp(logp)), CHORD-phi. The mean over tokens.
 
@@ -39,5 +45,7 @@ def expert_loss(
     logps = logps.to(torch.promote_types(logps.dtype, torch.float32)).masked_fill(~trained, 0.0)
     p = logps.detach().exp()
     weight = p * (1 - p) if enable_phi else torch.ones_like(p)
-    loss = divide(-(logps * weight).sum(), trained.sum().double() if normalizer is None else normalizer)
+    loss = divide(
+        -(logps * weight).sum(), trained.sum().double() if normalizer is None else normalizer
+    )
     return LossOutput(loss, masked_metric("chord/nll", -logps, trained.to(logps.dtype)))

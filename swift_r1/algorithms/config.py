@@ -53,11 +53,13 @@ class LossConfig:
     top_entropy_quantile: float = 1.0
     # how the gap between engine and trainer is corrected; None: not at all
     rollout_importance_sampling_mode: RolloutCorrection | None = None
-    rollout_importance_sampling_threshold: float = 2.0  # the largest weight that this correction gives
+    # the largest weight that this correction gives
+    rollout_importance_sampling_threshold: float = 2.0
     # completions with a negative advantage leave the loss where the policy has lowered their mean log-prob by more
     # than this since they were sampled; None: none
     off_policy_sequence_mask_delta: float | None = None
-    log_rollout_offpolicy_metrics: bool = False  # more about the gap between engine and trainer (`off_policy_metrics`)
+    # more about the gap between engine and trainer (`off_policy_metrics`)
+    log_rollout_offpolicy_metrics: bool = False
     # completions were sampled with top-p or top-k, so that the engine's log-probs are those of a part of the
     # distribution
     cuts_sampling: bool = False
@@ -65,16 +67,27 @@ class LossConfig:
     def __post_init__(self) -> None:
         mode = self.rollout_importance_sampling_mode
         check_known("loss_type", self.loss_type, LOSSES)
-        check_known("importance_sampling_level", self.importance_sampling_level, get_args(ImportanceSamplingLevel))
+        check_known(
+            "importance_sampling_level",
+            self.importance_sampling_level,
+            get_args(ImportanceSamplingLevel),
+        )
         check_known("rollout_importance_sampling_mode", mode, (None, *get_args(RolloutCorrection)))
         if not 0 <= self.epsilon <= 1:
             raise ValueError(f"epsilon must be from 0 to 1, got {self.epsilon}")
         if not 0 < self.top_entropy_quantile <= 1:
-            raise ValueError(f"top_entropy_quantile must be above 0 and at most 1, got {self.top_entropy_quantile}")
+            raise ValueError(
+                f"top_entropy_quantile must be above 0 and at most 1, got {self.top_entropy_quantile}"
+            )
         limits = {item.name: item.metadata["limits"] for item in fields(self) if item.metadata}
         for name in ("epsilon_high", "beta", "teacher_kl_coef", "off_policy_sequence_mask_delta"):
             limits[name] = {"at_least": 0}
-        for name in ("delta", "max_completion_length", "rollout_importance_sampling_threshold", "num_generations"):
+        for name in (
+            "delta",
+            "max_completion_length",
+            "rollout_importance_sampling_threshold",
+            "num_generations",
+        ):
             limits[name] = {"more_than": 0}
         for name, own in limits.items():
             number = getattr(self, name)
@@ -105,7 +118,9 @@ class LossConfig:
         """Whether a number of a completion as a whole decides about its tokens."""
         by_sequence = (self.rollout_importance_sampling_mode or "").startswith("sequence")
         return (
-            self.importance_sampling_level != "token" or by_sequence or self.off_policy_sequence_mask_delta is not None
+            self.importance_sampling_level != "token"
+            or by_sequence
+            or self.off_policy_sequence_mask_delta is not None
         )
 
     @property

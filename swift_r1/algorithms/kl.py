@@ -22,7 +22,9 @@ def k3(logps: Tensor, ref_logps: Tensor) -> Tensor:
     return log_ratio.exp() - log_ratio - 1
 
 
-def rewards_less_kl(rewards: Tensor, logps: Tensor, ref_logps: Tensor, mask: Tensor, beta: float) -> Tensor:
+def rewards_less_kl(
+    rewards: Tensor, logps: Tensor, ref_logps: Tensor, mask: Tensor, beta: float
+) -> Tensor:
     """`--kl_in_reward`: each reward less `beta` times the sum of k1 over the completion's trained tokens.
 
     Args:
@@ -35,7 +37,9 @@ def rewards_less_kl(rewards: Tensor, logps: Tensor, ref_logps: Tensor, mask: Ten
     """
     if not (rewards.shape == logps.shape[:1] and logps.shape == ref_logps.shape == mask.shape):
         shapes = [tuple(t.shape) for t in (rewards, logps, ref_logps, mask)]
-        raise ValueError(f"rewards, logps, ref_logps, mask must be [B], [B, T], [B, T], [B, T], got {shapes}")
+        raise ValueError(
+            f"rewards, logps, ref_logps, mask must be [B], [B, T], [B, T], [B, T], got {shapes}"
+        )
     dtype = torch.promote_types(rewards.dtype, torch.float32)
     tokens = k1(logps.detach().to(dtype), ref_logps.detach().to(dtype)).masked_fill(mask == 0, 0.0)
     return rewards.detach().to(dtype) - beta * tokens.sum(1)

@@ -104,7 +104,9 @@ def policy_loss(
     check_shapes(logps=logps, ref_logps=ref_logps, rollout_logps=rollout_logps, entropies=entropies)
     check_shapes(logps=logps, kl=teacher_kl, teacher_logps=teacher_logps)
     if advantages.shape not in (logps.shape, logps.shape[:1]):
-        raise ValueError(f"advantages must be [{len(logps)}] or {tuple(logps.shape)}, got {tuple(advantages.shape)}")
+        raise ValueError(
+            f"advantages must be [{len(logps)}] or {tuple(logps.shape)}, got {tuple(advantages.shape)}"
+        )
     trained = mask != 0
     dtype = torch.promote_types(logps.dtype, torch.float32)
     weight = trained.to(dtype)
@@ -135,7 +137,9 @@ def policy_loss(
         keep = kept_completions(logps, behaviour, advantages, weight, delta, whole)
         per_token = per_token * keep
         kept = kept & keep
-        metrics |= masked_metric("rollout/off_policy_masked", ~keep[:, 0], (weight.sum(1) > 0).to(dtype))
+        metrics |= masked_metric(
+            "rollout/off_policy_masked", ~keep[:, 0], (weight.sum(1) > 0).to(dtype)
+        )
 
     if entropies is not None:
         entropies = _constant(entropies, trained, dtype)
@@ -177,7 +181,9 @@ def policy_loss(
         assert method.flag is not None and method.token_loss is not None
         if teacher_logps is None:
             raise ValueError(f"{method.flag} above 0 needs teacher_logps")
-        distilled, logged = method.token_loss(logps, _constant(teacher_logps, trained, dtype), config)
+        distilled, logged = method.token_loss(
+            logps, _constant(teacher_logps, trained, dtype), config
+        )
         per_token = per_token + getattr(config, method.flag) * distilled
         for name, values in logged.items():
             metrics |= masked_metric(name, values, weight)
@@ -188,13 +194,19 @@ def policy_loss(
         per_token = per_token + config.teacher_kl_coef * kl
 
     numerator = loss_numerator(per_token, weight, config, shares)
-    loss = divide(numerator, loss_normalizer(mask, config, shares) if normalizer is None else normalizer)
+    loss = divide(
+        numerator, loss_normalizer(mask, config, shares) if normalizer is None else normalizer
+    )
     clipped = token.clipped_high.to(torch.int8) - token.clipped_low.to(torch.int8)
     return LossOutput(loss, metrics, TokenOutcome(ratio.detach(), clipped, kept))
 
 
 def importance_ratio(
-    logps: Tensor, old_logps: Tensor, mask: Tensor, config: LossConfig, whole: WholeMeans | None = None
+    logps: Tensor,
+    old_logps: Tensor,
+    mask: Tensor,
+    config: LossConfig,
+    whole: WholeMeans | None = None,
 ) -> Tensor:
     """`[B, T]`: exp(logp - old), or at sequence level exp of its mean over the completion's trained tokens.
 
@@ -204,7 +216,8 @@ def importance_ratio(
     log_ratio = logps - old_logps
     if config.importance_sampling_level != "token":
         mean = token_means(log_ratio, mask)
-        if whole is not None:  # the gradient of a row's tokens is by its share as it is, since each adds its own loss
+        # the gradient of a row's tokens is by its share as it is, since each adds its own loss
+        if whole is not None:
             mean = mean + (whole.moved - mean).detach()
         log_ratio = mean[:, None] * mask  # 0 between trained tokens too, which `fipo` counts
     if config.importance_sampling_level == "sequence_token":
@@ -239,13 +252,21 @@ def rollout_weights(
         Weights without gradient, and bool, whether what is compared was above the threshold; each `[B, T]`, or `[B, 1]`
         where it is the same for all tokens.
     """
-    log_ratio = (old_logps - rollout_logps).detach().clamp(-ROLLOUT_LOG_RATIO_BOUND, ROLLOUT_LOG_RATIO_BOUND)
+    log_ratio = (
+        (old_logps - rollout_logps)
+        .detach()
+        .clamp(-ROLLOUT_LOG_RATIO_BOUND, ROLLOUT_LOG_RATIO_BOUND)
+    )
     compared = log_ratio
     if mode.startswith("sequence"):
         compared = (token_means(log_ratio, mask) if whole is None else whole.gap)[:, None]
     ratio = compared.exp()
     over = compared.exp() > threshold
-    weights = log_ratio.exp().masked_fill(over, 0.0) if mode.endswith("mask") else ratio.clamp(max=threshold)
+    weights = (
+        log_ratio.exp().masked_fill(over, 0.0)
+        if mode.endswith("mask")
+        else ratio.clamp(max=threshold)
+    )
     return weights, over
 
 
@@ -276,8 +297,12 @@ def _constant(values: Tensor, trained: Tensor, dtype: torch.dtype) -> Tensor:
     return values.detach().to(dtype).masked_fill(~trained, 0.0)
 
 
-def _ratio_metric(name: str, values: Tensor, weight: Tensor, config: LossConfig) -> dict[str, Tensor]:
+def _ratio_metric(
+    name: str, values: Tensor, weight: Tensor, config: LossConfig
+) -> dict[str, Tensor]:
     """Counts each ratio once: a token at token level, a completion with trained tokens at sequence level."""
     if config.importance_sampling_level == "token":
         return masked_metric(name, values, weight)
-    return masked_metric(name, token_means(values.to(weight.dtype), weight), (weight.sum(1) > 0).to(weight.dtype))
+    return masked_metric(
+        name, token_means(values.to(weight.dtype), weight), (weight.sum(1) > 0).to(weight.dtype)
+    )

@@ -65,7 +65,8 @@ class Loss:
     mean_over: Literal["tokens", "completions", "length"] = "tokens"
     reads: tuple[str, ...] = ()  # flags that several losses share: epsilon, epsilon_high, delta
     ignores: Mapping[str, str] = field(default_factory=dict)  # flags that do nothing here, and why
-    ratio_of_tokens: bool = False  # weighs tokens by their own importance ratios: no other level will do
+    # weighs tokens by their own importance ratios: no other level will do
+    ratio_of_tokens: bool = False
     settings: type | None = None  # a dataclass of fields made by `setting`
     cap: float | None = None  # `epsilon_high` where it is not given; None: `epsilon`
     # what `advantages` are replaced by, for a loss that compares whole groups: from those of all completions of a round
@@ -89,10 +90,12 @@ class Estimator:
     name: str
     # rewards less their baseline, float64 `[G, n]`; from rewards float64 `[G, n]`, 0 where invalid, and bool `[G, n]`
     centre: Callable[[Tensor, Tensor], Tensor]
-    baseline: Literal["group", "batch"] = "group"  # over which rewards it is; of a batch, equal groups teach too
+    # over which rewards it is; of a batch, equal groups teach too
+    baseline: Literal["group", "batch"] = "group"
     default_scale: str = "group"  # the `--scale_rewards` that its paper, and ms-swift, go with
     synonym: str | None = None  # another word for it
-    over_batch: bool = False  # what is centred is divided by its deviation over the whole batch, or by nothing
+    # what is centred is divided by its deviation over the whole batch, or by nothing
+    over_batch: bool = False
     note: str | None = None  # what the log of a run says of it
 
 
@@ -110,7 +113,9 @@ class Distillation:
     # is logged. Both are made of the log-probs `[N, T]` of the policy that sampled and of the teacher, the mask
     # `[N, T]` and the flags; `advantages` also of the number of optimizer steps before the round
     rewards: Callable[[Tensor, Tensor, Tensor, Tensor, Any], Tensor] | None = None
-    advantages: Callable[[Tensor, Tensor, Tensor, Tensor, Any, int], tuple[Tensor, dict[str, float]]] | None = None
+    advantages: (
+        Callable[[Tensor, Tensor, Tensor, Tensor, Any, int], tuple[Tensor, dict[str, float]]] | None
+    ) = None
     # a loss of tokens `[B, T]` with what is logged, from log-probs `[B, T]` of policy and teacher and the `LossConfig`;
     # its weight is the value of `flag`
     token_loss: Callable[[Tensor, Tensor, Any], tuple[Tensor, dict[str, Tensor]]] | None = None
@@ -151,7 +156,11 @@ def with_settings(
         for method in methods:
             for item in () if method.settings is None else dataclasses.fields(method.settings):
                 cls.__annotations__[item.name] = item.type
-                own = field(default=item.default, metadata=item.metadata) if made is None else made(method, item)
+                own = (
+                    field(default=item.default, metadata=item.metadata)
+                    if made is None
+                    else made(method, item)
+                )
                 setattr(cls, item.name, own)
         return cls
 

@@ -78,7 +78,9 @@ def off_policy_metrics(logps: Tensor, rollout_logps: Tensor, mask: Tensor) -> di
     }
     there = (mask.sum(1) > 0).to(mask.dtype)
     found = [masked_metric(f"rollout/{name}", values, mask) for name, values in tokens.items()]
-    found += [masked_metric(f"rollout/{name}", values, there) for name, values in completions.items()]
+    found += [
+        masked_metric(f"rollout/{name}", values, there) for name, values in completions.items()
+    ]
     return {name: value for part in found for name, value in part.items()}
 
 
@@ -93,7 +95,12 @@ def completion_weights(logps: Tensor, rollout_logps: Tensor, mask: Tensor) -> Te
     log_w = (logps.detach() - rollout_logps).double().clamp(-LOG_RATIO_BOUND, LOG_RATIO_BOUND)
     w = log_w.exp().masked_fill(~trained, 0.0)
     none = -torch.inf
-    sums = (trained.sum(1).double(), log_w.masked_fill(~trained, 0.0).sum(1), w.sum(1), w.square().sum(1))
+    sums = (
+        trained.sum(1).double(),
+        log_w.masked_fill(~trained, 0.0).sum(1),
+        w.sum(1),
+        w.square().sum(1),
+    )
     return torch.stack([*sums, log_w.masked_fill(~trained, none).amax(1)])
 
 

@@ -26,8 +26,10 @@ class PPOConfig:
     # gamma, lam: of `gae`
     gamma: float = 1.0
     lam: float = 0.95
-    cliprange_value: float = 0.2  # how far a value may move from what it was before the round; 0: no clipping
-    vf_coef: float = 0.1  # weight of the value loss: the critic's gradient is multiplied by it before it is clipped
+    # how far a value may move from what it was before the round; 0: no clipping
+    cliprange_value: float = 0.2
+    # weight of the value loss: the critic's gradient is multiplied by it before it is clipped
+    vf_coef: float = 0.1
     # whiten_rewards, whiten_advantages: see `whiten`; only advantages lose their mean
     whiten_rewards: bool = False
     whiten_advantages: bool = True
@@ -55,7 +57,9 @@ def token_rewards(
     if kl_coef:
         if old_logps is None or ref_logps is None:
             raise ValueError("kl_coef above 0 needs old_logps and ref_logps")
-        tokens = -kl_coef * k1(old_logps.detach().double(), ref_logps.detach().double()).masked_fill(~trained, 0.0)
+        tokens = -kl_coef * k1(
+            old_logps.detach().double(), ref_logps.detach().double()
+        ).masked_fill(~trained, 0.0)
     later = trained.long().flip(1).cumsum(1).flip(1)
     return tokens + (trained & (later == 1)) * rewards.detach().double()[:, None]
 
@@ -70,7 +74,11 @@ def whiten(values: Tensor, mask: Tensor, *, shift_mean: bool = True) -> Tensor:
     if chosen.numel() < 2 or chosen.min() == chosen.max():
         return values.masked_fill(mask == 0, 0.0) * (not shift_mean)
     shift = chosen.mean() if shift_mean else 0.0
-    return ((values.double() - shift) / (chosen.std() + STD_EPSILON)).masked_fill(mask == 0, 0.0).to(values.dtype)
+    return (
+        ((values.double() - shift) / (chosen.std() + STD_EPSILON))
+        .masked_fill(mask == 0, 0.0)
+        .to(values.dtype)
+    )
 
 
 def ppo_targets(
@@ -114,7 +122,9 @@ def ppo_targets(
         metrics |= {"returns/mean": r.mean().item(), "returns/std": r.std(unbiased=False).item()}
         metrics["values/mean"] = v.mean().item()
         if r.min() < r.max():
-            metrics["explained_variance"] = 1 - ((r - v).var(unbiased=False) / r.var(unbiased=False)).item()
+            metrics["explained_variance"] = (
+                1 - ((r - v).var(unbiased=False) / r.var(unbiased=False)).item()
+            )
     if config.whiten_advantages:
         advantages = whiten(advantages, counted)
     advantages = advantages.float()
@@ -123,7 +133,9 @@ def ppo_targets(
     return Advantages(advantages, means, returns.float(), valid), metrics
 
 
-def gae(rewards: Tensor, values: Tensor, mask: Tensor, gamma: float, lam: float) -> tuple[Tensor, Tensor]:
+def gae(
+    rewards: Tensor, values: Tensor, mask: Tensor, gamma: float, lam: float
+) -> tuple[Tensor, Tensor]:
     """delta_t = r_t + gamma * V_{t+1} - V_t;  A_t = delta_t + gamma * lam * A_{t+1};  return_t = A_t + V_t
 
     `t + 1` is the row's next trained token; after its last one V and A are 0 (the completion ends there).

@@ -39,12 +39,18 @@ class Composition:
     renormalize_reward_weights: bool = False
     # `sum_then_normalize` leaves all scaling to the advantages. `normalize_then_sum` (GDPO) sums what each function
     # gave after `normalize_groups`
-    multi_objective_aggregation: Literal["sum_then_normalize", "normalize_then_sum"] = "sum_then_normalize"
-    truncated_reward: float | None = None  # the reward of a truncated completion, whatever the functions said
+    multi_objective_aggregation: Literal["sum_then_normalize", "normalize_then_sum"] = (
+        "sum_then_normalize"
+    )
+    # the reward of a truncated completion, whatever the functions said
+    truncated_reward: float | None = None
     missing_eos_penalty: float | None = None  # subtracted from the reward of such a completion
 
     def __call__(
-        self, columns: Sequence[Sequence[float | None]], truncated: Sequence[bool], num_generations: int
+        self,
+        columns: Sequence[Sequence[float | None]],
+        truncated: Sequence[bool],
+        num_generations: int,
     ) -> Totals:
         """Totals of `N` completions. NaN marks one without a usable reward: any function's value is invalid, or none
         had an opinion.
@@ -58,19 +64,29 @@ class Composition:
         rewards = self._sums(columns) if columns else (0.0,) * len(truncated)
         value = self.truncated_reward
         if value is not None:
-            rewards = tuple(value if cut else reward for reward, cut in zip(rewards, truncated, strict=True))
+            rewards = tuple(
+                value if cut else reward for reward, cut in zip(rewards, truncated, strict=True)
+            )
         penalty = self.missing_eos_penalty
         if penalty is not None:
-            rewards = tuple(reward - penalty * cut for reward, cut in zip(rewards, truncated, strict=True))
+            rewards = tuple(
+                reward - penalty * cut for reward, cut in zip(rewards, truncated, strict=True)
+            )
         if self.multi_objective_aggregation == "sum_then_normalize" or not columns:
             return Totals(rewards, rewards)
-        return Totals(rewards, self._sums([normalize_groups(values, num_generations) for values in columns]))
+        return Totals(
+            rewards, self._sums([normalize_groups(values, num_generations) for values in columns])
+        )
 
     def _sums(self, columns: Sequence[Sequence[float | None]]) -> tuple[float, ...]:
         return tuple(self._sum(row) for row in zip(*columns, strict=True))
 
     def _sum(self, values: Sequence[float | None]) -> float:
-        pairs = [(weight, v) for v, weight in zip(values, self.reward_weights, strict=True) if v is not None]
+        pairs = [
+            (weight, v)
+            for v, weight in zip(values, self.reward_weights, strict=True)
+            if v is not None
+        ]
         if not pairs:
             return math.nan
         total = math.fsum(weight * value for weight, value in pairs)
@@ -92,7 +108,9 @@ def normalize_groups(values: Sequence[float | None], num_generations: int) -> li
             continue
         middle = math.fsum(known) / len(known)
         std = math.sqrt(math.fsum((value - middle) ** 2 for value in known) / (len(known) - 1))
-        result += [None if value is None else (value - middle) / (std + _STD_EPSILON) for value in group]
+        result += [
+            None if value is None else (value - middle) / (std + _STD_EPSILON) for value in group
+        ]
     return result
 
 

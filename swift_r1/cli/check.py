@@ -24,7 +24,12 @@ _EXAMPLES = """
 swift check --external_plugins plugins/countdown.py --dataset countdown --reward_funcs external_countdown format
 swift check --dataset sums.jsonl --external_plugins sums.py --gold '<answer>{solution}</answer>' --json
 """
-HELP = (_USAGE, CheckArguments, _EXAMPLES, ("Check", "Plugins and rewards", "Built-in rewards", "Data"))
+HELP = (
+    _USAGE,
+    CheckArguments,
+    _EXAMPLES,
+    ("Check", "Plugins and rewards", "Built-in rewards", "Data"),
+)
 
 
 def run(words: Sequence[str]) -> int:

@@ -50,12 +50,18 @@ class DemoArguments(Command):
 
     command: ClassVar[str] = "demo"
     seed: int = flag(0, "of the model, the warm start and the run", at_least=0)
-    output_dir: str = flag("output/countdown_demo", "a folder with the time as its name is made in it")
+    output_dir: str = flag(
+        "output/countdown_demo", "a folder with the time as its name is made in it"
+    )
     server: bool = flag(False, "rollouts from vLLM over HTTP, ZeRO-3 on two processes")
     algorithm: str = flag("grpo", "what trains", choices=("grpo", "ppo"))
-    warm_start: str | None = flag(None, "folder of a model that has been warm-started, to compare on")
+    warm_start: str | None = flag(
+        None, "folder of a model that has been warm-started, to compare on"
+    )
     steps: int | None = flag(None, "optimizer steps (default: 48 of GRPO, 96 of PPO)", at_least=1)
-    warm_start_steps: int | None = flag(None, "steps of the supervised phase (default: 880)", at_least=1)
+    warm_start_steps: int | None = flag(
+        None, "steps of the supervised phase (default: 880)", at_least=1
+    )
 
 
 HELP = (_USAGE, DemoArguments, _EXAMPLES)
@@ -90,12 +96,23 @@ def run(words: Sequence[str]) -> int:
     with naming(f"{folder} cannot be made"):
         folder.mkdir(parents=True)
     model = Path(args.warm_start or folder / "warm_start")
-    added = trainer_environment(os.environ, World(), offline=True, cpus=usable_cpus(), gpu=has_gpu(os.environ))
+    added = trainer_environment(
+        os.environ, World(), offline=True, cpus=usable_cpus(), gpu=has_gpu(os.environ)
+    )
     environment = {**os.environ, **added}
 
     if args.warm_start is None:
-        console.print("[bold]1. Warm start[/bold]: a new model learns the format, and a little arithmetic")
-        command = [sys.executable, str(FILES / "warm_start.py"), "--output_dir", str(model), "--seed", str(args.seed)]
+        console.print(
+            "[bold]1. Warm start[/bold]: a new model learns the format, and a little arithmetic"
+        )
+        command = [
+            sys.executable,
+            str(FILES / "warm_start.py"),
+            "--output_dir",
+            str(model),
+            "--seed",
+            str(args.seed),
+        ]
         command += ["--steps", str(args.warm_start_steps)] if args.warm_start_steps else []
         code = subprocess.run(command, env=environment, check=False).returncode
         if code:
@@ -103,7 +120,9 @@ def run(words: Sequence[str]) -> int:
 
     ppo = args.algorithm == "ppo"
     name = args.algorithm.upper()
-    console.print(f"\n[bold]2. {name}[/bold]: swift rlhf, with rewards for right answers and for the format")
+    console.print(
+        f"\n[bold]2. {name}[/bold]: swift rlhf, with rewards for right answers and for the format"
+    )
     steps_a_round = PPO_STEPS_A_ROUND if ppo else 1
     steps = args.steps or STEPS * steps_a_round
     own = {
@@ -136,7 +155,9 @@ def eval_every(steps: int, steps_a_round: int) -> int:
     return max(steps, STEPS * steps_a_round) // 5
 
 
-def train_with_server(flags: Sequence[str], model: Path, folder: Path, console: Console, accumulation: int) -> int:
+def train_with_server(
+    flags: Sequence[str], model: Path, folder: Path, console: Console, accumulation: int
+) -> int:
     """Runs `swift rollout` beside `swift rlhf` on two ZeRO-3 processes; returns the trainer's exit code."""
     (port,) = free_ports(1, "127.0.0.1")
     with rollout_server(model, port, folder / "server.log"):
@@ -151,18 +172,27 @@ def train_with_server(flags: Sequence[str], model: Path, folder: Path, console: 
             "gradient_accumulation_steps": accumulation,
         }
         words = [*SWIFT, "rlhf", *flags, *as_words(own)]
-        return subprocess.run(words, env=os.environ | {"NPROC_PER_NODE": "2"}, check=False).returncode
+        return subprocess.run(
+            words, env=os.environ | {"NPROC_PER_NODE": "2"}, check=False
+        ).returncode
 
 
 @contextlib.contextmanager
 def rollout_server(model: Path, port: int, log: Path) -> Iterator[None]:
-    words = [*SWIFT, "rollout", *as_words({"model": str(model), "port": port, "torch_dtype": "float32"})]
+    words = [
+        *SWIFT,
+        "rollout",
+        *as_words({"model": str(model), "port": port, "torch_dtype": "float32"}),
+    ]
     process = SupervisedProcess(words, log=log, ends_with_parent=True)
     try:
         yield
     finally:
         if not process.end(SERVER_STOP_S):
-            print(f"swift rollout did not end within {SERVER_STOP_S} s of SIGTERM: killed", file=sys.stderr)
+            print(
+                f"swift rollout did not end within {SERVER_STOP_S} s of SIGTERM: killed",
+                file=sys.stderr,
+            )
 
 
 def show(run: Path, model: Path, console: Console, name: str) -> None:
@@ -199,10 +229,16 @@ def show(run: Path, model: Path, console: Console, name: str) -> None:
     )
 
 
-def improved_example(path: Path, first: int, last: int) -> tuple[dict[str, Any], dict[str, Any]] | None:
+def improved_example(
+    path: Path, first: int, last: int
+) -> tuple[dict[str, Any], dict[str, Any]] | None:
     """Completions of the same problem, wrong before and right after; None where there is no such problem."""
     rows = [json.loads(line) for line in path.read_text().splitlines()]
-    wrong = {row["prompt_id"]: row for row in rows if row["step"] == first and row["rewards/countdown"] < 1}
+    wrong = {
+        row["prompt_id"]: row
+        for row in rows
+        if row["step"] == first and row["rewards/countdown"] < 1
+    }
     for row in rows:
         if row["step"] == last and row["rewards/countdown"] >= 1 and row["prompt_id"] in wrong:
             return wrong[row["prompt_id"]], row

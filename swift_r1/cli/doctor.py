@@ -44,7 +44,9 @@ class Examined:
     advice: str = ""
 
     def line(self) -> str:
-        return f"{self.state:<8} {self.name}: {self.text}" + (f"; {self.advice}" if self.advice else "")
+        return f"{self.state:<8} {self.name}: {self.text}" + (
+            f"; {self.advice}" if self.advice else ""
+        )
 
 
 def _found(name: str, good: bool, text: str, advice: str) -> Examined:
@@ -61,7 +63,9 @@ def run(words: Sequence[str]) -> int:
         states.append(finding.state)
     broken = states.count("broken")
     warnings = states.count("warning")
-    print(f"{len(states) - broken - warnings} ok, {warnings} warning{'s' * (warnings != 1)}, {broken} broken")
+    print(
+        f"{len(states) - broken - warnings} ok, {warnings} warning{'s' * (warnings != 1)}, {broken} broken"
+    )
     return EXIT_USAGE if broken else EXIT_OK
 
 
@@ -76,7 +80,10 @@ def examine() -> Iterator[Examined]:
     yield from (port(number) for number in PORTS)
     yield allocator(find_allocator())
     if has_gpu(os.environ):
-        yield compiler(shutil.which("cc") or shutil.which("gcc"), Path(sysconfig.get_path("include"), "Python.h"))
+        yield compiler(
+            shutil.which("cc") or shutil.which("gcc"),
+            Path(sysconfig.get_path("include"), "Python.h"),
+        )
     yield library("deepspeed", "needed for --deepspeed: pip install deepspeed")
     missing = missing_for_vllm()
     if missing:
@@ -92,7 +99,10 @@ def versions() -> Examined:
     text = ", ".join(f"{name} {number}" for name, number in installed.items())
     if missing:
         return Examined(
-            "versions", "broken", text, f"{', '.join(missing)} not installed: pip install 'swift-r1[cpu]' (or [gpu])"
+            "versions",
+            "broken",
+            text,
+            f"{', '.join(missing)} not installed: pip install 'swift-r1[cpu]' (or [gpu])",
         )
     return Examined("versions", "ok", text)
 
@@ -112,7 +122,9 @@ def devices() -> Examined:
             f"torch sees no GPU, but there is {files}",
             "install a torch built for CUDA, or a driver that is new enough for it",
         )
-    return Examined("devices", "ok", "no GPU, everything runs on the CPU" if names == "[]" else names)
+    return Examined(
+        "devices", "ok", "no GPU, everything runs on the CPU" if names == "[]" else names
+    )
 
 
 def processors() -> Examined:
@@ -121,7 +133,11 @@ def processors() -> Examined:
     text = f"{len(usable_cpus())} usable, {pages * size / _GIB:.0f} GiB of memory"
     if cpu_multiplies("bfloat16"):
         return Examined("processors", "ok", text)
-    return Examined("processors", "ok", f"{text}; no bfloat16 instructions, so models of 16 bits compute in float32")
+    return Examined(
+        "processors",
+        "ok",
+        f"{text}; no bfloat16 instructions, so models of 16 bits compute in float32",
+    )
 
 
 def shared_memory(free: int) -> Examined:
@@ -150,8 +166,12 @@ def port(number: int) -> Examined:
         try:
             probe.bind(("127.0.0.1", number))
         except OSError as error:
-            use = "swift rollout --port" if number == PORTS[0] else "MASTER_PORT (several nodes only)"
-            return Examined(f"port {number}", "warning", error.strerror or str(error), f"choose another: {use}")
+            use = (
+                "swift rollout --port" if number == PORTS[0] else "MASTER_PORT (several nodes only)"
+            )
+            return Examined(
+                f"port {number}", "warning", error.strerror or str(error), f"choose another: {use}"
+            )
     return Examined(f"port {number}", "ok", "free")
 
 
@@ -162,16 +182,25 @@ def allocator(path: str | None) -> Examined:
         return Examined("allocator", "warning", "neither tcmalloc nor jemalloc", advice)
     code, output = _python("pass", LD_PRELOAD=path)
     if code or "LD_PRELOAD" in output:
-        return Examined("allocator", "warning", f"{path} cannot be preloaded: {_last_line(output)}", "reinstall it")
+        return Examined(
+            "allocator",
+            "warning",
+            f"{path} cannot be preloaded: {_last_line(output)}",
+            "reinstall it",
+        )
     return Examined("allocator", "ok", path)
 
 
 def compiler(path: str | None, header: Path) -> Examined:
     """Looks for a C compiler: Triton, without which vLLM generates nothing on a GPU, makes launchers with it that
     include `header`."""
-    missing = [what for what, there in (("C compiler", path), (str(header), header.is_file())) if not there]
+    missing = [
+        what for what, there in (("C compiler", path), (str(header), header.is_file())) if not there
+    ]
     advice = "vLLM needs it on a GPU: apt-get install gcc libc6-dev python3-dev"
-    return _found("compiler", not missing, f"no {' and no '.join(missing)}" if missing else str(path), advice)
+    return _found(
+        "compiler", not missing, f"no {' and no '.join(missing)}" if missing else str(path), advice
+    )
 
 
 def library(name: str, use: str) -> Examined:

@@ -51,7 +51,11 @@ def run(words: Sequence[str]) -> int:
     from swift_r1.lab.estimate.split import best_split
     from swift_r1.runtime.terminal import Terminal
 
-    without = run_file is not None and args.gpus is None and not any(role.gpus for role in run_file.roles.values())
+    without = (
+        run_file is not None
+        and args.gpus is None
+        and not any(role.gpus for role in run_file.roles.values())
+    )
     chip = chip_of(args.chip or ("cpu" if without else DEFAULT_CHIP))
     if chip.is_cpu and args.gpus is not None:
         raise UsageError(f"--gpus {args.gpus}: --chip {chip.name} has none")
@@ -64,14 +68,20 @@ def run(words: Sequence[str]) -> int:
         if _trained_on_cpu(recorded) == chip.is_cpu:
             use = read_measured(recorded, chip)
         else:
-            print(f"--measured {recorded}: of another kind of device than {chip.name}, so only its lengths are taken")
+            print(
+                f"--measured {recorded}: of another kind of device than {chip.name}, so only its lengths are taken"
+            )
 
     job = job_of(args, world.size, chip, use, lengths, run_file)
     split = None if args.gpus is None else best_split(job, args.gpus)
     if split is not None and not split.best:
         raise UsageError(f"--gpus {args.gpus}: {split.why_not}")
 
-    given = estimate_layout(job, layout_of(args, world.size, run_file)) if split is None or run_file else None
+    given = (
+        estimate_layout(job, layout_of(args, world.size, run_file))
+        if split is None or run_file
+        else None
+    )
     show(job, given, split, Terminal(width=max(110, Terminal().width)))
     if file is not None:
         write_json(file, to_json(job, given, split))
@@ -80,7 +90,8 @@ def run(words: Sequence[str]) -> int:
 
 def _trained_on_cpu(folder: Path) -> bool:
     """Says whether the run of this folder trained on a CPU."""
-    content: Any = json.loads((folder / "args.json").read_text(encoding="utf-8"))  # read once already
+    # read once already
+    content: Any = json.loads((folder / "args.json").read_text(encoding="utf-8"))
     return not content["hardware"]["gpus"] or bool(content["args"]["use_cpu"])
 
 
@@ -119,6 +130,10 @@ def _arguments(words: Sequence[str], run_file: RunFile | None) -> tuple[Estimate
     flags = {name: value for name, value in run_file.rlhf.items() if name not in given}
     flags = with_addresses(flags, {name: [_ANY_SERVER] for name in run_file.roles if name != TRAIN})
     train = run_file.roles[TRAIN]
-    environ = {"NPROC_PER_NODE": str(train.processes), "NNODES": str(train.count), "MASTER_ADDR": "node0"}
+    environ = {
+        "NPROC_PER_NODE": str(train.processes),
+        "NNODES": str(train.count),
+        "MASTER_ADDR": "node0",
+    }
     args = parse_arguments(EstimateArguments, [*as_words(flags), *words[1:]], environ)
     return args, World(train.processes, train.count)

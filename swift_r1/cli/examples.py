@@ -42,7 +42,11 @@ class Example:
         """The places of its files."""
         top = BUNDLED / self.place
         paths = sorted(top.rglob("*")) if top.is_dir() else [top]
-        return [path.relative_to(BUNDLED).as_posix() for path in paths if path.is_file() and path.suffix != ".pyc"]
+        return [
+            path.relative_to(BUNDLED).as_posix()
+            for path in paths
+            if path.is_file() and path.suffix != ".pyc"
+        ]
 
     @property
     def line(self) -> str:
@@ -76,7 +80,9 @@ def run(words: Sequence[str]) -> int:
                 print(folder / place)
             print(f"its commands are for {shlex.quote(str(folder.resolve()))}")
         case other:
-            raise UsageError(f"swift examples [copy NAME [FOLDER]], not: swift examples {shlex.join(other)}")
+            raise UsageError(
+                f"swift examples [copy NAME [FOLDER]], not: swift examples {shlex.join(other)}"
+            )
     return EXIT_OK
 
 
@@ -114,7 +120,9 @@ def copy(example: Example, folder: Path) -> list[str]:
             if path.exists() and path.read_bytes() != (BUNDLED / place).read_bytes():
                 others.append(place)
         if others:
-            raise UsageError(f"{folder} holds other files already: {', '.join(others)}: name another folder")
+            raise UsageError(
+                f"{folder} holds other files already: {', '.join(others)}: name another folder"
+            )
         for place in places:
             path = folder / place
             path.parent.mkdir(parents=True, exist_ok=True)

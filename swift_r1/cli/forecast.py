@@ -55,7 +55,8 @@ def _rehearse(args_json: Path, world: World, environ: Mapping[str, str]) -> int:
     """Runs the trainer, which ends with this process; returns its exit code."""
     module, environ = trainer(world, environ)
     words = [sys.executable, "-m", module, str(args_json)]
-    process = SupervisedProcess(words, environ, stdin=None, start_new_session=False)  # Ctrl-C is for it too
+    # Ctrl-C is for it too
+    process = SupervisedProcess(words, environ, stdin=None, start_new_session=False)
     try:
         return process.wait()
     finally:
@@ -72,7 +73,9 @@ def _say(folder: Path, file: Path | None, world: World) -> int:
     content = _read(folder / "args.json")
     rehearsal = _read(folder / FORECAST_FILE)
     args = arguments_of(content)
-    seen = outlook(read_json_lines(folder / "completions.jsonl"), rehearsal, args, Plan(**content["plan"]))
+    seen = outlook(
+        read_json_lines(folder / "completions.jsonl"), rehearsal, args, Plan(**content["plan"])
+    )
     judged = verdict(seen, args)
     memory = _memory(args, world, seen.cost.peak_gib)
     show(seen, judged, memory, Terminal(width=max(100, Terminal().width)))

@@ -13,7 +13,9 @@ _WIDTH = 118
 _NAME_WIDTH = 42
 
 
-def command_help(usage: str, cls: type | None = None, examples: str = "", only: Sequence[str] | None = None) -> str:
+def command_help(
+    usage: str, cls: type | None = None, examples: str = "", only: Sequence[str] | None = None
+) -> str:
     """Returns usage, examples, the flags by group with their defaults, and which defaults are not ms-swift's.
 
     Args:
@@ -24,7 +26,9 @@ def command_help(usage: str, cls: type | None = None, examples: str = "", only: 
         return usage
     specs = list(flag_specs(cls).values())
     if only is not None:
-        specs = sorted((spec for spec in specs if spec.group in only), key=lambda spec: only.index(spec.group))
+        specs = sorted(
+            (spec for spec in specs if spec.group in only), key=lambda spec: only.index(spec.group)
+        )
 
     parts = [usage, "", "Examples:", textwrap.indent(textwrap.dedent(examples).strip(), "  ")]
     for group, members in groupby(specs, key=lambda spec: spec.group):

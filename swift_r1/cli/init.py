@@ -131,7 +131,11 @@ def write_starter(folder: Path, task: str, model: str) -> list[str]:
 def _texts(task: str, model: str = "") -> dict[str, str]:
     """Returns the files of a task, by name."""
     starters = files("swift_r1.cli") / "starters"
-    texts = {file.name: file.read_text(encoding="utf-8") for file in (starters / task).iterdir() if file.is_file()}
+    texts = {
+        file.name: file.read_text(encoding="utf-8")
+        for file in (starters / task).iterdir()
+        if file.is_file()
+    }
     flags = texts.pop("flags.yaml").rstrip()
     run = (starters / "run.yaml").read_text(encoding="utf-8")
     return texts | {"run.yaml": run.format(model=json.dumps(model), task=flags)}

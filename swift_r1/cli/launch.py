@@ -15,7 +15,14 @@ from swift_r1.cli.files import naming
 from swift_r1.errors import EXIT_OK, UsageError
 from swift_r1.flags.fields import from_words, spellings
 from swift_r1.flags.output import LAST
-from swift_r1.flags.parser import API_KEY_VARIABLE, flags_with_values, is_flag, parse_arguments, spelling, unknown_flag
+from swift_r1.flags.parser import (
+    API_KEY_VARIABLE,
+    flags_with_values,
+    is_flag,
+    parse_arguments,
+    spelling,
+    unknown_flag,
+)
 from swift_r1.flags.rlhf import RlhfArguments
 from swift_r1.flags.world import World
 from swift_r1.fleet.backends import BACKENDS
@@ -78,7 +85,11 @@ def run(words: Sequence[str]) -> int:
     folder = _folder(run_file, resume)
     code = _launch(run_file, backend, args, environ, folder, resume)
     output_dir = Path(str(run_file.args.output_dir))
-    return int(module.after(code, folder, output_dir, args.max_restarts)) if hasattr(module, "after") else code
+    return (
+        int(module.after(code, folder, output_dir, args.max_restarts))
+        if hasattr(module, "after")
+        else code
+    )
 
 
 def _without_dry_run(words: Sequence[str]) -> list[str]:
@@ -133,7 +144,12 @@ def _folder(run_file: RunFile, resume: bool) -> Path:
 
 
 def _launch(
-    run_file: RunFile, backend: Any, args: LaunchArguments, environ: dict[str, str], folder: Path, resume: bool
+    run_file: RunFile,
+    backend: Any,
+    args: LaunchArguments,
+    environ: dict[str, str],
+    folder: Path,
+    resume: bool,
 ) -> int:
     from swift_r1.fleet.driver import Driver
     from swift_r1.fleet.show import Display
@@ -144,11 +160,21 @@ def _launch(
     with run_folder_held(logs, wait_s=1), Display(logs) as display:
         display.say(f"run folder: {folder}")
         driver = Driver(
-            run_file, backend, args, environ, str(folder), logs, resume, display.say, display.show, display.changed
+            run_file,
+            backend,
+            args,
+            environ,
+            str(folder),
+            logs,
+            resume,
+            display.say,
+            display.show,
+            display.changed,
         )
         try:
             return driver.run()
         except UsageError:
             if run_file.args.add_version and not holds_run(folder) and not any(logs.glob("*.log")):
-                shutil.rmtree(folder)  # `--resume_from_checkpoint last` would take it for the newest run
+                # `--resume_from_checkpoint last` would take it for the newest run
+                shutil.rmtree(folder)
             raise

@@ -17,7 +17,15 @@ from importlib.util import find_spec
 from types import FrameType
 from typing import NoReturn
 
-from swift_r1.errors import EXIT_CODES, EXIT_INTERRUPTED, EXIT_OK, EXIT_TERMINATED, EXIT_USAGE, SwiftError, UsageError
+from swift_r1.errors import (
+    EXIT_CODES,
+    EXIT_INTERRUPTED,
+    EXIT_OK,
+    EXIT_TERMINATED,
+    EXIT_USAGE,
+    SwiftError,
+    UsageError,
+)
 from swift_r1.runtime.visible import harmless, log_visibly
 
 COMMANDS = {
@@ -43,8 +51,24 @@ COMMANDS = {
 # The others work without the extra `cpu` or `gpu`, as long as they load no tokenizer (`swift check --model`).
 LOAD_MODELS = ("rlhf", "forecast", "rollout", "eval", "replay", "merge-lora", "demo")
 _OF_EXTRAS = ("torch", "transformers", "accelerate", "peft")
-MS_SWIFT_COMMANDS = ("pt", "sft", "infer", "app", "deploy", "export", "sample", "web-ui", "megatron")
-_OTHER_NAMES = {"train": "rlhf", "grpo": "rlhf", "ppo": "rlhf", "serve": "rollout", "evaluate": "eval"}
+MS_SWIFT_COMMANDS = (
+    "pt",
+    "sft",
+    "infer",
+    "app",
+    "deploy",
+    "export",
+    "sample",
+    "web-ui",
+    "megatron",
+)
+_OTHER_NAMES = {
+    "train": "rlhf",
+    "grpo": "rlhf",
+    "ppo": "rlhf",
+    "serve": "rollout",
+    "evaluate": "eval",
+}
 MS_SWIFT_RLHF_TYPES = ("dpo", "orpo", "simpo", "kto", "cpo", "rm", "gkd")
 _HELP_FLAGS = ("-h", "--help", "help")
 
@@ -107,7 +131,9 @@ def _run(command: str, words: list[str]) -> int:
         return EXIT_OK
     near = difflib.get_close_matches(command, [*COMMANDS, *MS_SWIFT_COMMANDS, *_OTHER_NAMES], n=1)
     hint = (
-        f"did you mean `swift {_OTHER_NAMES.get(near[0], near[0])}`?" if near else "`swift --help` lists the commands"
+        f"did you mean `swift {_OTHER_NAMES.get(near[0], near[0])}`?"
+        if near
+        else "`swift --help` lists the commands"
     )
     raise UsageError(f"unknown command {command!r}: {hint}")
 
@@ -142,7 +168,9 @@ def _help() -> str:
     from swift_r1.runtime.libraries import own_version
 
     ours = "\n".join(f"  swift {name:<10} {text}" for name, text in COMMANDS.items())
-    codes = textwrap.fill(f"Exit codes: {'; '.join(f'{code} {why}' for code, why in EXIT_CODES.items())}.", 118)
+    codes = textwrap.fill(
+        f"Exit codes: {'; '.join(f'{code} {why}' for code, why in EXIT_CODES.items())}.", 118
+    )
     return f"""swift-r1 {own_version()}: R1-Zero style reinforcement learning, driven by plugins
 
 {ours}

@@ -35,11 +35,20 @@ class MergeArguments(Command):
     """Merge."""
 
     command: ClassVar[str] = "merge-lora"
-    adapters: str = flag("", "folder of the adapters: a checkpoint of --train_type lora or qlora", required=True)
-    model: str | None = flag(None, "the model under them (default: the one that adapter_config.json names)")
-    output_dir: str | None = flag(None, "folder of the merged model (default: that of the adapters with -merged)")
+    adapters: str = flag(
+        "", "folder of the adapters: a checkpoint of --train_type lora or qlora", required=True
+    )
+    model: str | None = flag(
+        None, "the model under them (default: the one that adapter_config.json names)"
+    )
+    output_dir: str | None = flag(
+        None, "folder of the merged model (default: that of the adapters with -merged)"
+    )
     torch_dtype: str | None = flag(
-        None, "dtype of the merged weights (default: the one they were trained in)", choices=DTYPES, aliases=("dtype",)
+        None,
+        "dtype of the merged weights (default: the one they were trained in)",
+        choices=DTYPES,
+        aliases=("dtype",),
     )
 
     def resolved(self, given: frozenset[str], world: World, environ: Mapping[str, str]) -> Self:
@@ -78,7 +87,9 @@ def base_model(adapters: Path, model: str | None) -> str:
     adapters, they do not name their model, or it cannot be loaded."""
     base = model or adapter_config("--adapters", adapters).get("base_model_name_or_path")
     if not base:
-        raise UsageError(f"--adapters {adapters} does not say which model is under it: give --model")
+        raise UsageError(
+            f"--adapters {adapters} does not say which model is under it: give --model"
+        )
     faults = model_faults(str(base), os.environ)
     if faults:
         raise UsageError(*(f"--adapters {adapters}: {fault}" for fault in faults))
@@ -108,5 +119,7 @@ def merged_folder(adapters: Path, base: str, environ: Mapping[str, str]) -> Path
             merge(base, adapters, folder, None)
             cleanup.pop_all()
     except OSError as error:
-        raise UsageError(f"--adapters {adapters} cannot be merged below {room}: {error.strerror or error}") from error
+        raise UsageError(
+            f"--adapters {adapters} cannot be merged below {room}: {error.strerror or error}"
+        ) from error
     return folder

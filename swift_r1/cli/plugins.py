@@ -8,7 +8,9 @@ from typing import Any
 
 from swift_r1.errors import EXIT_OK, UsageError
 
-HELP = ("swift plugins [--external_plugins] [plugin.py ...]: list what is registered, also by plugin files",)
+HELP = (
+    "swift plugins [--external_plugins] [plugin.py ...]: list what is registered, also by plugin files",
+)
 _FLAG = "--external_plugins"
 
 
@@ -18,7 +20,9 @@ def run(words: Sequence[str]) -> int:
     files = [file for word in words if (file := word.removeprefix(f"{_FLAG}=")) != _FLAG]
     flags = [file for file in files if file.startswith("-")]
     if flags:
-        raise UsageError(f"unknown flag {flags[0]}: only plugin files can be given, also after {_FLAG}")
+        raise UsageError(
+            f"unknown flag {flags[0]}: only plugin files can be given, also after {_FLAG}"
+        )
     if _FLAG in words and not files:
         raise UsageError(f"{_FLAG} needs a plugin file")
     from swift_r1.data.registry import builtin_datasets, datasets
@@ -35,7 +39,10 @@ def run(words: Sequence[str]) -> int:
     for title, lines in (
         ("Rewards (--reward_funcs):", _summaries(orms)),
         ("Reward model plugins (--reward_model_plugin):", _summaries(known_plugins())),
-        ("Datasets (--dataset):", {name: meta.help or ", ".join(meta.tags) for name, meta in known.items()}),
+        (
+            "Datasets (--dataset):",
+            {name: meta.help or ", ".join(meta.tags) for name, meta in known.items()},
+        ),
         ("Schedulers (--multi_turn_scheduler):", _summaries(multi_turns)),
         ("Environments (--gym_env):", _summaries(envs)),
         ("Context managers (--context_manager):", _summaries(context_managers)),

@@ -74,16 +74,24 @@ def known_end(error: Exception, content: Mapping[str, Any]) -> int:
     command = _command(content)
     rank = os.environ.get("RANK", "0")
     if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
-        print(f"swift {command}: {error.strerror}: {error.filename or content.get('run_dir', '')}", file=sys.stderr)
+        print(
+            f"swift {command}: {error.strerror}: {error.filename or content.get('run_dir', '')}",
+            file=sys.stderr,
+        )
         return EXIT_RUN_FAILED
     what = out_of_memory(error)
     if what:
         # What the failed step held can go: saying what would help needs some memory too.
         error.__traceback__ = None
-        print(f"swift {command}: rank {rank} is out of memory: {what}{_advice(content)}", file=sys.stderr)
+        print(
+            f"swift {command}: rank {rank} is out of memory: {what}{_advice(content)}",
+            file=sys.stderr,
+        )
         return EXIT_RUN_FAILED
     if lost_peer(error):
-        print(f"swift {command}: rank {rank} lost another rank: {peer_fault(error)}", file=sys.stderr)
+        print(
+            f"swift {command}: rank {rank} lost another rank: {peer_fault(error)}", file=sys.stderr
+        )
         return EXIT_LOST_PEER
     return 0
 

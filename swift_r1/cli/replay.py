@@ -20,7 +20,13 @@ from swift_r1.flags.rlhf import RlhfArguments
 from swift_r1.flags.world import World
 from swift_r1.launch.colocate import on_this_machine
 from swift_r1.launch.environment import has_gpu
-from swift_r1.launch.run_folder import check_same_run, find_checkpoint, make_run_folder, run_folder_faults, write_args
+from swift_r1.launch.run_folder import (
+    check_same_run,
+    find_checkpoint,
+    make_run_folder,
+    run_folder_faults,
+    write_args,
+)
 from swift_r1.record.recorded import RecordedRun, Replay, row_columns
 from swift_r1.runtime.processes import say
 
@@ -49,7 +55,8 @@ _SAMPLED = [
     "max_resample_times",
 ]
 _SAMPLED_GROUPS = ("Data", "Rollouts", "Several turns")
-_MEMORY = ("offload_model", "offload_optimizer")  # the flags among those that are not of what was sampled
+# the flags among those that are not of what was sampled
+_MEMORY = ("offload_model", "offload_optimizer")
 _EVALUATION = ("metric_for_best_model", "greater_is_better", "early_stop_interval")
 _RUN = [
     "resume_from_checkpoint",
@@ -83,7 +90,9 @@ class ReplayArguments(RlhfArguments):
     @property
     def normalizes_rounds(self) -> bool:
         """Whether advantages are computed from all of a round: a part of it would give others."""
-        over_batch = self.scale_rewards == "batch" or ESTIMATORS[self.advantage_estimator].over_batch
+        over_batch = (
+            self.scale_rewards == "batch" or ESTIMATORS[self.advantage_estimator].over_batch
+        )
         return over_batch or self.rlhf_type == "ppo"
 
     def faults(self, given: frozenset[str], world: World) -> Iterator[str]:
@@ -92,14 +101,18 @@ class ReplayArguments(RlhfArguments):
         yield from super().faults(given - wrong.keys(), world)
 
     def resolved(self, given: frozenset[str], world: World, environ: Mapping[str, str]) -> Self:
-        args = replace(super().resolved(frozenset(flag_specs(type(self))), world, environ), given=given)
+        args = replace(
+            super().resolved(frozenset(flag_specs(type(self))), world, environ), given=given
+        )
         by_ratio = "warmup_ratio" in given and "warmup_steps" not in given
         return replace(args, warmup_steps=None) if by_ratio else args
 
 
 def _fault(name: str) -> str | None:
     """Says why a replay does not take a flag."""
-    if name in _SAMPLED or (flag_specs(RlhfArguments)[name].group in _SAMPLED_GROUPS and name not in _MEMORY):
+    if name in _SAMPLED or (
+        flag_specs(RlhfArguments)[name].group in _SAMPLED_GROUPS and name not in _MEMORY
+    ):
         return "is of what was sampled, and that is recorded: leave it out"
     if name.startswith("eval_") or name in ("num_generations_eval", "probe_prompts", *_EVALUATION):
         return "is of evaluations, which a replay has none of: measure its checkpoints with `swift eval`"
@@ -129,7 +142,10 @@ def recorded_flags(args: Mapping[str, Any], completions_per_round: int) -> dict[
         "critic_learning_rate": run.critic_learning_rate == run.learning_rate,
     }
     values |= {name: None for name, does in follows.items() if does}
-    return values | {"generation_batch_size": completions_per_round, "log_rollout_offpolicy_metrics": True}
+    return values | {
+        "generation_batch_size": completions_per_round,
+        "log_rollout_offpolicy_metrics": True,
+    }
 
 
 def taken_groups() -> list[str]:
@@ -145,7 +161,9 @@ def run(words: Sequence[str]) -> int:
     """Does not come back where training starts. Raises UsageError: bad flags, a run that cannot be replayed so, a model
     that is not there."""
     if not words or is_flag(words[0]):
-        raise UsageError("the folder of the recorded run comes first: swift replay RUN [--flag value ...]")
+        raise UsageError(
+            "the folder of the recorded run comes first: swift replay RUN [--flag value ...]"
+        )
     recorded = RecordedRun.open(words[0])
     flags = recorded_flags(recorded.args, recorded.plan["completions_per_round"])
     flags["output_dir"] = f"{recorded.path}-replay"
@@ -165,7 +183,11 @@ def run(words: Sequence[str]) -> int:
     if args.plays_agent:
         why = "a run with --agent or --env cannot be replayed, since an episode may have several sequences"
         raise UsageError(f"{recorded.path}: {why}")
-    faults = [*run_folder_faults(args, world), *_reward_faults(recorded, args), *trainer_faults(args, world)]
+    faults = [
+        *run_folder_faults(args, world),
+        *_reward_faults(recorded, args),
+        *trainer_faults(args, world),
+    ]
     faults += model_files_faults(args, os.environ)
     if faults:
         raise UsageError(*faults)
@@ -182,7 +204,9 @@ def run(words: Sequence[str]) -> int:
     folder = folder or make_run_folder(args)
     replay = Replay(str(recorded.path), _scored_anew(args), plan.scheduled_steps, plan.dataset_size)
     own_dtype = recorded.content["own_dtype"] and "torch_dtype" not in args.given
-    args_json = write_args(folder, args, world, words, data, checkpoint, {}, plan, own_dtype, replay)
+    args_json = write_args(
+        folder, args, world, words, data, checkpoint, {}, plan, own_dtype, replay
+    )
     start(args_json, environment_of(args, world, plan, folder, gpu), world)
 
 
@@ -223,7 +247,9 @@ def _changes(recorded: RecordedRun, args: ReplayArguments, world: World) -> list
     return lines
 
 
-def _start(recorded: RecordedRun, args: ReplayArguments, changes: Sequence[str]) -> tuple[Path | None, Path | None]:
+def _start(
+    recorded: RecordedRun, args: ReplayArguments, changes: Sequence[str]
+) -> tuple[Path | None, Path | None]:
     """Returns the folder to go on in, None for a new one, and the checkpoint to go on from: the recorded run's, or of a
     replay that was killed. Raises UsageError: it is broken, of neither, or does not go with the flags."""
     named = Path(args.resume_from_checkpoint or "").absolute()
@@ -240,7 +266,8 @@ def _start(recorded: RecordedRun, args: ReplayArguments, changes: Sequence[str])
         raise UsageError(*faults)
     if changes and RunState.read(named).round is not None:
         raise UsageError(
-            f"{named} was saved in the middle of a round, which only the run's own flags can go on with:", *changes
+            f"{named} was saved in the middle of a round, which only the run's own flags can go on with:",
+            *changes,
         )
     return None, named
 
@@ -287,11 +314,17 @@ def _planned(
         )
     per_round = plan.optimizer_steps_per_round
     whole = recorded.whole_rounds(rounds)
-    alike = all(getattr(plan, name) == before[name] for name in ("completions_per_optimizer_step", _STEPS_PER_ROUND))
+    alike = all(
+        getattr(plan, name) == before[name]
+        for name in ("completions_per_optimizer_step", _STEPS_PER_ROUND)
+    )
     if alike:
         scheduled = recorded.scheduled_steps
         last = there = min(recorded.last_step(step), scheduled)
-        if args.normalizes_rounds or before["completions_per_optimizer_step"] % before["num_generations"]:
+        if (
+            args.normalizes_rounds
+            or before["completions_per_optimizer_step"] % before["num_generations"]
+        ):
             last = min(last, (rounds + whole) * per_round)
     else:  # steps are counted otherwise than in the run
         ends = step - begun + per_round if begun else step
@@ -304,9 +337,13 @@ def _planned(
             f"step {last}"
         )
     if last <= step or (end > last and alike):
-        raise UsageError(recorded.why_not(last + 1 if alike else rounds * before[_STEPS_PER_ROUND] + 1))
+        raise UsageError(
+            recorded.why_not(last + 1 if alike else rounds * before[_STEPS_PER_ROUND] + 1)
+        )
     if not step < end <= last:
-        raise UsageError(f"--max_steps {end}: with these flags the replay has steps {step + 1} to {last}")
+        raise UsageError(
+            f"--max_steps {end}: with these flags the replay has steps {step + 1} to {last}"
+        )
     args = replace(args, max_steps=end)
     return args, make_plan(args, world.size, size, scheduled)
 

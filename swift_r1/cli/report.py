@@ -39,7 +39,9 @@ class ReportArguments(Command):
 
     command: ClassVar[str] = "report"
     runs: list[str] = flag([], "folders of runs, or that hold runs", positional=True, required=True)
-    output: str | None = flag(None, "file to write, or folder to write it in; -o for short (default: report-NAME.html)")
+    output: str | None = flag(
+        None, "file to write, or folder to write it in; -o for short (default: report-NAME.html)"
+    )
     format: str | None = flag(
         None,
         "html: one file with all in it; md: Markdown, with pictures in a folder beside it (default: as --output ends, "
@@ -55,7 +57,9 @@ _MARK = b"<!-- swift report -->"  # in the first bytes of every report
 def run(words: Sequence[str]) -> int:
     """Runs the command. Raises UsageError: bad flags or folders, a file that cannot be written or is no report, or the
     extra is not installed."""
-    args = parse_arguments(ReportArguments, ["--output" if word == "-o" else word for word in words])
+    args = parse_arguments(
+        ReportArguments, ["--output" if word == "-o" else word for word in words]
+    )
     check_packages()
     folders = find_runs(args.runs)
     if args.output is None and any(Path.cwd().is_relative_to(folder.path) for folder in folders):
@@ -63,7 +67,9 @@ def run(words: Sequence[str]) -> int:
     file = Path(args.output or ".").expanduser()
     ending = "" if file.is_dir() else file.suffix.lstrip(".")
     if args.format is None and ending not in ("", *FORMATS):
-        raise UsageError(f"--output {args.output} ends in .{ending}: give .html or .md, or --format html|md")
+        raise UsageError(
+            f"--output {args.output} ends in .{ending}: give .html or .md, or --format html|md"
+        )
     form = args.format or ending or FORMATS[0]
     if file.is_dir():
         more = f"-and-{len(folders) - 1}-more" if len(folders) > 1 else ""
@@ -74,7 +80,9 @@ def run(words: Sequence[str]) -> int:
     return EXIT_OK
 
 
-def write_report(folders: Sequence[RunFolder], file: Path, form: str, first: Sequence[Section] = ()) -> Sequence[str]:
+def write_report(
+    folders: Sequence[RunFolder], file: Path, form: str, first: Sequence[Section] = ()
+) -> Sequence[str]:
     """Writes the report of these runs to `file`, sections of others first; returns what could not be read, a line each.
     Raises UsageError: it cannot be written, is there and is no report, or the extra is not installed."""
     check_packages()

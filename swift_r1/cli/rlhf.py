@@ -87,7 +87,9 @@ def start(args_json: Path, environ: dict[str, str], world: World) -> NoReturn:
     launch_training(args_json, world, environ)
 
 
-def prepared(parsed: RlhfArguments, words: Sequence[str], world: World) -> tuple[Path, dict[str, str]]:
+def prepared(
+    parsed: RlhfArguments, words: Sequence[str], world: World
+) -> tuple[Path, dict[str, str]]:
     """Prepares everything of a run but its trainer: checks all that can be checked, waits for servers, makes the
     folder. Prints the plan.
 
@@ -119,7 +121,8 @@ def prepared(parsed: RlhfArguments, words: Sequence[str], world: World) -> tuple
     if checkpoint is not None:
         check_same_run(args, world, data_hash, checkpoint)
     token = None
-    with launching(world, args.ddp_timeout, 2 * args.vllm_server_timeout) as nodes:  # for servers, and for leases
+    # for servers, and for leases
+    with launching(world, args.ddp_timeout, 2 * args.vllm_server_timeout) as nodes:
         if nodes is not None:
             nodes.agree(settings_of_all_nodes(parsed, world))
         if args.use_vllm and not args.colocates and is_first_node:
@@ -133,7 +136,15 @@ def prepared(parsed: RlhfArguments, words: Sequence[str], world: World) -> tuple
 
         save_token(folder, token)
     args_json = write_args(
-        folder, args, world, words, data_hash, checkpoint, data.prepared, plan, own_dtype=parsed.torch_dtype is None
+        folder,
+        args,
+        world,
+        words,
+        data_hash,
+        checkpoint,
+        data.prepared,
+        plan,
+        own_dtype=parsed.torch_dtype is None,
     )
     return args_json, environment_of(args, world, plan, folder, gpu, peer)
 
@@ -202,7 +213,9 @@ def print_estimate(args: RlhfArguments, world: World, gpu: bool) -> int:
         table.add_row(f"{name}, in host memory", f"{size / GIB:.2f}", "always")
     Terminal(width=max(100, Terminal().width)).print(table)
     bound = "--max_length" if args.max_length else "assumed, without --max_length"
-    print(f"for prompts of up to {estimate.prompt_tokens} tokens ({bound}), {estimate.tokens:,} tokens a forward pass")
+    print(
+        f"for prompts of up to {estimate.prompt_tokens} tokens ({bound}), {estimate.tokens:,} tokens a forward pass"
+    )
     print(room(estimate, world, gpu))
     print(advice(args, shape, world, gpu, estimate))
     return EXIT_OK

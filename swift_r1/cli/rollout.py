@@ -29,9 +29,7 @@ from swift_r1.runtime.libraries import vllm_faults
 from swift_r1.runtime.processes import say
 
 SERVER_MODULE = "swift_r1.serving.server"
-_USAGE = (
-    "swift rollout --model FOLDER_OR_ID [config.yaml] [--flag value ...]: serve generations and take weight updates"
-)
+_USAGE = "swift rollout --model FOLDER_OR_ID [config.yaml] [--flag value ...]: serve generations and take weight updates"
 _EXAMPLES = """
 swift rollout --model models/smollm2-135m --port 8000
 swift rollout --adapters output/model/v0-20261121-120000/checkpoint-100
@@ -62,7 +60,10 @@ def run(words: Sequence[str]) -> int:
     for line in args.about_flags:
         print(line, file=sys.stderr)
     if args.turn_flags:
-        say(f"{' '.join(as_words(args.turn_flags))}: the trainer is told (GET /info), and runs the turns", "rollout")
+        say(
+            f"{' '.join(as_words(args.turn_flags))}: the trainer is told (GET /info), and runs the turns",
+            "rollout",
+        )
     if adapters is not None:
         print(f"merging {adapters} into {base}", file=sys.stderr)
         args = replace(args, model=str(merged_folder(adapters, base, os.environ)))
@@ -106,7 +107,9 @@ def check_port(host: str, port: int) -> None:
         UsageError: the address is not this machine's, or the port is not allowed.
     """
     try:
-        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        family, kind, protocol, _, address = socket.getaddrinfo(
+            host, port, type=socket.SOCK_STREAM
+        )[0]
         with socket.socket(family, kind, protocol) as probe:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             probe.bind(address)

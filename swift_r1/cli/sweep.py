@@ -63,7 +63,11 @@ def run(words: Sequence[str]) -> int:
 
 
 def _sweep(
-    args: SweepArguments, file: str, folder: Path, planned: Sequence[PlannedRun], places: Sequence[RunSlot]
+    args: SweepArguments,
+    file: str,
+    folder: Path,
+    planned: Sequence[PlannedRun],
+    places: Sequence[RunSlot],
 ) -> int:
     from rich.live import Live
 
@@ -78,7 +82,8 @@ def _sweep(
     def changed(run: SweepRun) -> None:
         try:
             write_record(folder, file, sweep, ranked(sweep))
-        except RunFailed as error:  # no reason to end runs, which may have room elsewhere; at the end it is one to fail
+        except RunFailed as error:
+            # no reason to end runs, which may have room elsewhere; at the end it is one to fail
             say(str(error), "sweep")
         if not console.is_terminal or run.why:  # which a table has no room for
             console.print(change(sweep, run), soft_wrap=True)

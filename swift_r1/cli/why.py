@@ -74,9 +74,15 @@ def run(words: Sequence[str]) -> int:
         print(visible(f"{folder.name}: {folder.status} at step {log.last_step}{why}"))
         for finding in findings:
             first, last = finding.steps
-            print(visible(f"  {finding.name}, steps {first} to {last}: {finding.evidence}\n    try: {finding.advice}"))
+            print(
+                visible(
+                    f"  {finding.name}, steps {first} to {last}: {finding.evidence}\n    try: {finding.advice}"
+                )
+            )
         looked = len(DETECTORS) - len(log.not_judged) - len(log.too_early)
-        print(f"  {'No further' if findings else 'No'} problems found ({looked} of {len(DETECTORS)} checks ran).")
+        print(
+            f"  {'No further' if findings else 'No'} problems found ({looked} of {len(DETECTORS)} checks ran)."
+        )
         if log.too_early:
             print(f"  Not checked, too early after {log.rounds} rounds: {', '.join(log.too_early)}")
         if log.not_judged:

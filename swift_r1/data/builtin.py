@@ -15,7 +15,13 @@ from itertools import islice
 from typing import Any
 
 from swift_r1.data.countdown import CountdownProblem, countdown_problem, countdown_problems
-from swift_r1.data.preprocessors import AutoPreprocessor, Preprocessed, ResponsePreprocessor, Row, RowPreprocessor
+from swift_r1.data.preprocessors import (
+    AutoPreprocessor,
+    Preprocessed,
+    ResponsePreprocessor,
+    Row,
+    RowPreprocessor,
+)
 from swift_r1.data.registry import DatasetMeta, SubsetDataset, builtin_datasets, hub_datasets
 
 COUNTDOWN_ROWS = 50_000  # of a `--dataset countdown` without #N
@@ -31,10 +37,14 @@ _BOX = re.compile(r"\\f?boxed(?![A-Za-z])\s*")
 _UNIT = re.compile(r"\s*\([^()]*\)\s*$")
 
 
-def load_countdown(split: str = "train", count: int | None = None, seed: int = 42, start: int = 0) -> Iterator[Row]:
+def load_countdown(
+    split: str = "train", count: int | None = None, seed: int = 42, start: int = 0
+) -> Iterator[Row]:
     """Generated problems `start` to `start + count` as rows; training and held-out problems are never the same."""
     end = start + (COUNTDOWN_ROWS if count is None else count)
-    problems: Iterator[CountdownProblem] = (countdown_problem(index, seed) for index in range(start, end))
+    problems: Iterator[CountdownProblem] = (
+        countdown_problem(index, seed) for index in range(start, end)
+    )
     if split == "eval":  # runs with different seeds are compared on the same problems
         problems = islice(countdown_problems(end, 42, "eval"), start, None)
     for problem in problems:
@@ -69,7 +79,9 @@ class ProblemPreprocessor(ResponsePreprocessor):
         names = [lowered[name] for name in self.answers if name in lowered]
         question = next((lowered[name] for name in self.questions if name in lowered), None)
         if question is None or not names:
-            raise ValueError(f"no problem or no answer among the columns {', '.join(map(str, row)) or '(none)'}")
+            raise ValueError(
+                f"no problem or no answer among the columns {', '.join(map(str, row)) or '(none)'}"
+            )
         problem = row[question]
         answer = row[names[0]]
         rest = {key: value for key, value in row.items() if key not in (question, *names)}
@@ -158,7 +170,11 @@ class ToolCallPreprocessor(RowPreprocessor):
         calls = row["answers"]
         call = (json.loads(calls) if isinstance(calls, str) else calls)[0]
         solution = f"Action: {call['name']}\nAction Input: {json.dumps(call['arguments'])}"
-        return {"messages": [{"role": "user", "content": row["query"]}], "tools": row["tools"], "solution": solution}
+        return {
+            "messages": [{"role": "user", "content": row["query"]}],
+            "tools": row["tools"],
+            "solution": solution,
+        }
 
 
 def _builtin(name: str, of_id: RowPreprocessor | None = None, **about: Any) -> None:
@@ -167,7 +183,11 @@ def _builtin(name: str, of_id: RowPreprocessor | None = None, **about: Any) -> N
     builtin_datasets[name] = meta = DatasetMeta(dataset_name=name, **given)
     for hub_id in filter(None, (meta.ms_dataset_id, meta.hf_dataset_id)):
         hub_datasets[hub_id] = replace(
-            meta, dataset_name=hub_id, loader=None, files={}, preprocess_func=of_id or AutoPreprocessor()
+            meta,
+            dataset_name=hub_id,
+            loader=None,
+            files={},
+            preprocess_func=of_id or AutoPreprocessor(),
         )
 
 

@@ -41,7 +41,9 @@ class Choices:
         if saved:
             state: Mapping[str, Any] = json.loads(saved)
             self._rows = state["rows"]
-            self._untold = [(round_, [Outcome(**one) for one in group]) for round_, group in state["untold"]]
+            self._untold = [
+                (round_, [Outcome(**one) for one in group]) for round_, group in state["untold"]
+            ]
             self._call("load_state_dict", lambda: sampler.load_state_dict(state["sampler"]))
 
     def choose(self, end: int, round_: int) -> None:
@@ -72,7 +74,10 @@ class Choices:
             untold = [(round_, [asdict(one) for one in group]) for round_, group in self._untold]
             state = {"rows": self._rows, "untold": untold}
             return self._call(
-                "state_dict", lambda: json.dumps(state | {"sampler": self._sampler.state_dict()}, allow_nan=False)
+                "state_dict",
+                lambda: json.dumps(
+                    state | {"sampler": self._sampler.state_dict()}, allow_nan=False
+                ),
             )
 
     def _next(self, count: int) -> list[int]:
@@ -82,7 +87,9 @@ class Choices:
         if len(found) != count:
             raise self._fault("next", f"it returned {len(found)} rows, {count} were asked for")
         if wrong:
-            raise self._fault("next", f"it returned row {wrong[0]!r}, and there are rows 0 to {last}")
+            raise self._fault(
+                "next", f"it returned row {wrong[0]!r}, and there are rows 0 to {last}"
+            )
         return [int(row) for row in found]
 
     def _call(self, name: str, work: Callable[[], T]) -> T:

@@ -58,7 +58,10 @@ def is_held_out(nums: Sequence[int], target: int) -> bool:
 
 
 def countdown_problem(
-    index: int, seed: int = 42, split: Literal["train", "eval"] = "train", spec: CountdownSpec = DEFAULT_SPEC
+    index: int,
+    seed: int = 42,
+    split: Literal["train", "eval"] = "train",
+    spec: CountdownSpec = DEFAULT_SPEC,
 ) -> CountdownProblem:
     """Problem number `index` of a split. Two indices can give the same problem, most of all in a small space.
 
@@ -72,7 +75,10 @@ def countdown_problem(
     draw = rng.random
     for _ in range(_ATTEMPTS):
         nums = [first + int(draw() * size) for _ in range(count)]
-        joins = [(draw(), draw(), spec.operators[int(draw() * len(spec.operators))]) for _ in range(count - 1)]
+        joins = [
+            (draw(), draw(), spec.operators[int(draw() * len(spec.operators))])
+            for _ in range(count - 1)
+        ]
         target = _value(nums, joins)
         if target is None or not lowest <= target <= highest:
             continue
@@ -82,7 +88,10 @@ def countdown_problem(
 
 
 def countdown_problems(
-    count: int, seed: int = 42, split: Literal["train", "eval"] = "train", spec: CountdownSpec = DEFAULT_SPEC
+    count: int,
+    seed: int = 42,
+    split: Literal["train", "eval"] = "train",
+    spec: CountdownSpec = DEFAULT_SPEC,
 ) -> Iterator[CountdownProblem]:
     """Yields `count` problems in order of their index; those of the held-out split are all different.
 
@@ -96,7 +105,9 @@ def countdown_problems(
         if split == "eval":
             if problem.identity in seen:
                 if index > 1000 + 100 * made:
-                    raise ValueError(f"only {made} held-out problems found for {spec}, {count} were asked for")
+                    raise ValueError(
+                        f"only {made} held-out problems found for {spec}, {count} were asked for"
+                    )
                 continue
             seen.add(problem.identity)
         made += 1

@@ -26,7 +26,9 @@ def contradictions(rows: Rows, answers: Collection[str] = ()) -> list[str]:
     for places in _groups(once.column("key"))[:_MOST_READ]:
         first, *others = [once[place] for place in places]
         for other in others:
-            name = next((name for name in sorted(names) if _value(first, name) != _value(other, name)), None)
+            name = next(
+                (name for name in sorted(names) if _value(first, name) != _value(other, name)), None
+            )
             if name is not None:
                 differing.append(f"{first['prompt_id']} and {other['prompt_id']} ({name})")
                 break
@@ -36,7 +38,11 @@ def contradictions(rows: Rows, answers: Collection[str] = ()) -> list[str]:
         for first_place, place, *_ in _groups(own.column("id")):
             equal.append(f"{own[first_place]['prompt_id']} and {own[place]['prompt_id']}")
     return [
-        *([f"prompts with more than one answer: {len(differing)}, {_some(differing)}"] if differing else ()),
+        *(
+            [f"prompts with more than one answer: {len(differing)}, {_some(differing)}"]
+            if differing
+            else ()
+        ),
         *([f"ids of more than one row: {len(equal)}, {_some(equal)}"] if equal else ()),
     ]
 

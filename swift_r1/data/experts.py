@@ -50,7 +50,9 @@ class ExpertAnswers:
         return sum(len(self._answer(row)) > self.longest for row in long)
 
 
-def load_answers(values: Sequence[str], flags: DataFlags, encoder: PromptEncoder, longest: int) -> ExpertAnswers:
+def load_answers(
+    values: Sequence[str], flags: DataFlags, encoder: PromptEncoder, longest: int
+) -> ExpertAnswers:
     """Returns the rows of data sets, written like `--dataset`, whose last message is an answer. Raises UsageError as
     `load_rows`, and where no row has one."""
     rows: list[Row] = []
@@ -60,11 +62,17 @@ def load_answers(values: Sequence[str], flags: DataFlags, encoder: PromptEncoder
         of_subset = {name: _with_answer(one) for name, one in source.of_subset.items()}
         answered = replace(source, preprocess=_with_answer(source.preprocess), of_subset=of_subset)
         raws = source.rows("train", wanted, flags.seed)
-        found = list(preprocessed(answered, raws, flags.columns, drops, flags.strict, flags.tool_use))
+        found = list(
+            preprocessed(answered, raws, flags.columns, drops, flags.strict, flags.tool_use)
+        )
         require_rows(source, len(found), drops)
         report_drops(source, drops)
         if wanted is not None:
-            order = permutation(len(found), f"{flags.seed}:experts") if flags.dataset_shuffle else range(len(found))
+            order = (
+                permutation(len(found), f"{flags.seed}:experts")
+                if flags.dataset_shuffle
+                else range(len(found))
+            )
             found = [found[order[place % len(found)]] for place in range(wanted)]
         rows += found
     answers = ExpertAnswers(encoder.fitting(rows, "expert"), encoder, longest, flags.seed)

@@ -62,7 +62,9 @@ def read_file(path: str | Path) -> Iterator[RawRow]:
     try:
         yield from readers.get(path.suffix.lower(), _read_lines)(path)
     except OSError as error:
-        raise UsageError(f"{path}: cannot be read: {error.strerror or one_line(error, 200)}") from error
+        raise UsageError(
+            f"{path}: cannot be read: {error.strerror or one_line(error, 200)}"
+        ) from error
 
 
 def check_file(path: Path) -> None:
@@ -81,7 +83,9 @@ def check_file(path: Path) -> None:
     if kind is not None:
         raise UsageError(f"{path}: is compressed ({kind}): unpack it first")
     if suffix not in FILE_SUFFIXES:
-        raise UsageError(f"{path}: cannot read {suffix or 'such'} files, only {', '.join(FILE_SUFFIXES)}")
+        raise UsageError(
+            f"{path}: cannot read {suffix or 'such'} files, only {', '.join(FILE_SUFFIXES)}"
+        )
     if suffix != ".parquet" and head.startswith((b"\xff\xfe", b"\xfe\xff")):
         raise UsageError(f"{path}:1: is UTF-16 or UTF-32 text: convert it to UTF-8")
 
@@ -125,7 +129,9 @@ def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     found = dict(pairs)
     if len(found) < len(pairs):
         names = [name for name, _value in pairs]
-        raise ValueError(f"{next(name for name in names if names.count(name) > 1)!r} is there twice in one object")
+        raise ValueError(
+            f"{next(name for name in names if names.count(name) > 1)!r} is there twice in one object"
+        )
     return found
 
 
@@ -146,7 +152,8 @@ def _row_of(line: bytes | None, parse: Callable[[str], Any]) -> tuple[dict[str, 
         fault = f"not UTF-8 at byte {error.start} of the line"
     except json.JSONDecodeError as error:
         fault = _NUL if b"\0" in line else f"not JSON: {error.msg} at column {error.colno}"
-    except (RecursionError, ValueError) as error:  # ValueError: a doubled column, a number of thousands of digits
+    except (RecursionError, ValueError) as error:
+        # ValueError: a doubled column, a number of thousands of digits
         fault = f"not JSON that can be read: {one_line(error, 200)}"
     return {}, fault
 
@@ -191,18 +198,23 @@ def _read_csv(path: Path) -> Iterator[RawRow]:
     bad: list[tuple[int, str]] = []
 
     def set_aside(row: Any) -> str:
-        bad.append((row.number, f"has {row.actual_columns} values for {row.expected_columns} columns"))
+        bad.append(
+            (row.number, f"has {row.actual_columns} values for {row.expected_columns} columns")
+        )
         return "skip"
 
     try:
         table = csv.read_csv(
             path,
-            read_options=csv.ReadOptions(use_threads=False, block_size=MAX_LINE),  # with threads, rows have no number
+            # with threads, rows have no number
+            read_options=csv.ReadOptions(use_threads=False, block_size=MAX_LINE),
             parse_options=csv.ParseOptions(newlines_in_values=True, invalid_row_handler=set_aside),
         )
     except ArrowInvalid as error:
         found = re.search(r"[Rr]ow #(\d+)", str(error))
-        raise UsageError(f"{path}:{found[1] if found else 1}: not a CSV table: {one_line(error, 200)}") from error
+        raise UsageError(
+            f"{path}:{found[1] if found else 1}: not a CSV table: {one_line(error, 200)}"
+        ) from error
     _refuse_doubled(f"{path}:1", table.column_names)
     if any(types.is_binary(field.type) for field in table.schema):
         line = 1
@@ -254,4 +266,6 @@ def _read_parquet(path: Path) -> Iterator[RawRow]:
                     yield RawRow(index, f"{path} row {index + 1}", row, fault)
                     index += 1
     except (ArrowInvalid, OSError) as error:
-        raise UsageError(f"{path}: not a whole parquet file (read to row {index}): {one_line(error, 200)}") from error
+        raise UsageError(
+            f"{path}: not a whole parquet file (read to row {index}): {one_line(error, 200)}"
+        ) from error

@@ -22,7 +22,9 @@ from types import BuiltinFunctionType, CellType, FunctionType, MethodType, Modul
 from typing import Any
 
 _PACKAGE = Path(__file__).parents[1]
-_INSTALLED = tuple(Path(sysconfig.get_paths()[name]).resolve() for name in ("stdlib", "purelib", "platlib"))
+_INSTALLED = tuple(
+    Path(sysconfig.get_paths()[name]).resolve() for name in ("stdlib", "purelib", "platlib")
+)
 _NOT_THE_USERS = (*_INSTALLED, _PACKAGE)
 # Also those of an environment that this one stands on, by a .pth file or PYTHONPATH.
 _LIBRARIES = {"site-packages", "dist-packages"}
@@ -40,7 +42,9 @@ def fingerprint(value: Any) -> str | None:
         described = _described(value, sources, set())
     except _Unknown:
         return None
-    text = json.dumps([described, sorted(sources.items()), _own_code(), sys.version_info[:2]], sort_keys=True)
+    text = json.dumps(
+        [described, sorted(sources.items()), _own_code(), sys.version_info[:2]], sort_keys=True
+    )
     return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
 
 
@@ -85,7 +89,8 @@ def _described(value: Any, sources: dict[str, str], seen: set[int]) -> Any:
         return ["named", getattr(value, "__module__", None), value.__name__]
     if isinstance(value, FunctionType):
         _add_module(value.__module__, sources)
-        cells = [cell.cell_contents for cell in value.__closure__ or () if cell != CellType()]  # set already
+        # set already
+        cells = [cell.cell_contents for cell in value.__closure__ or () if cell != CellType()]
         about = [inner(value.__defaults__), inner(value.__kwdefaults__), inner(cells)]
         return ["function", value.__module__, value.__qualname__, about]
     if inspect.isclass(value):
@@ -133,7 +138,9 @@ def _imported(tree: ast.AST, package: str) -> Iterator[str]:
         if isinstance(node, ast.Import):
             names = [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
-            above = package.split(".")[: len(package.split(".")) - node.level + 1] if node.level else []
+            above = (
+                package.split(".")[: len(package.split(".")) - node.level + 1] if node.level else []
+            )
             base = ".".join([*above, node.module] if node.module else above)
             names = [base, *(f"{base}.{alias.name}" for alias in node.names)]
         for name in names:

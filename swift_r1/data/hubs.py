@@ -95,7 +95,9 @@ def is_hub_id(name: str) -> bool:
     return re.fullmatch(r"[\w-][\w.-]*/[\w-][\w.-]*", name) is not None
 
 
-def split_rows(place: SetLocation, subset: str, split: str, *, streaming: bool) -> Iterator[dict[str, Any]]:
+def split_rows(
+    place: SetLocation, subset: str, split: str, *, streaming: bool
+) -> Iterator[dict[str, Any]]:
     """Yields the rows of one split; UsageError, which names the cache that was searched, where it cannot be loaded."""
     data = load_split(place, subset, split, streaming=streaming)
     try:
@@ -104,7 +106,8 @@ def split_rows(place: SetLocation, subset: str, split: str, *, streaming: bool) 
         raise _failure(place, subset, split, error) from error
 
 
-@functools.lru_cache(maxsize=16)  # memory-mapped tables, which are needed for the cache's key and for the rows
+# memory-mapped tables, which are needed for the cache's key and for the rows
+@functools.lru_cache(maxsize=16)
 def load_split(
     place: SetLocation, subset: str, split: str, *, streaming: bool
 ) -> datasets.Dataset | datasets.IterableDataset:
@@ -124,7 +127,9 @@ def _load(place: SetLocation, config: str | None, split: str, streaming: bool) -
         datasets.disable_progress_bars()
 
     def load(what: str, revision: str | None = None) -> Any:
-        return datasets.load_dataset(what, config, split=split, revision=revision, streaming=streaming)
+        return datasets.load_dataset(
+            what, config, split=split, revision=revision, streaming=streaming
+        )
 
     if place.hub == "ms":
         return load(_modelscope_folder(place))
@@ -135,7 +140,9 @@ def _load(place: SetLocation, config: str | None, split: str, streaming: bool) -
         found = datasets.load_from_disk(folder)  # what `save_to_disk` wrote
         if isinstance(found, datasets.DatasetDict):
             if split not in found:
-                raise UsageError(f"dataset {place.name} has no split {split}: it has {', '.join(found)}")
+                raise UsageError(
+                    f"dataset {place.name} has no split {split}: it has {', '.join(found)}"
+                )
             found = found[split]
         return found.to_iterable_dataset() if streaming else found
 
@@ -147,7 +154,9 @@ def _load(place: SetLocation, config: str | None, split: str, streaming: bool) -
     def cached_folder() -> str:
         from huggingface_hub import snapshot_download
 
-        return snapshot_download(place.name, repo_type="dataset", revision=place.revision, local_files_only=True)
+        return snapshot_download(
+            place.name, repo_type="dataset", revision=place.revision, local_files_only=True
+        )
 
     return _online_or_cached(place, lambda: load(place.name, place.revision), cached_folder, load)
 
@@ -175,13 +184,20 @@ def _modelscope_folder(place: SetLocation) -> str:
     return _online_or_cached(
         place,
         download,
-        lambda: str(snapshot_download(repo_id=name, repo_type="dataset", revision=revision, local_files_only=True)),
+        lambda: str(
+            snapshot_download(
+                repo_id=name, repo_type="dataset", revision=revision, local_files_only=True
+            )
+        ),
         str,
     )
 
 
 def _online_or_cached(
-    place: SetLocation, online: Callable[[], T], cached_folder: Callable[[], str], of_folder: Callable[[str], T]
+    place: SetLocation,
+    online: Callable[[], T],
+    cached_folder: Callable[[], str],
+    of_folder: Callable[[str], T],
 ) -> T:
     """Returns what the hub gives; where it cannot be reached, the same of the folder in its cache, with a warning."""
     assert place.hub is not None
@@ -205,7 +221,10 @@ def _failure(place: SetLocation, subset: str, split: str, error: Exception) -> U
     cause = f"{type(error).__name__}: {one_line(error)}"
     if place.hub is None:
         return UsageError(f"dataset {place.name} {part}: the folder cannot be read: {cause}")
-    cache = Path(os.environ.get("MODELSCOPE_CACHE") or "~/.cache/modelscope/hub").expanduser() / "datasets"
+    cache = (
+        Path(os.environ.get("MODELSCOPE_CACHE") or "~/.cache/modelscope/hub").expanduser()
+        / "datasets"
+    )
     if place.hub == "hf":
         from huggingface_hub import constants
 

@@ -56,7 +56,9 @@ class _Collector:
         self.drops = Drops()
         self.prepared: dict[str, str] = {}
 
-    def collect(self, source: Source, split: Split, wanted: int | None, *, repeat: bool = True) -> Rows:
+    def collect(
+        self, source: Source, split: Split, wanted: int | None, *, repeat: bool = True
+    ) -> Rows:
         """Returns `wanted` good rows of a source (all, if None), reported and never empty; fewer only without
         `repeat`."""
         count = wanted if source.samples_itself else None
@@ -79,7 +81,8 @@ class _Collector:
         """
         import numpy as np
 
-        self._skipped += 1  # ms-swift draws a number for something else before it comes to a dataset's rows
+        # ms-swift draws a number for something else before it comes to a dataset's rows
+        self._skipped += 1
         turns, rest = divmod(wanted, count)
         last = np.arange(rest)
         if self._flags.dataset_shuffle and rest:
@@ -92,7 +95,9 @@ class _Collector:
         return np.concatenate([np.arange(turns * count), turns * count + last])
 
 
-def load_rows(flags: DataFlags, prepared: Mapping[str, str] | None = None, *, keep: bool = False) -> LoadedData:
+def load_rows(
+    flags: DataFlags, prepared: Mapping[str, str] | None = None, *, keep: bool = False
+) -> LoadedData:
     """Returns all rows that the data flags name, and those held out where the run evaluates.
 
     The held-out rows are those of `--val_dataset`; else the share `--split_dataset_ratio` of each dataset; else,
@@ -118,7 +123,9 @@ def load_rows(flags: DataFlags, prepared: Mapping[str, str] | None = None, *, ke
             held_out = _held_out_of_stream(flags, validation, limit)
         return LoadedData(train, held_out, validation.drops, validation.prepared)
     if flags.val_dataset and flags.split_dataset_ratio:
-        raise UsageError("--val_dataset and --split_dataset_ratio both name held-out rows: give one")
+        raise UsageError(
+            "--val_dataset and --split_dataset_ratio both name held-out rows: give one"
+        )
     labels: set[str] = set()
     sources = open_sources(flags.dataset, labels, flags.use_hf)
     if not prepared:
@@ -140,7 +147,9 @@ def load_rows(flags: DataFlags, prepared: Mapping[str, str] | None = None, *, ke
             training[number], out = _take_out(rows, min(share, len(rows) - 1), seed)
             held_out += out
     elif flags.evaluates and not flags.eval_datasets:
-        for number, (source, quota) in enumerate(zip(sources, _shares(limit, len(sources)), strict=True)):
+        for number, (source, quota) in enumerate(
+            zip(sources, _shares(limit, len(sources)), strict=True)
+        ):
             if quota and source.has_held_out:
                 held_out += validation.collect(source, "eval", quota, repeat=False)
             elif quota:
@@ -194,7 +203,9 @@ def first_rows(flags: DataFlags, count: int = 4) -> list[Row]:
 
 def stream_of(flags: DataFlags, first: int, fits: Callable[[Row], bool]) -> RowStream:
     """Returns the training rows of `--streaming true`; `first` of them are there before more are read."""
-    return RowStream(open_sources(flags.dataset, use_hf=flags.use_hf, streaming=True), flags, first, fits)
+    return RowStream(
+        open_sources(flags.dataset, use_hf=flags.use_hf, streaming=True), flags, first, fits
+    )
 
 
 def load_dataset(
@@ -256,11 +267,19 @@ def _check_column_names(sources: Sequence[Source], flags: DataFlags) -> None:
     """Every column that `--columns` renames is in the first rows of some dataset."""
     if not flags.columns:
         return
-    firsts = (raw for source in sources for raw in islice(source.rows("train", _LOOKED_AT, flags.seed), _LOOKED_AT))
+    firsts = (
+        raw
+        for source in sources
+        for raw in islice(source.rows("train", _LOOKED_AT, flags.seed), _LOOKED_AT)
+    )
     there = sorted({name for raw in firsts for name in raw.row})
-    missing = [name for name in flags.columns if name.lower() not in {known.lower() for known in there}]
+    missing = [
+        name for name in flags.columns if name.lower() not in {known.lower() for known in there}
+    ]
     if missing:
-        raise UsageError(f"--columns: no dataset has a column {missing[0]}; there are {', '.join(there)}")
+        raise UsageError(
+            f"--columns: no dataset has a column {missing[0]}; there are {', '.join(there)}"
+        )
 
 
 def _take_out(rows: Rows, count: int, seed: int) -> tuple[Rows, Rows]:
@@ -272,10 +291,16 @@ def _take_out(rows: Rows, count: int, seed: int) -> tuple[Rows, Rows]:
     from pyarrow import array, compute
 
     keys = rows.column("key")
-    different = np.sort(np.unique(keys, return_index=True)[1])  # where each prompt is for the first time
+    # where each prompt is for the first time
+    different = np.sort(np.unique(keys, return_index=True)[1])
     most = len(different) // 2
     if count > most:
-        _logger.warning("only %d of %d different prompts are held out: %d were asked for", most, len(different), count)
+        _logger.warning(
+            "only %d of %d different prompts are held out: %d were asked for",
+            most,
+            len(different),
+            count,
+        )
     out = different[_choice(len(different), min(count, most), f"{seed}:held out")]
     is_out = compute.is_in(array(keys), value_set=array(keys[out])).to_numpy(zero_copy_only=False)
     return rows.chosen(np.flatnonzero(~is_out)), rows.chosen(out)

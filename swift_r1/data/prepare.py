@@ -49,12 +49,25 @@ _LINE_EVERY_S = 10.0
 def request_key(source: Source, split: Split, count: int | None, flags: DataFlags) -> str:
     """Returns what tells one preparation of a run from the others, without looking at the data."""
     return json.dumps(
-        [source.spec.raw, source.label, split, count, flags.seed, dict(flags.columns), flags.tool_use.identity()]
+        [
+            source.spec.raw,
+            source.label,
+            split,
+            count,
+            flags.seed,
+            dict(flags.columns),
+            flags.tool_use.identity(),
+        ]
     )
 
 
 def prepared_rows(
-    source: Source, split: Split, count: int | None, flags: DataFlags, prepared: Mapping[str, str], keep: bool
+    source: Source,
+    split: Split,
+    count: int | None,
+    flags: DataFlags,
+    prepared: Mapping[str, str],
+    keep: bool,
 ) -> RowStore:
     """Returns the prepared rows of a split; `count` matters only to a loader that samples itself.
 
@@ -103,16 +116,22 @@ def _key(source: Source, split: Split, count: int | None, flags: DataFlags) -> s
     code = fingerprint([source.preprocess, dict(source.of_subset)])
     if identity is None or code is None:
         return None
-    text = json.dumps([identity, code, sorted(flags.columns.items()), source.name, flags.tool_use.identity()])
+    text = json.dumps(
+        [identity, code, sorted(flags.columns.items()), source.name, flags.tool_use.identity()]
+    )
     return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
 
 
-def _made(source: Source, split: Split, count: int | None, flags: DataFlags, path: Path) -> RowStore:
+def _made(
+    source: Source, split: Split, count: int | None, flags: DataFlags, path: Path
+) -> RowStore:
     started = time.perf_counter()
     tasks = source.tasks(split, count, flags.seed, _CHUNK)
     processes = flags.dataset_num_proc
     if processes > 1 and not may_fork():
-        _logger.info("dataset %s: this process has threads, so it prepares the rows alone", source.name)
+        _logger.info(
+            "dataset %s: this process has threads, so it prepares the rows alone", source.name
+        )
         processes = 1
     if processes > 1:
         blocks = _parallel(source, tasks, flags, processes)
@@ -123,7 +142,9 @@ def _made(source: Source, split: Split, count: int | None, flags: DataFlags, pat
         require_rows(source, rows, drops)
         seconds = time.perf_counter() - started
         if seconds > 2:
-            _logger.info("dataset %s: %s rows prepared in %.0f s", source.name, f"{rows:,}", seconds)
+            _logger.info(
+                "dataset %s: %s rows prepared in %.0f s", source.name, f"{rows:,}", seconds
+            )
         report_drops(source, drops)
 
     shown = _with_progress(blocks, f"preparing {source.name}", count)
@@ -143,7 +164,9 @@ def require_rows(source: Source, count: int, drops: Drops) -> None:
     if not drops.seen:
         raise UsageError(f"dataset {source.spec.raw} has no rows")
     causes = "; ".join(drops.examples) or "its preprocessor filtered all of them out"
-    raise UsageError(f"dataset {source.spec.raw}: none of its {drops.seen} rows can be used: {causes}")
+    raise UsageError(
+        f"dataset {source.spec.raw}: none of its {drops.seen} rows can be used: {causes}"
+    )
 
 
 def report_drops(source: Source, drops: Drops) -> None:
@@ -153,7 +176,9 @@ def report_drops(source: Source, drops: Drops) -> None:
             *(source.name, drops.broken, drops.seen, "\n  ".join(drops.examples)),
         )
     if drops.filtered:
-        _logger.info("dataset %s: its preprocessor filtered %d rows out", source.name, drops.filtered)
+        _logger.info(
+            "dataset %s: its preprocessor filtered %d rows out", source.name, drops.filtered
+        )
 
 
 def _with_progress(blocks: Iterable[RowBlock], what: str, total: int | None) -> Iterator[RowBlock]:
@@ -162,11 +187,14 @@ def _with_progress(blocks: Iterable[RowBlock], what: str, total: int | None) -> 
     from tqdm import tqdm
 
     class Bar(tqdm):  # type: ignore[misc]  # it has no types
-        monitor_interval = 0  # its thread would outlive the bar, and a process with threads does not fork
+        # its thread would outlive the bar, and a process with threads does not fork
+        monitor_interval = 0
 
     logged = time.monotonic()
     done = 0
-    with Bar(desc=what, total=total, unit=" rows", delay=_BAR_AFTER_S, leave=False, disable=None) as bar:
+    with Bar(
+        desc=what, total=total, unit=" rows", delay=_BAR_AFTER_S, leave=False, disable=None
+    ) as bar:
         for block in blocks:
             yield block
             done += block.drops.seen
@@ -179,15 +207,21 @@ def _with_progress(blocks: Iterable[RowBlock], what: str, total: int | None) -> 
 _job: tuple[Source, DataFlags] | None = None  # of a worker process
 
 
-def _parallel(source: Source, tasks: Iterable[Task], flags: DataFlags, processes: int) -> Iterator[RowBlock]:
+def _parallel(
+    source: Source, tasks: Iterable[Task], flags: DataFlags, processes: int
+) -> Iterator[RowBlock]:
     """Yields blocks in order; a few more than the processes can work on are read ahead."""
     before = set(multiprocessing.active_children())
     context = multiprocessing.get_context("fork")  # plugins are loaded already
-    pool = ProcessPoolExecutor(processes, mp_context=context, initializer=_start_worker, initargs=(source, flags))
+    pool = ProcessPoolExecutor(
+        processes, mp_context=context, initializer=_start_worker, initargs=(source, flags)
+    )
     done = False
     try:
         coming = iter(tasks)
-        waiting: deque[Future[RowBlock]] = deque(pool.submit(_work, task) for task in islice(coming, 2 * processes))
+        waiting: deque[Future[RowBlock]] = deque(
+            pool.submit(_work, task) for task in islice(coming, 2 * processes)
+        )
         while waiting:
             block = waiting.popleft().result()
             waiting.extend(pool.submit(_work, task) for task in islice(coming, 1))
@@ -224,7 +258,9 @@ def _block_of(source: Source, task: Task, flags: DataFlags) -> RowBlock:
     drops = Drops()
     rows = []
     raws = source.task_rows(task)
-    for name, row, line in results(source, raws, flags.columns, drops, flags.strict, flags.tool_use):
+    for name, row, line in results(
+        source, raws, flags.columns, drops, flags.strict, flags.tool_use
+    ):
         rows.append(
             {
                 "row": line + b"\n",

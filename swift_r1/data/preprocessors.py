@@ -72,7 +72,11 @@ class ResponsePreprocessor(RowPreprocessor):
         system = row.pop("system", None)
         messages = [{"role": "system", "content": system}] if system is not None else []
         for query, answer in turns:
-            if isinstance(query, list) and query and all(isinstance(one, Mapping) and "role" in one for one in query):
+            if (
+                isinstance(query, list)
+                and query
+                and all(isinstance(one, Mapping) and "role" in one for one in query)
+            ):
                 messages.extend(query)
             elif query is not None:
                 messages.append({"role": "user", "content": query})
@@ -114,7 +118,9 @@ def _parsed(value: Any) -> Any:
         try:
             return ast.literal_eval(value)
         except (SyntaxError, ValueError):
-            raise ValueError("messages (or a history) as text that is neither JSON nor a Python list") from None
+            raise ValueError(
+                "messages (or a history) as text that is neither JSON nor a Python list"
+            ) from None
 
 
 class MessagesPreprocessor(RowPreprocessor):
@@ -141,7 +147,9 @@ class MessagesPreprocessor(RowPreprocessor):
         self.system_role = system_role
         self.repair_messages = repair_messages
         self.inner_key = inner_key
-        self.columns.update(dict.fromkeys(("messages", "conversation", "conversations"), "messages"))
+        self.columns.update(
+            dict.fromkeys(("messages", "conversation", "conversations"), "messages")
+        )
         self.columns.update(dict.fromkeys((*SYSTEM_KEYS, system_role), "system"))
 
     def preprocess(self, row: Row) -> Preprocessed:
@@ -164,9 +172,17 @@ class MessagesPreprocessor(RowPreprocessor):
             user = _first(message, self.user_roles)
             assistant = _first(message, self.assistant_roles)
             return [{"role": "user", "content": user}, {"role": "assistant", "content": assistant}]
-        own = {"system": [self.system_role], "user": self.user_roles, "assistant": self.assistant_roles}
+        own = {
+            "system": [self.system_role],
+            "user": self.user_roles,
+            "assistant": self.assistant_roles,
+        }
         role = next((standard for standard, names in own.items() if role in names), role)
-        calls = {key: message[key] for key in (*TOOL_CALL_KEYS, "tool_call_id", "name") if message.get(key)}
+        calls = {
+            key: message[key]
+            for key in (*TOOL_CALL_KEYS, "tool_call_id", "name")
+            if message.get(key)
+        }
         return [{"role": role, "content": _first(message, self.content_keys), **calls}]
 
 
@@ -208,7 +224,11 @@ def preprocess_row(function: Preprocess, row: Mapping[str, Any]) -> Preprocessed
     result = preprocess(renamed)
     for made in result if isinstance(result, list) else [result]:
         if isinstance(made, dict):
-            made |= {name: value for name, value in own.items() if name.lower() in synonyms and name not in made}
+            made |= {
+                name: value
+                for name, value in own.items()
+                if name.lower() in synonyms and name not in made
+            }
     return result
 
 
@@ -227,4 +247,6 @@ def _new_names(keys: tuple[str, ...], columns: tuple[tuple[str, str], ...]) -> d
     times = Counter(wanted.values())
     renamed = {old: new for old, new in wanted.items() if times[new] == 1}
     taken = {key for key in keys if key not in renamed}
-    return {key: renamed[key] if key in renamed and renamed[key] not in taken else key for key in keys}
+    return {
+        key: renamed[key] if key in renamed and renamed[key] not in taken else key for key in keys
+    }

@@ -57,16 +57,21 @@ _NO = (
 TEMPLATES = {"r1": _R1, "qwen_math": _QWEN_MATH, "no": _NO}
 
 _CUT = "swift-r1-cut-9d27e4"  # in rendered text: tokens end here
-_MARKER = "swift-r1-text-c41f0a"  # a message's text where only what the template puts after it is wanted
+# a message's text where only what the template puts after it is wanted
+_MARKER = "swift-r1-text-c41f0a"
 _NO_TEXT = re.compile("(?<![a-z])(image|img|video|audio|vision|media|patch)", re.IGNORECASE)
 _THINK = r"[\w:]*(?:think|thought|reason)[\w:]*"
 _OPENING = re.compile(rf"(?:<{_THINK}>\s*)?(?:</{_THINK}>\s*)?$")
-_SAID = re.compile(r"\{%[-+]?\s*(?:end)?generation\s*[-+]?%\}")  # transformers' tags around what the model says
+# transformers' tags around what the model says
+_SAID = re.compile(r"\{%[-+]?\s*(?:end)?generation\s*[-+]?%\}")
 _RENDERED = frozenset(("messages", "tools", "add_generation_prompt"))
-_GIVEN = _RENDERED | {"documents", "continue_final_message", "raise_exception", "strftime_now"}  # to each template
+# to each template
+_GIVEN = _RENDERED | {"documents", "continue_final_message", "raise_exception", "strftime_now"}
 
 
-def with_own_words(template: str, system: str | None, response_prefix: str, arguments: Mapping[str, Any]) -> str:
+def with_own_words(
+    template: str, system: str | None, response_prefix: str, arguments: Mapping[str, Any]
+) -> str:
     """Returns a chat template that itself adds what `--system` and `--response_prefix` added to it, and takes
     `arguments` where it is given none.
 
@@ -75,12 +80,28 @@ def with_own_words(template: str, system: str | None, response_prefix: str, argu
     # JSON strings are Jinja strings too. No dashes: they would strip a newline that the template ends with.
     before = after = ""
     for name, value in arguments.items():  # the literals of Python are Jinja's
-        before += "{% if " + name + " is not defined %}{% set " + name + " = " + repr(value) + " %}{% endif %}"
+        before += (
+            "{% if "
+            + name
+            + " is not defined %}{% set "
+            + name
+            + " = "
+            + repr(value)
+            + " %}{% endif %}"
+        )
     if system:
         message = "{'role': 'system', 'content': " + json.dumps(system, ensure_ascii=False) + "}"
-        before += "{% if messages[0]['role'] != 'system' %}{% set messages = [" + message + "] + messages %}{% endif %}"
+        before += (
+            "{% if messages[0]['role'] != 'system' %}{% set messages = ["
+            + message
+            + "] + messages %}{% endif %}"
+        )
     if response_prefix:
-        after = "{% if add_generation_prompt %}{{ " + json.dumps(response_prefix, ensure_ascii=False) + " }}{% endif %}"
+        after = (
+            "{% if add_generation_prompt %}{{ "
+            + json.dumps(response_prefix, ensure_ascii=False)
+            + " }}{% endif %}"
+        )
     # Jinja drops one newline at the end of a template; here it would be in the middle.
     return before + template.removesuffix("\n") + after
 
@@ -150,7 +171,9 @@ def prompt_template(value: str) -> str:
         return TEMPLATES[value]
     path = Path(value).expanduser()
     if not path.is_file():
-        raise UsageError(f"--prompt_template {value}: write {', '.join(TEMPLATES)}, or the path of a Jinja file")
+        raise UsageError(
+            f"--prompt_template {value}: write {', '.join(TEMPLATES)}, or the path of a Jinja file"
+        )
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
@@ -168,14 +191,18 @@ def _parsed(template: str) -> Any:
     """Returns the syntax tree of a template."""
     from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-    return ImmutableSandboxedEnvironment(extensions=["jinja2.ext.loopcontrols"]).parse(_SAID.sub("", template))
+    return ImmutableSandboxedEnvironment(extensions=["jinja2.ext.loopcontrols"]).parse(
+        _SAID.sub("", template)
+    )
 
 
 Renderer = Callable[[Sequence[Mapping[str, str]], bool], str]
 """The chat template: messages to text, on request with the start of the model's next turn."""
 
 
-def rendered(tokenizer: Any, messages: Sequence[Mapping[str, Any]], add_generation_prompt: bool, **given: Any) -> str:
+def rendered(
+    tokenizer: Any, messages: Sequence[Mapping[str, Any]], add_generation_prompt: bool, **given: Any
+) -> str:
     """Returns messages in the tokenizer's chat template, with its further variables; UsageError where it refuses
     them. The text is for `token_ids` and `plain`: a message is cut there where it spells a token that stands for a
     part of an image, video or sound, and what tools answered where it spells any token that has a meaning."""
@@ -185,9 +212,12 @@ def rendered(tokenizer: Any, messages: Sequence[Mapping[str, Any]], add_generati
     told = [_for_template(message, tokenizer, in_parts) for message in messages]
     try:
         return str(
-            tokenizer.apply_chat_template(told, tokenize=False, add_generation_prompt=add_generation_prompt, **given)
+            tokenizer.apply_chat_template(
+                told, tokenize=False, add_generation_prompt=add_generation_prompt, **given
+            )
         )
-    except (jinja2.TemplateError, TypeError) as error:  # TypeError: text put together with what is none
+    except (jinja2.TemplateError, TypeError) as error:
+        # TypeError: text put together with what is none
         roles = ", ".join(message["role"] for message in messages)
         raise UsageError(f"the chat template cannot render messages of {roles}: {error}") from error
 
@@ -228,7 +258,10 @@ def _wants_parts(tokenizer: Any, template: str) -> bool:
     def renders(texts: Sequence[str], in_parts: bool) -> bool:
         said = [{"type": "text", "text": text} for text in texts]
         contents: Sequence[Any] = [[one] for one in said] if in_parts else texts
-        messages = [{"role": role, "content": one} for role, one in zip(("user", "assistant"), contents, strict=False)]
+        messages = [
+            {"role": role, "content": one}
+            for role, one in zip(("user", "assistant"), contents, strict=False)
+        ]
         try:
             text = tokenizer.apply_chat_template(messages, tokenize=False, chat_template=template)
         except (TemplateError, TypeError):
@@ -239,7 +272,9 @@ def _wants_parts(tokenizer: Any, template: str) -> bool:
     answered = f"{_MARKER}2"
     if not template or renders([asked, answered], False):
         return False
-    return renders([asked, answered], True) or (not renders([asked], False) and renders([asked], True))
+    return renders([asked, answered], True) or (
+        not renders([asked], False) and renders([asked], True)
+    )
 
 
 def _for_template(message: Mapping[str, Any], tokenizer: Any, in_parts: bool) -> dict[str, Any]:
@@ -251,7 +286,9 @@ def _for_template(message: Mapping[str, Any], tokenizer: Any, in_parts: bool) ->
         own["tool_calls"] = [{**one, "function": _with_object(one["function"])} for one in calls]
         own["content"] = own.get("content") or ""
     if isinstance(own.get("content"), str):
-        own["content"] = _markup(tokenizer, own.get("role") == "tool").sub(rf"\1{_CUT}", own["content"])
+        own["content"] = _markup(tokenizer, own.get("role") == "tool").sub(
+            rf"\1{_CUT}", own["content"]
+        )
         if in_parts:
             own["content"] = [{"type": "text", "text": own["content"]}]
     return own
@@ -317,14 +354,23 @@ def behind_turn(render: Renderer, messages: Sequence[Mapping[str, Any]], place: 
     """Returns what follows the text of the model's turn `messages[place]`, the opening of its next one included; None
     where the template leaves the turn's text out."""
     turn = {"role": "assistant", "content": _MARKER}
-    _, found, behind = render([*messages[:place], turn, *messages[place + 1 :]], True).rpartition(_MARKER)
+    _, found, behind = render([*messages[:place], turn, *messages[place + 1 :]], True).rpartition(
+        _MARKER
+    )
     return behind if found else None
 
 
 def special_tokens(tokenizer: Any) -> frozenset[int]:
     """Ids of tokens that are not text. That of unknown text is not among them, unless it is the end token too."""
-    marked = {token for token, about in getattr(tokenizer, "added_tokens_decoder", {}).items() if about.special}
-    return frozenset(marked.union(tokenizer.all_special_ids) - ({tokenizer.unk_token_id} - {tokenizer.eos_token_id}))
+    marked = {
+        token
+        for token, about in getattr(tokenizer, "added_tokens_decoder", {}).items()
+        if about.special
+    }
+    return frozenset(
+        marked.union(tokenizer.all_special_ids)
+        - ({tokenizer.unk_token_id} - {tokenizer.eos_token_id})
+    )
 
 
 def turn_end(render: Renderer, tokenizer: Any) -> int | None:

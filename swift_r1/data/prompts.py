@@ -98,7 +98,9 @@ class Wording:
     @classmethod
     def of(cls, args: PromptFlags) -> Wording:
         arguments = template_arguments(args.enable_thinking, args.chat_template_kwargs)
-        return cls(args.system, args.prompt_template, args.response_prefix, arguments, args.agent_template)
+        return cls(
+            args.system, args.prompt_template, args.response_prefix, arguments, args.agent_template
+        )
 
 
 def tokenizer_of_run(tokenizer: Any, wording: Wording) -> Any:
@@ -125,7 +127,11 @@ class PromptEncoder:
     """
 
     def __init__(
-        self, tokenizer: Any, wording: Wording | None = None, max_length: int | None = None, truncation: str = "delete"
+        self,
+        tokenizer: Any,
+        wording: Wording | None = None,
+        max_length: int | None = None,
+        truncation: str = "delete",
     ) -> None:
         self.tokenizer = tokenizer
         self.truncation = truncation
@@ -142,13 +148,17 @@ class PromptEncoder:
         check_read(self._wording.arguments, templates_of(tokenizer) if own is None else [own])
         self._opening = opening_of(self._rendered)
         prefix = self._wording.response_prefix
-        if self._opening and not self._rendered([{"role": "user", "content": "x"}], True).endswith(prefix):
+        if self._opening and not self._rendered([{"role": "user", "content": "x"}], True).endswith(
+            prefix
+        ):
             raise UsageError(
                 f"--response_prefix {prefix!r}: the chat template already begins the model's turn with "
                 f"{self._opening!r}: leave the flag out, or set it to that"
             )
         # Bytes that the template adds to a message, measured: a prompt is never longer in tokens than in bytes.
-        self._overhead = len(self.render([{"role": "user", "content": "x"}]).encode()) if max_length else 0
+        self._overhead = (
+            len(self.render([{"role": "user", "content": "x"}]).encode()) if max_length else 0
+        )
 
     @property
     def response_prefix(self) -> str:
@@ -161,17 +171,25 @@ class PromptEncoder:
         """Returns the token that ends the model's turn in the template; None where none does."""
         return turn_end(self._rendered, self.tokenizer)
 
-    def render(self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] = ()) -> str:
+    def render(
+        self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] = ()
+    ) -> str:
         """Returns the prompt's text for `tokenize`, including the start of the model's turn; UsageError where the
         template refuses it, or has no place for tools."""
-        if (tools or any(one["role"] == "tool" or "tool_calls" in one for one in messages)) and not self.has_tools:
+        if (
+            tools or any(one["role"] == "tool" or "tool_calls" in one for one in messages)
+        ) and not self.has_tools:
             raise UsageError(
                 "a prompt has tools or calls of them, and the chat template has no place for these: take another "
                 "--prompt_template, or --agent_template react_en, which describes tools in the system message"
             )
         text = self._rendered(messages, True, tools)
         # A template may open the turn by itself, as that of a checkpoint does.
-        return text if text.endswith(self._wording.response_prefix) else text + self._wording.response_prefix
+        return (
+            text
+            if text.endswith(self._wording.response_prefix)
+            else text + self._wording.response_prefix
+        )
 
     @cached_property
     def template(self) -> str:
@@ -212,7 +230,11 @@ class PromptEncoder:
             messages=tuple(self._with_system(row["messages"])),
             text=plain(text),
             token_ids=ids,
-            columns={key: value for key, value in row.items() if key not in RESERVED and key != "messages"},
+            columns={
+                key: value
+                for key, value in row.items()
+                if key not in RESERVED and key != "messages"
+            },
             response_prefix=self.response_prefix,
             turn_end=self.turn_end,
             tools=tuple(tools),
@@ -238,7 +260,9 @@ class PromptEncoder:
         if leaves_out and len(too_long) == len(rows):
             raise UsageError(f"all {len(rows)} {what} prompts are longer than {self.limit}")
         done = "left out: longer than" if leaves_out else "cut to their last"
-        _logger.warning("%d of %d %s prompts %s %s", len(too_long), len(rows), what, done, self.limit)
+        _logger.warning(
+            "%d of %d %s prompts %s %s", len(too_long), len(rows), what, done, self.limit
+        )
         if not leaves_out:
             return rows
         kept = (place for place in range(len(rows)) if place not in too_long)
@@ -260,9 +284,14 @@ class PromptEncoder:
 
     def _is_too_long(self, row: Row) -> bool:
         turns = len(row["messages"])
-        if self._max_length is None or content_bytes(row) + (turns + 1) * self._overhead <= self._max_length:
+        if (
+            self._max_length is None
+            or content_bytes(row) + (turns + 1) * self._overhead <= self._max_length
+        ):
             return False
-        return len(self.tokenize(self.render(row["messages"], self.tools_of(row)))) > self._max_length
+        return (
+            len(self.tokenize(self.render(row["messages"], self.tools_of(row)))) > self._max_length
+        )
 
     def _with_system(self, messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
         own = [dict(message) for message in messages]

@@ -80,7 +80,9 @@ class DatasetMeta:
     @property
     def all_subsets(self) -> tuple[SubsetDataset, ...]:
         """Returns the subsets as objects, in order; ms-swift's own `SubsetDataset` objects work too."""
-        return tuple(SubsetDataset(subset=one) if isinstance(one, str) else one for one in self.subsets)
+        return tuple(
+            SubsetDataset(subset=one) if isinstance(one, str) else one for one in self.subsets
+        )
 
     @property
     def name(self) -> str:
@@ -104,14 +106,18 @@ hub_datasets: dict[str, DatasetMeta] = {}
 _origins: dict[str, str] = {}  # shown name -> file:line that registered it
 
 
-def register_dataset(meta: DatasetMeta, *, exist_ok: bool = False, origin: str | None = None) -> None:
+def register_dataset(
+    meta: DatasetMeta, *, exist_ok: bool = False, origin: str | None = None
+) -> None:
     """Makes a dataset known to `--dataset`. The line that registered it may do so again (a plugin loaded twice).
 
     `origin` is that line (default: the caller's). Raises UsageError where the meta has no name, id or path, or another
     place registered one of its names before.
     """
     if not meta.names:
-        raise UsageError("register_dataset: the DatasetMeta has no dataset_name, ms_dataset_id, hf_dataset_id or path")
+        raise UsageError(
+            "register_dataset: the DatasetMeta has no dataset_name, ms_dataset_id, hf_dataset_id or path"
+        )
     if origin is None:
         caller = sys._getframe(1)
         origin = f"{caller.f_code.co_filename}:{caller.f_lineno}"
@@ -140,15 +146,32 @@ def find_dataset(name: str) -> DatasetMeta | None:
     if name in builtin_datasets:
         return builtin_datasets[name]
     last = name.rstrip("/").rsplit("/", 1)[-1]
-    matches = [meta for meta in datasets.values() if last in {known.rsplit("/", 1)[-1] for known in meta.names}]
+    matches = [
+        meta
+        for meta in datasets.values()
+        if last in {known.rsplit("/", 1)[-1] for known in meta.names}
+    ]
     return matches[0] if len(matches) == 1 else None
 
 
-_TEXTS = ("ms_dataset_id", "hf_dataset_id", "dataset_path", "dataset_name", "ms_revision", "hf_revision", "help")
+_TEXTS = (
+    "ms_dataset_id",
+    "hf_dataset_id",
+    "dataset_path",
+    "dataset_name",
+    "ms_revision",
+    "hf_revision",
+    "help",
+)
 _SETTINGS = {"split": list, "columns": dict, "messages": dict}
 _OTHERS = {"tags": list, "subsets": list, "huge_dataset": object}
 _KEYS: Mapping[str, type] = {**dict.fromkeys(_TEXTS, str), **_SETTINGS, **_OTHERS}
-_SUBSET_KEYS: Mapping[str, type] = {"name": str, "subset": str, "is_weak_subset": object, **_SETTINGS}
+_SUBSET_KEYS: Mapping[str, type] = {
+    "name": str,
+    "subset": str,
+    "is_weak_subset": object,
+    **_SETTINGS,
+}
 _KINDS: Mapping[type, str] = {str: "text", list: "a list", dict: "an object"}
 
 

@@ -27,13 +27,19 @@ DATA_FOLDER = "SWIFT_R1_DATA"
 
 
 def open_sources(
-    values: Sequence[str], labels: set[str] | None = None, use_hf: bool | None = None, streaming: bool = False
+    values: Sequence[str],
+    labels: set[str] | None = None,
+    use_hf: bool | None = None,
+    streaming: bool = False,
 ) -> list[Source]:
     """Resolves `--dataset` values; opens nothing yet. `labels` are those in use already; new ones are added.
     Raises UsageError with all faults of all values."""
     taken = set() if labels is None else labels
     sources = for_each(values, lambda value: _open(_spec(value), use_hf))
-    return [replace(source, label=_unique(source.name, taken), streaming=streaming) for source in sources]
+    return [
+        replace(source, label=_unique(source.name, taken), streaming=streaming)
+        for source in sources
+    ]
 
 
 def _spec(value: str) -> DatasetSpec:
@@ -94,7 +100,9 @@ def _registered(spec: DatasetSpec, meta: DatasetMeta) -> Source | None:
         )
     if meta.dataset_path is not None:
         if not os.path.exists(meta.dataset_path):
-            raise UsageError(f"--dataset {spec.raw}: file not found: {meta.dataset_path} (its dataset_path)")
+            raise UsageError(
+                f"--dataset {spec.raw}: file not found: {meta.dataset_path} (its dataset_path)"
+            )
         return _local(spec, meta, meta.dataset_path)
     folder = os.environ.get(DATA_FOLDER)
     paths = {split: Path(folder, name) for split, name in meta.files.items()} if folder else {}
@@ -119,7 +127,9 @@ def _local(spec: DatasetSpec, meta: DatasetMeta | None, path: str) -> Source:
     if meta is not None:
         return Source(spec, meta.name, meta.preprocess_func, files={"train": path})
     # A line of text is a prompt.
-    preprocess = AutoPreprocessor(columns={"text": "query"} if path.lower().endswith(".txt") else None)
+    preprocess = AutoPreprocessor(
+        columns={"text": "query"} if path.lower().endswith(".txt") else None
+    )
     return Source(spec, Path(path).stem, preprocess, files={"train": path})
 
 
@@ -151,7 +161,9 @@ def _place(spec: DatasetSpec, meta: DatasetMeta, use_hf: bool | None) -> SetLoca
             return SetLocation(name, hub, revision)
     if spec.hub and is_hub_id(spec.name):
         return SetLocation(spec.name, spec.hub)
-    raise UsageError(f"--dataset {spec.raw}: {meta.name} has no {'' if not spec.hub else wanted + '_'}dataset_id")
+    raise UsageError(
+        f"--dataset {spec.raw}: {meta.name} has no {'' if not spec.hub else wanted + '_'}dataset_id"
+    )
 
 
 def _own(subsets: Sequence[SubsetDataset]) -> dict[str, Preprocess]:
@@ -159,7 +171,9 @@ def _own(subsets: Sequence[SubsetDataset]) -> dict[str, Preprocess]:
     return {one.subset: one.preprocess_func for one in subsets if one.preprocess_func is not None}
 
 
-def _subsets(spec: DatasetSpec, meta: DatasetMeta, on_hub: bool = False) -> tuple[SubsetDataset, ...]:
+def _subsets(
+    spec: DatasetSpec, meta: DatasetMeta, on_hub: bool = False
+) -> tuple[SubsetDataset, ...]:
     """Returns the subsets that the value names. A hub may have subsets that are not registered.
 
     Without names, of a loader the only one that is registered by more than its name, else none; on a hub the only one,
@@ -173,12 +187,16 @@ def _subsets(spec: DatasetSpec, meta: DatasetMeta, on_hub: bool = False) -> tupl
             return ()
         if "default" in known:
             return (known["default"],)
-        raise UsageError(f"--dataset {spec.raw}: name a subset, {meta.name}:SUBSET; there are {', '.join(known)}, all")
+        raise UsageError(
+            f"--dataset {spec.raw}: name a subset, {meta.name}:SUBSET; there are {', '.join(known)}, all"
+        )
     if "all" not in known and (spec.subsets == ("all",) if on_hub else "all" in spec.subsets):
         return tuple(one for one in known.values() if not one.is_weak_subset)
     unknown = [name for name in spec.subsets if name not in known]
     if unknown and not on_hub:
-        raise UsageError(f"--dataset {spec.raw}: no subset {unknown[0]}; {meta.name} has {', '.join(known)}")
+        raise UsageError(
+            f"--dataset {spec.raw}: no subset {unknown[0]}; {meta.name} has {', '.join(known)}"
+        )
     return tuple(known.get(name) or SubsetDataset(subset=name) for name in spec.subsets)
 
 

@@ -20,7 +20,15 @@ from swift_r1.errors import UsageError, a_kind, describe
 
 # What rewards get beside the dataset's columns; a column of such a name would be overwritten silently.
 RESERVED = frozenset(
-    ("completions", "dataset", "finish_reason", "is_truncated", "prompt_id", "request_id", "response_token_ids")
+    (
+        "completions",
+        "dataset",
+        "finish_reason",
+        "is_truncated",
+        "prompt_id",
+        "request_id",
+        "response_token_ids",
+    )
 ) | {"rollout_infos", "trainer_state", "trajectory_inputs"}
 TOOL_COLUMNS = frozenset(("num_turns", "tool_calls"))
 """Given to rewards by runs that call tools, which reserves these names too."""
@@ -112,7 +120,9 @@ def results(
             yield f"{raw.index}.{number}" if number else str(raw.index), row, line
 
 
-def _training_rows(source: Source, raw: RawRow, columns: Mapping[str, str], use: ToolUse) -> list[tuple[Row, bytes]]:
+def _training_rows(
+    source: Source, raw: RawRow, columns: Mapping[str, str], use: ToolUse
+) -> list[tuple[Row, bytes]]:
     """Returns what a raw row becomes, each with its JSON. Raises RowFault, or what the preprocessor raises."""
     preprocess = source.of_subset.get(raw.subset or "", source.preprocess)
     renamed = _renamed(raw, columns)
@@ -136,9 +146,15 @@ def _renamed(raw: RawRow, columns: Mapping[str, str]) -> Row:
         return raw.row
     row = rename_columns(raw.row, columns)
     lowered = {old.lower(): new for old, new in columns.items()}
-    kept = all(row.get(lowered[name.lower()]) is value for name, value in raw.row.items() if name.lower() in lowered)
+    kept = all(
+        row.get(lowered[name.lower()]) is value
+        for name, value in raw.row.items()
+        if name.lower() in lowered
+    )
     if len(row) < len(raw.row) or not kept:
-        raise UsageError(f"--columns {json.dumps(dict(columns))}: {raw.where} has a column of the new name already")
+        raise UsageError(
+            f"--columns {json.dumps(dict(columns))}: {raw.where} has a column of the new name already"
+        )
     return row
 
 
@@ -161,11 +177,17 @@ def _refuse_unread(row: Mapping[str, Any]) -> None:
                 f'column to keep it for the rewards (--columns \'{{"{name}": "..."}}\')'
             )
     if not _is_empty(row.get("chat_template_kwargs")):
-        raise RowFault("the column chat_template_kwargs is not read: --chat_template_kwargs applies to all rows")
+        raise RowFault(
+            "the column chat_template_kwargs is not read: --chat_template_kwargs applies to all rows"
+        )
 
 
 def _is_empty(value: Any) -> bool:
-    return value is None or (isinstance(value, str) and value == "[]") or (hasattr(value, "__len__") and not len(value))
+    return (
+        value is None
+        or (isinstance(value, str) and value == "[]")
+        or (hasattr(value, "__len__") and not len(value))
+    )
 
 
 def _prompt_messages(row: Mapping[str, Any]) -> list[dict[str, Any]]:
@@ -184,14 +206,23 @@ def _prompt_messages(row: Mapping[str, Any]) -> list[dict[str, Any]]:
         raise RowFault(f"no messages after preprocessing (other columns: {columns()})")
     end = len(messages)
     answers = ("assistant", *CALL_ROLES)
-    while end and isinstance(messages[end - 1], Mapping) and messages[end - 1].get("role") in answers:
+    while (
+        end and isinstance(messages[end - 1], Mapping) and messages[end - 1].get("role") in answers
+    ):
         end -= 1  # unchecked: a reference answer may be a number
     for message in messages[:end]:
         if not isinstance(message, Mapping) or "role" not in message or "content" not in message:
             raise RowFault("a message is not an object with role and content")
     prompt = [_message(message) for message in with_calls(messages[:end])]
     if not prompt or prompt[-1]["role"] == "system":
-        near = next((str(key) for key in row if difflib.get_close_matches(str(key).lower(), QUERY_KEYS, n=1)), "...")
+        near = next(
+            (
+                str(key)
+                for key in row
+                if difflib.get_close_matches(str(key).lower(), QUERY_KEYS, n=1)
+            ),
+            "...",
+        )
         raise RowFault(
             f"no prompt: no column is a question or a user message (other columns: {columns()}); "
             f'--columns \'{{"{near}": "query"}}\' makes one the question'
@@ -211,7 +242,9 @@ def _message(message: Mapping[str, Any]) -> dict[str, Any]:
         raise RowFault(f"the content of the {role} message {error}") from error
     if "\0" in content:
         raise RowFault(f"the content of the {role} message has a NUL character in it")
-    return {"role": role, "content": content} | {key: message[key] for key in _OF_TOOLS if message.get(key)}
+    return {"role": role, "content": content} | {
+        key: message[key] for key in _OF_TOOLS if message.get(key)
+    }
 
 
 def _as_json(row: Row) -> bytes:
@@ -241,7 +274,11 @@ def _why_not_kept(row: Row, error: Exception) -> str:
         try:
             _ENCODER.encode({name: value}).encode()
         except UnicodeEncodeError:
-            where = "a message" if name == "messages" else f"the column {name.encode('utf-8', 'replace').decode()}"
+            where = (
+                "a message"
+                if name == "messages"
+                else f"the column {name.encode('utf-8', 'replace').decode()}"
+            )
             return f"{where} has half a character (a lone surrogate) in it"
         except (TypeError, ValueError, RecursionError):
             return f"the column {name} holds a value that JSON cannot: {type(value).__name__} ({error})"
@@ -250,7 +287,10 @@ def _why_not_kept(row: Row, error: Exception) -> str:
 
 def prompt_key(row: Mapping[str, Any]) -> str:
     """Returns what makes two rows the same prompt."""
-    messages = [[one["role"], one["content"], *filter(None, [one.get("tool_calls")])] for one in row["messages"]]
+    messages = [
+        [one["role"], one["content"], *filter(None, [one.get("tool_calls")])]
+        for one in row["messages"]
+    ]
     return json.dumps([*messages, *filter(None, [row.get("tools")])])
 
 

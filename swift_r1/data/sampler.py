@@ -37,10 +37,17 @@ class PromptSampler:
     """
 
     def __init__(
-        self, num_rows: int, prompts_per_round: int, shuffle: bool = True, seed: int = 42, drop_last: bool = False
+        self,
+        num_rows: int,
+        prompts_per_round: int,
+        shuffle: bool = True,
+        seed: int = 42,
+        drop_last: bool = False,
     ) -> None:
         if num_rows <= 0 or prompts_per_round <= 0:
-            raise ValueError(f"a sampler needs rows and prompts, got {num_rows} and {prompts_per_round}")
+            raise ValueError(
+                f"a sampler needs rows and prompts, got {num_rows} and {prompts_per_round}"
+            )
         self.rows_per_epoch = num_rows - num_rows % prompts_per_round if drop_last else num_rows
         self.num_rows = num_rows
         self.prompts_per_round = prompts_per_round
@@ -59,7 +66,12 @@ class PromptSampler:
 
     def state_dict(self) -> dict[str, Any]:
         """Returns the position and what it is a position in: a few numbers, whatever the size of the data."""
-        return {"drawn": self._drawn, "num_rows": self.num_rows, "shuffle": self.shuffle, "seed": self.seed}
+        return {
+            "drawn": self._drawn,
+            "num_rows": self.num_rows,
+            "shuffle": self.shuffle,
+            "seed": self.seed,
+        }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Goes to a saved position; UsageError where it is one in other data, another seed or another order."""
@@ -67,7 +79,9 @@ class PromptSampler:
         differing = [key for key in ("num_rows", "shuffle", "seed") if state[key] != own[key]]
         if differing:
             faults = ", ".join(f"{key} {state[key]} became {own[key]}" for key in differing)
-            raise UsageError(f"cannot resume the order of the data: {faults}; give the flags of the saved run")
+            raise UsageError(
+                f"cannot resume the order of the data: {faults}; give the flags of the saved run"
+            )
         self._drawn = int(state["drawn"])
 
     def draws(self, count: int) -> list[int]:
@@ -156,18 +170,26 @@ class Difficulty(Sampler):
     def __init__(self, rows: Sequence[Row], args: Any) -> None:
         super().__init__(rows, args)
         self._calls = 0
-        self._last: dict[int, int] = {}  # by row: the call that chose it last; of those in `_rates` or not rested
-        self._rates: dict[int, float] = {}  # by row: its pass rate if `between`, where it was told of since then
+        # by row: the call that chose it last; of those in `_rates` or not rested
+        self._last: dict[int, int] = {}
+        # by row: its pass rate if `between`, where it was told of since then
+        self._rates: dict[int, float] = {}
 
     def next(self, count: int) -> list[int]:
         self._calls += 1
-        self._last = {row: at for row, at in self._last.items() if row in self._rates or not self._rested(row)}
+        self._last = {
+            row: at for row, at in self._last.items() if row in self._rates or not self._rested(row)
+        }
         fit = [row for row in self._rates if self._rested(row)]
         most = int(count * self.known)
-        rows = heapq.nsmallest(most, fit, key=lambda row: (abs(self._rates[row] - 0.5), self._last.get(row, 0)))
+        rows = heapq.nsmallest(
+            most, fit, key=lambda row: (abs(self._rates[row] - 0.5), self._last.get(row, 0))
+        )
         others = (self.order.draw() for _ in range(len(self.rows)))
         taken = set(rows)
-        rows += islice((row for row in others if row not in taken and self._rested(row)), count - len(rows))
+        rows += islice(
+            (row for row in others if row not in taken and self._rested(row)), count - len(rows)
+        )
         rows += self.order.draws(count - len(rows))  # all others have come of late
         for row in rows:
             self._last[row] = self._calls
@@ -179,7 +201,9 @@ class Difficulty(Sampler):
 
     def tell(self, outcomes: Sequence[Outcome]) -> None:
         low, high = self.between
-        self._rates.update((one.row, one.pass_rate) for one in outcomes if low <= one.pass_rate <= high)
+        self._rates.update(
+            (one.row, one.pass_rate) for one in outcomes if low <= one.pass_rate <= high
+        )
 
     def state_dict(self) -> dict[str, Any]:
         own = {"calls": self._calls, "last": [*self._last.items()], "rates": [*self._rates.items()]}
@@ -282,7 +306,11 @@ def build_sampler(name: str, rows: Sequence[Row], args: Any) -> Sampler:
     except (Exception, SystemExit) as error:
         raise UsageError(f"{flag} cannot be constructed: {describe(error)}") from error
     if not isinstance(sampler, Sampler):
-        raise UsageError(f"{flag} is {a_kind(sampler)}, which does not derive from swift_r1.Sampler")
+        raise UsageError(
+            f"{flag} is {a_kind(sampler)}, which does not derive from swift_r1.Sampler"
+        )
     if not hasattr(sampler, "order"):
-        raise UsageError(f"{flag}: {type(sampler).__name__}.__init__ must call super().__init__(rows, args)")
+        raise UsageError(
+            f"{flag}: {type(sampler).__name__}.__init__ must call super().__init__(rows, args)"
+        )
     return sampler

@@ -10,7 +10,15 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, Literal
 
-from swift_r1.data.files import FILE_SUFFIXES, Lines, RawRow, check_file, line_batches, parsed_lines, read_file
+from swift_r1.data.files import (
+    FILE_SUFFIXES,
+    Lines,
+    RawRow,
+    check_file,
+    line_batches,
+    parsed_lines,
+    read_file,
+)
 from swift_r1.data.fingerprint import file_digest, fingerprint
 from swift_r1.data.hubs import Hub, SetLocation, load_split, split_rows
 from swift_r1.data.preprocessors import Preprocess
@@ -167,12 +175,21 @@ class Source:
         """Yields the raw rows of a split; `count` and `seed` matter only to a loader that samples itself. Raises
         UsageError where the file or hub cannot be read, or the loader raises."""
         if self.loader is not None:
-            yield from self._loaded({"split": split, "count": count if self.samples_itself else None, "seed": seed})
+            yield from self._loaded(
+                {"split": split, "count": count if self.samples_itself else None, "seed": seed}
+            )
         elif self.place is not None:
             index = 0
             for subset, part in self._parts(split):
-                for number, row in enumerate(split_rows(self.place, subset, part, streaming=self.streaming)):
-                    yield RawRow(index, f"{self.place.name}:{subset} {part} row {number}", dict(row), subset=subset)
+                for number, row in enumerate(
+                    split_rows(self.place, subset, part, streaming=self.streaming)
+                ):
+                    yield RawRow(
+                        index,
+                        f"{self.place.name}:{subset} {part} row {number}",
+                        dict(row),
+                        subset=subset,
+                    )
                     index += 1
         else:
             yield from read_file(self._file(split))
@@ -182,7 +199,12 @@ class Source:
         possible."""
         if self.loader is not None and self.samples_itself and count and "start" in self._keywords:
             for start in range(0, count, size):
-                yield {"split": split, "count": min(size, count - start), "seed": seed, "start": start}
+                yield {
+                    "split": split,
+                    "count": min(size, count - start),
+                    "seed": seed,
+                    "start": start,
+                }
             return
         if self.loader is None and self.place is None:
             path = self._file(split)
@@ -208,7 +230,10 @@ class Source:
             code = fingerprint(self.loader)
             return code and f"{code} {split} {count} {seed} {self.subsets}"
         if self.place is not None:
-            tables = (load_split(self.place, subset, part, streaming=False) for subset, part in self._parts(split))
+            tables = (
+                load_split(self.place, subset, part, streaming=False)
+                for subset, part in self._parts(split)
+            )
             return " ".join(table._fingerprint for table in tables)
         path = self._file(split)
         check_file(Path(path))
@@ -232,10 +257,14 @@ class Source:
         for subset in self.subsets or (None,):
             known = given | {"subset": subset}
             try:
-                for row in self.loader(**{name: value for name, value in known.items() if name in wanted}):
+                for row in self.loader(
+                    **{name: value for name, value in known.items() if name in wanted}
+                ):
                     yield RawRow(index, f"{self.name} row {index}", dict(row), subset=subset)
                     index += 1
             except UsageError:
                 raise
             except Exception as error:
-                raise UsageError(f"the loader of dataset {self.name} failed: {describe(error)}") from error
+                raise UsageError(
+                    f"the loader of dataset {self.name} failed: {describe(error)}"
+                ) from error

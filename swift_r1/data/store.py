@@ -53,7 +53,12 @@ def _schema() -> pa.Schema:
 
     kinds = {"row": pa.binary(), "name": pa.string(), "key": pa.uint64(), "id": pa.uint64()}
     return pa.schema(
-        {**kinds, "size": pa.uint32(), "turns": pa.uint32(), "columns": pa.dictionary(pa.int32(), pa.string())}
+        {
+            **kinds,
+            "size": pa.uint32(),
+            "turns": pa.uint32(),
+            "columns": pa.dictionary(pa.int32(), pa.string()),
+        }
     )
 
 
@@ -84,7 +89,9 @@ class RowStore:
         """Opens it; raises OSError, ValueError, LookupError or TypeError where it is not complete."""
         import pyarrow as pa
 
-        batches = list(pa.ipc.open_stream(pa.memory_map(str(path))).iter_batches_with_custom_metadata())
+        batches = list(
+            pa.ipc.open_stream(pa.memory_map(str(path))).iter_batches_with_custom_metadata()
+        )
         header = json.loads(batches[-1].custom_metadata["header"])
         self.path = path
         self.drops = Drops(**header["drops"])
@@ -106,11 +113,15 @@ def whole_store(path: Path) -> RowStore | None:
     except FileNotFoundError:
         return None
     except (OSError, ValueError, LookupError, TypeError) as error:
-        _logger.warning("prepared rows in %s cannot be used, and are prepared again: %s", path, error)
+        _logger.warning(
+            "prepared rows in %s cannot be used, and are prepared again: %s", path, error
+        )
         return None
 
 
-def write_store(path: Path, blocks: Iterable[RowBlock], check: Callable[[int, Drops], None]) -> RowStore:
+def write_store(
+    path: Path, blocks: Iterable[RowBlock], check: Callable[[int, Drops], None]
+) -> RowStore:
     """Writes a store in the place of one of that name. What is not finished is removed.
 
     `check` is called with the number of rows and what was left out before the store gets its name. Raises OSError where
@@ -134,7 +145,9 @@ def write_store(path: Path, blocks: Iterable[RowBlock], check: Callable[[int, Dr
                 drops.merge(dropped)
             check(count, drops)
             header = {"drops": asdict(drops), "digest": digest.hexdigest()}
-            stream.write_batch(block_of([], drops).rows, custom_metadata={"header": json.dumps(header)})
+            stream.write_batch(
+                block_of([], drops).rows, custom_metadata={"header": json.dumps(header)}
+            )
         os.replace(name, path)  # who has the old one open can still read it
         return RowStore(path)
     finally:
@@ -183,7 +196,11 @@ class Part:
     def row(self, number: int) -> Row:
         turn, place = divmod(int(self.places[number]), len(self.store))
         name, row = self.store.row(place)
-        return {**row, "dataset": self.dataset, "prompt_id": f"{self.label}:{name}{f'+{turn}' if turn else ''}"}
+        return {
+            **row,
+            "dataset": self.dataset,
+            "prompt_id": f"{self.label}:{name}{f'+{turn}' if turn else ''}",
+        }
 
     def again(self, turn: int) -> Part:
         """Returns the same rows for the `turn`th time more."""
@@ -237,7 +254,10 @@ class Rows(Sequence[Row]):
         """Returns the same rows, those that are repeated once."""
         import numpy as np
 
-        firsts = ((part, np.unique(part.places % len(part.store), return_index=True)[1]) for part in self.parts)
+        firsts = (
+            (part, np.unique(part.places % len(part.store), return_index=True)[1])
+            for part in self.parts
+        )
         return Rows(replace(part, places=part.places[np.sort(first)]) for part, first in firsts)
 
     def column(self, name: str) -> np.ndarray:
@@ -249,7 +269,9 @@ class Rows(Sequence[Row]):
 
     def columns(self) -> frozenset[str]:
         """Returns the columns that every row has."""
-        kinds = {kind for part in self.parts for kind in part.column("columns").unique().to_pylist()}
+        kinds = {
+            kind for part in self.parts for kind in part.column("columns").unique().to_pylist()
+        }
         shared = [frozenset(json.loads(kind)) for kind in kinds]
         return frozenset.intersection(*shared) | {"dataset", "prompt_id"} if shared else frozenset()
 
@@ -266,6 +288,8 @@ class Rows(Sequence[Row]):
         """Returns a hash of all rows in their order: 128 bits as hexadecimal digits."""
         digest = hashlib.blake2b(digest_size=16)
         for part in self.parts:
-            digest.update(f"{part.store.digest} {part.dataset} {part.label} {len(part.places)}\n".encode())
+            digest.update(
+                f"{part.store.digest} {part.dataset} {part.label} {len(part.places)}\n".encode()
+            )
             digest.update(part.places.astype("<u8").tobytes())
         return digest.hexdigest()

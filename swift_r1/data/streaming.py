@@ -43,11 +43,15 @@ class RowStream:
         """Yields rows without an end; those of a later epoch have its number in their `prompt_id`. UsageError where a
         source cannot be read, or no row is left; with `strict`, where a row is broken."""
         for epoch in count():
-            rows: Iterator[Row] = (row for source in self.sources for row in self._once(source, log=epoch == 0))
+            rows: Iterator[Row] = (
+                row for source in self.sources for row in self._once(source, log=epoch == 0)
+            )
             if self.flags.interleave_prob is not None:
                 rows = self._mixed(epoch)
             if self.flags.dataset_shuffle:
-                rows = shuffled(rows, self.first, self.flags.shuffle_buffer_size, f"{self.flags.seed}:{epoch}")
+                rows = shuffled(
+                    rows, self.first, self.flags.shuffle_buffer_size, f"{self.flags.seed}:{epoch}"
+                )
             found = 0
             for found, row in enumerate(rows, start=1):  # noqa: B007
                 yield _named(row, "@", epoch)
@@ -83,7 +87,9 @@ class RowStream:
         for turn in count():
             before = found
             raws = source.rows("train", wanted, flags.seed)
-            for row in preprocessed(source, raws, flags.columns, drops, flags.strict, flags.tool_use):
+            for row in preprocessed(
+                source, raws, flags.columns, drops, flags.strict, flags.tool_use
+            ):
                 if log and turn == 0:
                     for example in drops.examples[shown:]:
                         _logger.warning("dataset %s: a row is left out: %s", source.name, example)
@@ -98,13 +104,19 @@ class RowStream:
             if wanted is None or found in (before, wanted):
                 break
             if log and turn == 0:
-                _logger.info("dataset %s has %d rows, repeated to make %d", source.name, found, wanted)
+                _logger.info(
+                    "dataset %s has %d rows, repeated to make %d", source.name, found, wanted
+                )
         if log and too_long:
             _logger.warning(
-                "dataset %s: %d prompts left out: longer than --max_length or the model takes", source.name, too_long
+                "dataset %s: %d prompts left out: longer than --max_length or the model takes",
+                source.name,
+                too_long,
             )
         if log and drops.broken:
-            _logger.warning("dataset %s: %d of %d rows left out", source.name, drops.broken, drops.seen)
+            _logger.warning(
+                "dataset %s: %d of %d rows left out", source.name, drops.broken, drops.seen
+            )
 
 
 def _named(row: Row, sign: str, times: int) -> Row:

@@ -28,16 +28,22 @@ def described(name: str) -> dict[str, Any]:
     hinted = inspect.get_annotations(inspect.unwrap(function))
     for one in parameters.values():
         if one.kind in (one.VAR_POSITIONAL, one.VAR_KEYWORD, one.POSITIONAL_ONLY):
-            raise UsageError(f"{where}: the model gives arguments by name, so there can be no {one}")
+            raise UsageError(
+                f"{where}: the model gives arguments by name, so there can be no {one}"
+            )
         if one.name not in hinted:
             raise UsageError(f"{where}: the parameter {one.name} has no type hint")
     from transformers.utils.chat_template_utils import get_json_schema
 
     try:
-        made: Mapping[str, Any] = get_json_schema(_with_all_arguments(function, text, list(parameters)))["function"]
+        made: Mapping[str, Any] = get_json_schema(
+            _with_all_arguments(function, text, list(parameters))
+        )["function"]
         hints = get_type_hints(function)
     except Exception as error:  # transformers' own errors, or what evaluating a hint raises
-        raise UsageError(f"{where}: its hints or docstring make no schema: {one_line(error)}") from error
+        raise UsageError(
+            f"{where}: its hints or docstring make no schema: {one_line(error)}"
+        ) from error
     for parameter in parameters:
         odd = next(_not_json(hints[parameter]), None)
         if odd:
@@ -74,11 +80,16 @@ def place_of(function: Callable[..., Any]) -> str:
     return f"{code.co_filename}:{code.co_firstlineno}" if code is not None else "not of Python code"
 
 
-def _with_all_arguments(function: Callable[..., Any], text: str, names: list[str]) -> Callable[..., Any]:
+def _with_all_arguments(
+    function: Callable[..., Any], text: str, names: list[str]
+) -> Callable[..., Any]:
     """Returns the function with a docstring that has a plain line for each argument, which transformers asks for."""
     for name in names:
-        text = re.sub(rf"(?m)^(\s+{name}) ?\([^)\n]*\):", r"\1:", text)  # a type, which the hint says already
-    unsaid = "".join(f"\n    {name}: {_UNSAID}" for name in names if not re.search(rf"(?m)^\s+{name}:", text))
+        # a type, which the hint says already
+        text = re.sub(rf"(?m)^(\s+{name}) ?\([^)\n]*\):", r"\1:", text)
+    unsaid = "".join(
+        f"\n    {name}: {_UNSAID}" for name in names if not re.search(rf"(?m)^\s+{name}:", text)
+    )
     if unsaid and not re.search(r"(?m)^Args:$", text):
         unsaid = f"\n\nArgs:{unsaid}\n"
         text = re.sub(r"(?m)\s*(?=^Returns:$|^Raises:$|\Z)", lambda _: unsaid, text, count=1)

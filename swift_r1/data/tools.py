@@ -16,7 +16,14 @@ from swift_r1.errors import a_kind
 _THOUGHTS = {"react_en": "Thought: what to do next", "react_grpo": "<think>what to do next</think>"}
 AGENT_TEMPLATES = tuple(_THOUGHTS)
 CALL_ROLES = ("tool_call", "function_call")  # ms-swift's and ShareGPT's
-ANSWER_ROLES = ("tool", "tool_response", "function", "function_response", "observation", "observations")
+ANSWER_ROLES = (
+    "tool",
+    "tool_response",
+    "function",
+    "function_response",
+    "observation",
+    "observations",
+)
 _FORM = """Answer the question; the tools below help with it.
 
 {tools}
@@ -49,7 +56,12 @@ class ToolUse:
 
     def identity(self) -> list[Any]:
         """Returns what prepared rows depend on."""
-        return [self.agent_template, self.names, self.called, [described(name) for name in sorted(tools)]]
+        return [
+            self.agent_template,
+            self.names,
+            self.called,
+            [described(name) for name in sorted(tools)],
+        ]
 
     def descriptions(self, column: Any) -> list[dict[str, Any]]:
         """OpenAI's descriptions of a row's tools. Its column is a list, or the JSON of one, of names of registered
@@ -80,7 +92,10 @@ class ToolUse:
         if self.called:
             _known(name)
         own["parameters"] = _read(own.get("parameters"), f"the parameters of {name}")
-        for part, kind, what in (("parameters", Mapping, "an object"), ("description", str, "text")):
+        for part, kind, what in (
+            ("parameters", Mapping, "an object"),
+            ("description", str, "text"),
+        ):
             if own.get(part) is None:
                 own.pop(part, None)
             elif not isinstance(own[part], kind):
@@ -90,7 +105,9 @@ class ToolUse:
 
 def _known(name: str) -> str:
     if name not in tools:
-        raise RowFault(f"there is no tool {name}; plugins have registered {', '.join(sorted(tools)) or 'none'}")
+        raise RowFault(
+            f"there is no tool {name}; plugins have registered {', '.join(sorted(tools)) or 'none'}"
+        )
     return name
 
 
@@ -116,19 +133,33 @@ def with_calls(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
             content = message.get("content")
             if content is not None:
                 content = _answer_text(content)
-            more = {"tool_call_id": message.get("tool_call_id") or call["id"], "name": call["function"]["name"]}
+            more = {
+                "tool_call_id": message.get("tool_call_id") or call["id"],
+                "name": call["function"]["name"],
+            }
             more["name"] = message.get("name") or more["name"]
-            found.append({"role": "tool", "content": content, **{key: value for key, value in more.items() if value}})
+            found.append(
+                {
+                    "role": "tool",
+                    "content": content,
+                    **{key: value for key, value in more.items() if value},
+                }
+            )
             continue
         if role in CALL_ROLES:
             if not found or found[-1]["role"] != "assistant":
                 found.append({"role": "assistant", "content": ""})
             own = found[-1]
         else:
-            own = {key: value for key, value in message.items() if key not in ("tool_calls", "function_call")}
+            own = {
+                key: value
+                for key, value in message.items()
+                if key not in ("tool_calls", "function_call")
+            }
             found.append(own)
         for call in calls:
-            call["id"] = call["id"] or f"call{number:05d}"  # nine characters, which Mistral's template asks for
+            # nine characters, which Mistral's template asks for
+            call["id"] = call["id"] or f"call{number:05d}"
             number += 1
             own.setdefault("tool_calls", []).append(call)
             unanswered = [*unanswered, call] if own["tool_calls"][0] is not call else [call]
@@ -158,14 +189,18 @@ def _calls(message: Mapping[str, Any]) -> list[dict[str, Any]]:
     said = ("content",) if message.get("role") in CALL_ROLES else TOOL_CALL_KEYS
     read = [_read(message[key], "a tool call") for key in said if message.get(key)]
     calls = []
-    for one in (one for some in read for one in (some if isinstance(some, list | tuple) else [some])):
+    for one in (
+        one for some in read for one in (some if isinstance(some, list | tuple) else [some])
+    ):
         one = _read(one, "a tool call")
         one = one if isinstance(one, Mapping) else {}
         function = one.get("function", one)
         if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
             raise RowFault("a tool call has no name")
         arguments = function.get("arguments", function.get("parameters")) or {}
-        text = arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
+        text = (
+            arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
+        )
         own = {"name": function["name"], "arguments": text}
         calls.append({"id": one.get("id") or "", "type": "function", "function": own})
     return calls

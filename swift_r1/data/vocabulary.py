@@ -16,7 +16,11 @@ def vocabulary_of(tokenizer: Any) -> list[tuple[bytes, bool]]:
     from transformers.convert_slow_tokenizer import bytes_to_unicode
 
     backend = getattr(tokenizer, "backend_tokenizer", None)
-    decoder = "" if backend is None or backend.decoder is None else backend.decoder.__getstate__().decode()
+    decoder = (
+        ""
+        if backend is None or backend.decoder is None
+        else backend.decoder.__getstate__().decode()
+    )
     of_character = {character: byte for byte, character in bytes_to_unicode().items()}  # type: ignore[no-untyped-call]
     added = tokenizer.added_tokens_decoder
 
@@ -24,15 +28,20 @@ def vocabulary_of(tokenizer: Any) -> list[tuple[bytes, bool]]:
         if token is None:  # an id that no token has
             return b""
         if "ByteLevel" in decoder:
-            whole = of_character.keys() >= set(token)  # else it is its own text, for the decoder too
+            # else it is its own text, for the decoder too
+            whole = of_character.keys() >= set(token)
             return bytes(of_character[one] for one in token) if whole else token.encode()
         byte = _BYTE.fullmatch(token)
         if byte:
             return bytes.fromhex(byte[1])
-        return (token.replace(_SPACE, " ") if backend is None or _SPACE in decoder else token).encode()
+        return (
+            token.replace(_SPACE, " ") if backend is None or _SPACE in decoder else token
+        ).encode()
 
     tokens = tokenizer.convert_ids_to_tokens(range(1 + max(tokenizer.get_vocab().values())))
     return [
-        (added[number].content.encode(), added[number].special) if number in added else (content(token), False)
+        (added[number].content.encode(), added[number].special)
+        if number in added
+        else (content(token), False)
         for number, token in enumerate(tokens)
     ]

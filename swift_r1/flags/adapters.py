@@ -58,7 +58,11 @@ def adapter_config(flag: str, folder: str | Path) -> Mapping[str, Any]:
 def adapters_base(model: str) -> str | None:
     """Returns the base model of a folder of adapters (a checkpoint of `--train_type lora`); None for a whole model."""
     path = Path(model).expanduser() / CONFIG
-    return str(json.loads(path.read_text(encoding="utf-8"))["base_model_name_or_path"]) if path.is_file() else None
+    return (
+        str(json.loads(path.read_text(encoding="utf-8"))["base_model_name_or_path"])
+        if path.is_file()
+        else None
+    )
 
 
 def adapter_flags(flag: str, folder: str | Path) -> dict[str, Any]:
@@ -67,7 +71,9 @@ def adapter_flags(flag: str, folder: str | Path) -> dict[str, Any]:
     config = adapter_config(flag, folder)
     kind = config.get("peft_type")
     if kind != "LORA":
-        raise UsageError(f"{flag} {folder} holds adapters of the kind {kind}: only LoRA is done here")
+        raise UsageError(
+            f"{flag} {folder} holds adapters of the kind {kind}: only LoRA is done here"
+        )
     faults = [f"{name} {json.dumps(config[name])}" for name in _NOT_OURS if config.get(name)]
     if config.get("bias", "none") != "none":
         faults.append(f"bias {config['bias']}")
@@ -103,9 +109,13 @@ def _starts_as_identity(name: str) -> None:
         )
 
 
-_ADAPTERS = Scope(lambda args: args.train_type != "full", "with --train_type {train_type}: use lora")
+_ADAPTERS = Scope(
+    lambda args: args.train_type != "full", "with --train_type {train_type}: use lora"
+)
 _QUANTIZED = Scope(
-    lambda args: args.train_type == "qlora" or (args.train_type == "lora" and args.quant_bits is not None),
+    lambda args: (
+        args.train_type == "qlora" or (args.train_type == "lora" and args.quant_bits is not None)
+    ),
     "with --train_type {train_type}: use qlora",
 )
 
@@ -114,10 +124,16 @@ _QUANTIZED = Scope(
 class AdapterArguments(ModelArguments):
     """Adapters."""
 
-    lora_rank: int = flag(8, "rank of the adapters of --train_type lora and qlora", _ADAPTERS, at_least=1)
-    lora_alpha: int = flag(32, "the adapters' product is scaled by --lora_alpha / --lora_rank", _ADAPTERS, at_least=1)
+    lora_rank: int = flag(
+        8, "rank of the adapters of --train_type lora and qlora", _ADAPTERS, at_least=1
+    )
+    lora_alpha: int = flag(
+        32, "the adapters' product is scaled by --lora_alpha / --lora_rank", _ADAPTERS, at_least=1
+    )
     target_modules: list[str] = flag(
-        [ALL_LINEAR], "modules that get adapters; all-linear: every linear layer except the output head", _ADAPTERS
+        [ALL_LINEAR],
+        "modules that get adapters; all-linear: every linear layer except the output head",
+        _ADAPTERS,
     )
     target_regex: str | None = flag(
         None,
@@ -143,7 +159,9 @@ class AdapterArguments(ModelArguments):
     )
     use_rslora: bool = flag(False, "scale by --lora_alpha / sqrt(--lora_rank) instead", _ADAPTERS)
     use_dora: bool = flag(
-        False, "DoRA: train the length of each output's weights apart from their direction", _ADAPTERS
+        False,
+        "DoRA: train the length of each output's weights apart from their direction",
+        _ADAPTERS,
     )
     init_weights: str = flag(
         "true",
@@ -169,15 +187,26 @@ class AdapterArguments(ModelArguments):
         check=_folder("--adapters"),
     )
     ref_adapters: list[str] = flag(
-        [], "folder of adapters of the reference (default: --model alone)", _ADAPTERS, check=_folder("--ref_adapters")
+        [],
+        "folder of adapters of the reference (default: --model alone)",
+        _ADAPTERS,
+        check=_folder("--ref_adapters"),
     )
-    quant_bits: int | None = flag(None, "bits of the weights under the adapters: 4", _ADAPTERS, at_least=4, at_most=4)
-    quant_method: str = flag("bnb", "library that stores 4-bit weights: bitsandbytes", _QUANTIZED, choices=("bnb",))
-    bnb_4bit_quant_type: str = flag("nf4", "the 16 numbers that 4 bits stand for", _QUANTIZED, choices=("nf4", "fp4"))
+    quant_bits: int | None = flag(
+        None, "bits of the weights under the adapters: 4", _ADAPTERS, at_least=4, at_most=4
+    )
+    quant_method: str = flag(
+        "bnb", "library that stores 4-bit weights: bitsandbytes", _QUANTIZED, choices=("bnb",)
+    )
+    bnb_4bit_quant_type: str = flag(
+        "nf4", "the 16 numbers that 4 bits stand for", _QUANTIZED, choices=("nf4", "fp4")
+    )
     bnb_4bit_compute_dtype: str | None = flag(
         None, "dtype that 4-bit weights compute in: --torch_dtype", _QUANTIZED, choices=DTYPES
     )
-    bnb_4bit_use_double_quant: bool = flag(True, "store the scales of 4-bit weights in 8 bits", _QUANTIZED)
+    bnb_4bit_use_double_quant: bool = flag(
+        True, "store the scales of 4-bit weights in 8 bits", _QUANTIZED
+    )
 
     def adapter_faults(self, given: frozenset[str]) -> Iterator[str]:
         """Yields what the flags say against each other and against the folders."""
@@ -198,7 +227,10 @@ class AdapterArguments(ModelArguments):
                 folder = self.start_adapters[0]
                 value = shown_value(own[name])
                 yield f"--adapters {folder} has --{name} {value}: leave it out, or give that"
-        if self.ref_adapters and adapter_flags("--ref_adapters", self.ref_adapters[0])["modules_to_save"]:
+        if (
+            self.ref_adapters
+            and adapter_flags("--ref_adapters", self.ref_adapters[0])["modules_to_save"]
+        ):
             yield (
                 f"--ref_adapters {self.ref_adapters[0]} has modules_to_save: merge them (swift merge-lora) and give "
                 "the result as --ref_model"
@@ -225,4 +257,8 @@ class AdapterArguments(ModelArguments):
         """Returns the flags that `--adapters` decides. A given all-linear stays: loading finds out whether it is so."""
         own = adapter_flags("--adapters", self.start_adapters[0]) if self.start_adapters else {}
         linear = "target_modules" in given and self.target_modules == [ALL_LINEAR]
-        return {name: value for name, value in own.items() if not (linear and name.startswith("target_"))}
+        return {
+            name: value
+            for name, value in own.items()
+            if not (linear and name.startswith("target_"))
+        }

@@ -26,7 +26,12 @@ def _check_command(text: str) -> None:
         raise ValueError("is empty")
     for word, behind in zip(words, [*words[1:], ""], strict=True):
         name, _, value = word.partition("=")
-        check_no_key({name.lstrip("-"): value or (behind if name.startswith("-") else ""), "an address": word})
+        check_no_key(
+            {
+                name.lstrip("-"): value or (behind if name.startswith("-") else ""),
+                "an address": word,
+            }
+        )
 
 
 def _check_env(spec: str) -> None:
@@ -43,7 +48,9 @@ def _check_env(spec: str) -> None:
 class AgentArguments(MultiTurnArguments):
     """Agents."""
 
-    agent: str | None = flag(None, "name of a registered agent that plays an episode per completion (docs/agents.md)")
+    agent: str | None = flag(
+        None, "name of a registered agent that plays an episode per completion (docs/agents.md)"
+    )
     agent_command: str | None = flag(
         None,
         "program that plays one episode per process, with OPENAI_BASE_URL, OPENAI_API_KEY and OPENAI_MODEL set and "
@@ -57,7 +64,9 @@ class AgentArguments(MultiTurnArguments):
         _AGENT,
         more_than=0,
     )
-    agent_concurrency: int = resumable_flag(64, "episodes at once, one process each", _AGENT, at_least=1)
+    agent_concurrency: int = resumable_flag(
+        64, "episodes at once, one process each", _AGENT, at_least=1
+    )
     advantage_per: str = flag(
         "episode",
         "whether all of an episode has one advantage, or turn_rewards that the agent returns add to it turn by turn "

@@ -26,7 +26,9 @@ def _not_ppo(why: str) -> Scope:
 def _only(*losses: str) -> Scope:
     """Returns the scope of flags that these losses read."""
     return Scope(
-        lambda args: args.loss_type in losses, "with --loss_type {loss_type}: leave it out", allow_default=True
+        lambda args: args.loss_type in losses,
+        "with --loss_type {loss_type}: leave it out",
+        allow_default=True,
     )
 
 
@@ -37,7 +39,9 @@ def _reads(name: str) -> Scope:
 
 def _ignored(name: str) -> list[Scope]:
     """Returns a scope for each loss that ignores a flag."""
-    return [_unless(loss.name, loss.ignores[name]) for loss in LOSSES.values() if name in loss.ignores]
+    return [
+        _unless(loss.name, loss.ignores[name]) for loss in LOSSES.values() if name in loss.ignores
+    ]
 
 
 def _unless(loss: str, why: str) -> Scope:
@@ -65,15 +69,21 @@ _OWN_REFERENCE = Scope(
     "with --train_type {train_type}: the reference is the model without its adapters",
     allow_default=True,
 )
-_SAME_REFERENCE = Scope(lambda args: args.ref_model is None, "with --ref_model, another model", allow_default=True)
+_SAME_REFERENCE = Scope(
+    lambda args: args.ref_model is None, "with --ref_model, another model", allow_default=True
+)
 _SYNC_REFERENCE = Scope(lambda args: args.sync_ref_model, "without --sync_ref_model true")
-_CORRECTED = Scope(lambda args: args.correction is not None, "without --rollout_importance_sampling_mode")
+_CORRECTED = Scope(
+    lambda args: args.correction is not None, "without --rollout_importance_sampling_mode"
+)
 _RESAMPLES = Scope(lambda args: args.dynamic_sample, "without --dynamic_sample true")
 
 
 def _own_flag(loss: Any, item: Field) -> Any:
     """Returns a flag of one loss."""
-    return flag(item.default, item.metadata["help"], _ONE_LOSS, _only(loss.name), **item.metadata["limits"])
+    return flag(
+        item.default, item.metadata["help"], _ONE_LOSS, _only(loss.name), **item.metadata["limits"]
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,13 +91,28 @@ def _own_flag(loss: Any, item: Field) -> Any:
 class AlgorithmArguments:
     """Algorithm."""
 
-    rlhf_type: str = flag("grpo", "grpo or ppo; ms-swift runs other algorithms", choices=("grpo", "ppo"), required=True)
-    beta: float = flag(0.0, "weight of the KL to the reference policy", _KL, at_least=0, ms_swift="0.04")
+    rlhf_type: str = flag(
+        "grpo",
+        "grpo or ppo; ms-swift runs other algorithms",
+        choices=("grpo", "ppo"),
+        required=True,
+    )
+    beta: float = flag(
+        0.0, "weight of the KL to the reference policy", _KL, at_least=0, ms_swift="0.04"
+    )
     epsilon: float = flag(
-        0.2, "lower clip range of the ratio", _reads("epsilon"), at_least=0, less_than=1, aliases=("cliprange",)
+        0.2,
+        "lower clip range of the ratio",
+        _reads("epsilon"),
+        at_least=0,
+        less_than=1,
+        aliases=("cliprange",),
     )
     epsilon_high: float | None = flag(
-        None, "upper clip range (default: --epsilon; cispo: 5.0)", _reads("epsilon_high"), at_least=0
+        None,
+        "upper clip range (default: --epsilon; cispo: 5.0)",
+        _reads("epsilon_high"),
+        at_least=0,
     )
     delta: float | None = flag(
         None,
@@ -105,7 +130,9 @@ class AlgorithmArguments:
         None,
         "standard deviation to divide by (default: group; rloo: none; reinforce_plus_plus: batch); gdpo: batch, with "
         "--multi_objective_aggregation normalize_then_sum",
-        _not_ppo("rewards are not compared in groups; --whiten_rewards and --whiten_advantages scale"),
+        _not_ppo(
+            "rewards are not compared in groups; --whiten_rewards and --whiten_advantages scale"
+        ),
         *_ignored("scale_rewards"),
         choices=("group", "batch", "none", "gdpo"),
         synonyms={"true": "group", "false": "none"},
@@ -116,7 +143,11 @@ class AlgorithmArguments:
         "reinforce_plus_plus_baseline (or ..._group) the group's",
         _not_ppo("advantages come from the critic"),
         choices=tuple(ESTIMATORS),
-        synonyms={estimator.synonym: name for name, estimator in ESTIMATORS.items() if estimator.synonym is not None},
+        synonyms={
+            estimator.synonym: name
+            for name, estimator in ESTIMATORS.items()
+            if estimator.synonym is not None
+        },
         ms_swift="grpo; its reinforce_plus_plus is reinforce_plus_plus_group here",
     )
     importance_sampling_level: str = flag(
@@ -127,9 +158,14 @@ class AlgorithmArguments:
         choices=("token", "sequence", "sequence_token"),
     )
     top_entropy_quantile: float = flag(
-        1.0, "share of tokens, by highest entropy, that keep their policy loss", more_than=0, at_most=1
+        1.0,
+        "share of tokens, by highest entropy, that keep their policy loss",
+        more_than=0,
+        at_most=1,
     )
-    overlong_filter: bool = flag(False, "exclude truncated completions from the loss (their rewards still count)")
+    overlong_filter: bool = flag(
+        False, "exclude truncated completions from the loss (their rewards still count)"
+    )
     kl_in_reward: bool = flag(
         False,
         "subtract --beta times the KL from the reward instead of adding it to the loss",
@@ -143,7 +179,9 @@ class AlgorithmArguments:
         "--async_generate token_truncate)",
         choices=("token_truncate", "token_mask", "sequence_truncate", "sequence_mask"),
     )
-    rollout_importance_sampling_threshold: float = flag(2.0, "largest weight in it", _CORRECTED, more_than=0)
+    rollout_importance_sampling_threshold: float = flag(
+        2.0, "largest weight in it", _CORRECTED, more_than=0
+    )
     off_policy_sequence_mask_delta: float | None = flag(
         None,
         "completions of negative advantage leave the loss where their mean log-prob is lower than the engine's by more "
@@ -152,16 +190,23 @@ class AlgorithmArguments:
         at_least=0,
     )
     log_rollout_offpolicy_metrics: bool = resumable_flag(
-        False, "log perplexities, KL, chi-squared and effective sample sizes of engine against trainer, under rollout/"
+        False,
+        "log perplexities, KL, chi-squared and effective sample sizes of engine against trainer, under rollout/",
     )
     log_entropy: bool = flag(
         False,
         "write each completion's mean entropy to completions.jsonl, and log entropy/max and entropy/min (the mean is "
         "always logged); one forward pass more where a round has one optimizer step",
     )
-    dynamic_sample: bool = flag(False, "replace groups with equal rewards by groups of further prompts", _EQUAL)
+    dynamic_sample: bool = flag(
+        False, "replace groups with equal rewards by groups of further prompts", _EQUAL
+    )
     max_resample_times: int = flag(
-        3, "maximum resampling attempts per round; remaining groups are trained on", _EQUAL, _RESAMPLES, at_least=1
+        3,
+        "maximum resampling attempts per round; remaining groups are trained on",
+        _EQUAL,
+        _RESAMPLES,
+        at_least=1,
     )
     ref_model: str | None = flag(
         None,
@@ -174,15 +219,28 @@ class AlgorithmArguments:
         "move the reference towards the policy at intervals",
         *(_REFERENCE, _OWN_REFERENCE, _SAME_REFERENCE),
     )
-    ref_model_sync_steps: int = flag(512, "optimizer steps between these moves", _SYNC_REFERENCE, at_least=1)
+    ref_model_sync_steps: int = flag(
+        512, "optimizer steps between these moves", _SYNC_REFERENCE, at_least=1
+    )
     ref_model_mixup_alpha: float = flag(
-        0.6, "reference = alpha * policy + (1 - alpha) * reference", _SYNC_REFERENCE, more_than=0, at_most=1
+        0.6,
+        "reference = alpha * policy + (1 - alpha) * reference",
+        _SYNC_REFERENCE,
+        more_than=0,
+        at_most=1,
     )
     offload_ref_model: bool = flag(
-        False, "keep the reference in host memory except while it computes (GPU only)", _REFERENCE, _OWN_REFERENCE
+        False,
+        "keep the reference in host memory except while it computes (GPU only)",
+        _REFERENCE,
+        _OWN_REFERENCE,
     )
     num_iterations: int = flag(
-        1, "optimizer passes over a round of completions", at_least=1, aliases=("num_ppo_epochs",), ms_swift="4 for PPO"
+        1,
+        "optimizer passes over a round of completions",
+        at_least=1,
+        aliases=("num_ppo_epochs",),
+        ms_swift="4 for PPO",
     )
     steps_per_generation: int | None = flag(
         None,
@@ -190,7 +248,10 @@ class AlgorithmArguments:
         at_least=1,
     )
     generation_batch_size: int | None = flag(
-        None, "completions generated at once, over all ranks", at_least=2, instead_of=("steps_per_generation",)
+        None,
+        "completions generated at once, over all ranks",
+        at_least=2,
+        instead_of=("steps_per_generation",),
     )
 
 
@@ -207,9 +268,15 @@ class ChordArguments:
     chord_sft_per_device_train_batch_size: int | None = flag(
         None, "demonstrations per process and accumulation step", _CHORD, at_least=1
     )
-    chord_enable_phi_function: bool = flag(False, "weight each demonstration token by p (1 - p)", _CHORD)
-    chord_mu_warmup_steps: int | None = flag(None, "optimizer steps until mu peaks", _CHORD, at_least=0)
-    chord_mu_decay_steps: int | None = flag(None, "steps from the peak to the final value", _CHORD, at_least=0)
+    chord_enable_phi_function: bool = flag(
+        False, "weight each demonstration token by p (1 - p)", _CHORD
+    )
+    chord_mu_warmup_steps: int | None = flag(
+        None, "optimizer steps until mu peaks", _CHORD, at_least=0
+    )
+    chord_mu_decay_steps: int | None = flag(
+        None, "steps from the peak to the final value", _CHORD, at_least=0
+    )
     chord_mu_peak: float | None = flag(None, "peak value of mu", _CHORD, at_least=0, at_most=1)
     chord_mu_valley: float | None = flag(None, "final value of mu", _CHORD, at_least=0, at_most=1)
 
@@ -219,12 +286,16 @@ class PPOArguments:
     """PPO."""
 
     critic_model: str | None = flag(
-        None, "folder or id of the critic: a language model, or the critic/ of a checkpoint (default: --model)", _PPO
+        None,
+        "folder or id of the critic: a language model, or the critic/ of a checkpoint (default: --model)",
+        _PPO,
     )
     critic_learning_rate: float | None = flag(
         None, "the critic's peak learning rate (default: --learning_rate)", _PPO, at_least=0
     )
-    critic_warmup_steps: int = flag(0, "initial optimizer steps that train only the critic", _PPO, at_least=0)
+    critic_warmup_steps: int = flag(
+        0, "initial optimizer steps that train only the critic", _PPO, at_least=0
+    )
     num_mini_batches: int | None = flag(
         None,
         "optimizer steps in one pass over a round, each of --gradient_accumulation_steps micro-batches",
@@ -233,15 +304,29 @@ class PPOArguments:
         instead_of=("steps_per_generation", "generation_batch_size"),
         ms_swift="1",
     )
-    kl_coef: float = flag(0.0, "weight of the KL in each token's reward", _PPO, at_least=0, ms_swift="0.05")
+    kl_coef: float = flag(
+        0.0, "weight of the KL in each token's reward", _PPO, at_least=0, ms_swift="0.05"
+    )
     gamma: float = flag(1.0, "discount factor of later rewards", _PPO, at_least=0, at_most=1)
     lam: float = flag(
-        0.95, "lambda of GAE: 0 trusts the critic at the next token, 1 the whole return", _PPO, at_least=0, at_most=1
+        0.95,
+        "lambda of GAE: 0 trusts the critic at the next token, 1 the whole return",
+        _PPO,
+        at_least=0,
+        at_most=1,
     )
-    cliprange_value: float = flag(0.2, "clip range of the value within a round; 0: no clipping", _PPO, at_least=0)
-    vf_coef: float = flag(0.1, "weight of the value loss, applied to its gradient before clipping", _PPO, more_than=0)
-    whiten_rewards: bool = flag(False, "divide a round's token rewards by their standard deviation", _PPO)
-    whiten_advantages: bool = flag(True, "give a round's advantages mean 0 and standard deviation 1", _PPO)
+    cliprange_value: float = flag(
+        0.2, "clip range of the value within a round; 0: no clipping", _PPO, at_least=0
+    )
+    vf_coef: float = flag(
+        0.1, "weight of the value loss, applied to its gradient before clipping", _PPO, more_than=0
+    )
+    whiten_rewards: bool = flag(
+        False, "divide a round's token rewards by their standard deviation", _PPO
+    )
+    whiten_advantages: bool = flag(
+        True, "give a round's advantages mean 0 and standard deviation 1", _PPO
+    )
 
 
 def algorithm_faults(args: RlhfArguments, given: frozenset[str]) -> Iterator[str]:
@@ -258,7 +343,11 @@ def algorithm_faults(args: RlhfArguments, given: frozenset[str]) -> Iterator[str
     warmup = args.critic_warmup_steps
     if args.rlhf_type == "ppo" and 0 < args.max_steps <= warmup:
         yield f"--critic_warmup_steps {warmup} leaves the policy no step of --max_steps {args.max_steps}"
-    chord = [item.name for item in fields(ChordArguments) if item.default is None] if args.chord_sft_dataset else []
+    chord = (
+        [item.name for item in fields(ChordArguments) if item.default is None]
+        if args.chord_sft_dataset
+        else []
+    )
     missing = [f"--{name}" for name in chord if getattr(args, name) is None]
     if missing:
         yield f"--chord_sft_dataset needs {', '.join(missing)}"

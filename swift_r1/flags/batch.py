@@ -27,7 +27,9 @@ SIZES = (*BATCH, "chord_sft_per_device_train_batch_size")
 """All that `batch_sizes` depend on."""
 
 
-def began_with(base: Path, add_version: bool, resume_from: str) -> tuple[Mapping[str, Any], int] | None:
+def began_with(
+    base: Path, add_version: bool, resume_from: str
+) -> tuple[Mapping[str, Any], int] | None:
     """Returns the resolved flags of the run that `--resume_from_checkpoint` goes on with, and its number of processes.
 
     They are those of its newest checkpoint, or of its args.json before the first one; the batch is to be as there. None
@@ -38,7 +40,9 @@ def began_with(base: Path, add_version: bool, resume_from: str) -> tuple[Mapping
         if run is None:
             return None
         checkpoints = sorted(run.glob("checkpoint-*[0-9]"), key=_step_of, reverse=True)
-        files = [checkpoint / "state" / "run.json" for checkpoint in checkpoints] + [run / "args.json"]
+        files = [checkpoint / "state" / "run.json" for checkpoint in checkpoints] + [
+            run / "args.json"
+        ]
     else:
         files = [Path(resume_from) / "state" / "run.json"]
     for path in files:
@@ -59,7 +63,11 @@ def batch_sizes(flags: Mapping[str, Any]) -> tuple[int, int, int]:
     """
     counted = flags["gradient_accumulation_steps"] * processes_of(flags)
     answers = flags["chord_sft_per_device_train_batch_size"] or 0
-    return flags["generation_batch_size"], counted * flags["per_device_train_batch_size"], counted * answers
+    return (
+        flags["generation_batch_size"],
+        counted * flags["per_device_train_batch_size"],
+        counted * answers,
+    )
 
 
 def processes_of(flags: Mapping[str, Any]) -> int:
@@ -79,7 +87,9 @@ def round_faults(args: RlhfArguments, given: frozenset[str], world: World) -> It
         return  # only one of them may be given
     processes = args.counted_for(given, world.size)
     micro_batch = args.per_device_train_batch_size * processes
-    across = f"--per_device_train_batch_size {args.per_device_train_batch_size} x {processes} processes"
+    across = (
+        f"--per_device_train_batch_size {args.per_device_train_batch_size} x {processes} processes"
+    )
     accumulation = args.gradient_accumulation_steps
     micro_batches = args.steps_per_generation or args.micro_batches_per_round
     size = args.generation_batch_size
@@ -91,7 +101,8 @@ def round_faults(args: RlhfArguments, given: frozenset[str], world: World) -> It
         micro_batches = size // micro_batch
     elif (chosen := args.chosen_accumulation(given, processes)) is not None:
         accumulation = micro_batches = chosen
-    if accumulation % micro_batches == 0:  # a part of an optimizer step: all of it is generated at once
+    # a part of an optimizer step: all of it is generated at once
+    if accumulation % micro_batches == 0:
         micro_batches = accumulation
     if micro_batches % accumulation:
         yield (

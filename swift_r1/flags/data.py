@@ -6,17 +6,28 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from swift_r1.data.prompt_templates import TEMPLATES, check_arguments, prompt_template, system_message
+from swift_r1.data.prompt_templates import (
+    TEMPLATES,
+    check_arguments,
+    prompt_template,
+    system_message,
+)
 from swift_r1.data.tools import AGENT_TEMPLATES
 from swift_r1.flags.fields import Scope, check_no_key, flag, resumable_flag
 
 if TYPE_CHECKING:
     from swift_r1.flags.rlhf import RlhfArguments
 
-_STORED = Scope(lambda args: not args.streaming, "with --streaming true: rows are prepared as they come")
-_CHOSEN = Scope(lambda args: not args.streaming, "with --streaming true, whose rows come in their own order")
+_STORED = Scope(
+    lambda args: not args.streaming, "with --streaming true: rows are prepared as they come"
+)
+_CHOSEN = Scope(
+    lambda args: not args.streaming, "with --streaming true, whose rows come in their own order"
+)
 _STREAMED = Scope(lambda args: args.streaming, "without --streaming true")
-_PASSES = Scope(lambda args: not args.streaming, "with --streaming true, whose passes are not counted")
+_PASSES = Scope(
+    lambda args: not args.streaming, "with --streaming true, whose passes are not counted"
+)
 _IN_ORDER = Scope(
     lambda args: args.prompt_sampler == "uniform",
     "with --prompt_sampler {prompt_sampler}, which chooses prompts when they are needed",
@@ -24,12 +35,16 @@ _IN_ORDER = Scope(
 )
 _WORKERS = Scope(lambda args: args.dataloader_num_workers > 0, "without --dataloader_num_workers")
 _NOT_READ = Scope(
-    lambda args: not args.calls_tools, "with --tools or tool_scheduler, which read calls in the chat template's form"
+    lambda args: not args.calls_tools,
+    "with --tools or tool_scheduler, which read calls in the chat template's form",
 )
 _MIXED = Scope(lambda args: args.interleave_prob is not None, "without --interleave_prob")
-_SHUFFLED = Scope(lambda args: args.dataset_shuffle or not args.streaming, "with --dataset_shuffle false")
+_SHUFFLED = Scope(
+    lambda args: args.dataset_shuffle or not args.streaming, "with --dataset_shuffle false"
+)
 _LIMITED = Scope(
-    lambda args: args.max_length is not None or args.truncation_strategy == "delete", "without --max_length"
+    lambda args: args.max_length is not None or args.truncation_strategy == "delete",
+    "without --max_length",
 )
 EVALUATED = Scope(
     lambda args: args.evaluates,
@@ -46,10 +61,18 @@ _CHAT_TEMPLATES = (
 _NOT_HERE = "react_zh qwen_en qwen_zh qwen_en_parallel qwen_zh_parallel toolbench"
 
 # Of `swift eval` too.
-USE_HF = flag(None, "hub ids without a prefix are Hugging Face's (default: USE_HF, else ModelScope's)")
+USE_HF = flag(
+    None, "hub ids without a prefix are Hugging Face's (default: USE_HF, else ModelScope's)"
+)
 DATASET_INFO = flag([], "JSON files that register datasets, in ms-swift's form")
-SYSTEM = flag(None, "system message of prompts without one: text (\\n: newline), or a .txt file", check=system_message)
-TEMPLATE = flag(None, "r1, qwen_math, no, or a Jinja file, instead of the chat template", check=prompt_template)
+SYSTEM = flag(
+    None,
+    "system message of prompts without one: text (\\n: newline), or a .txt file",
+    check=system_message,
+)
+TEMPLATE = flag(
+    None, "r1, qwen_math, no, or a Jinja file, instead of the chat template", check=prompt_template
+)
 
 
 def check_kwargs(values: Mapping[str, Any]) -> None:
@@ -58,9 +81,12 @@ def check_kwargs(values: Mapping[str, Any]) -> None:
     check_arguments(values)
 
 
-_FULL_TEMPLATE = Scope(lambda args: args.prompt_template not in TEMPLATES, "with --prompt_template {prompt_template}")
+_FULL_TEMPLATE = Scope(
+    lambda args: args.prompt_template not in TEMPLATES, "with --prompt_template {prompt_template}"
+)
 SAID_ONCE = Scope(
-    lambda args: "enable_thinking" not in args.chat_template_kwargs, "with a --chat_template_kwargs that has it too"
+    lambda args: "enable_thinking" not in args.chat_template_kwargs,
+    "with a --chat_template_kwargs that has it too",
 )
 THINKING = flag(
     None,
@@ -87,9 +113,16 @@ class DataArguments:
         required=True,
         unless="env",
     )
-    val_dataset: list[str] = resumable_flag([], "held-out prompts for --eval_steps, written like --dataset", EVALUATED)
+    val_dataset: list[str] = resumable_flag(
+        [], "held-out prompts for --eval_steps, written like --dataset", EVALUATED
+    )
     split_dataset_ratio: float = flag(
-        0.0, "share of --dataset that is held out", EVALUATED, at_least=0, at_most=0.9, instead_of=("val_dataset",)
+        0.0,
+        "share of --dataset that is held out",
+        EVALUATED,
+        at_least=0,
+        at_most=0.9,
+        instead_of=("val_dataset",),
     )
     interleave_prob: list[float] | None = flag(
         None,
@@ -114,21 +147,29 @@ class DataArguments:
         _NOT_READ,
         choices=AGENT_TEMPLATES,
         elsewhere=dict.fromkeys(
-            _CHAT_TEMPLATES.split(), "is here the model's own chat template, which renders tools: leave the flag out"
+            _CHAT_TEMPLATES.split(),
+            "is here the model's own chat template, which renders tools: leave the flag out",
         )
         | dict.fromkeys(
-            _NOT_HERE.split(), "is not here: the chat template renders tools (leave the flag out), or react_en does"
+            _NOT_HERE.split(),
+            "is not here: the chat template renders tools (leave the flag out), or react_en does",
         ),
         ms_swift="by model",
     )
-    strict: bool = resumable_flag(False, "stop at a row that cannot be read or preprocessed, instead of leaving it out")
+    strict: bool = resumable_flag(
+        False, "stop at a row that cannot be read or preprocessed, instead of leaving it out"
+    )
     dataset_num_proc: int = resumable_flag(1, "processes that preprocess rows", _STORED, at_least=1)
     load_from_cache_file: bool = resumable_flag(
         True, "reuse preprocessed rows of the same data and code", _STORED, ms_swift="false"
     )
     streaming: bool = flag(False, "preprocess rows while training; needs --max_steps")
-    shuffle_buffer_size: int = flag(1000, "rows among which --streaming shuffles", _STREAMED, _SHUFFLED, at_least=1)
-    dataset_shuffle: bool = flag(True, "shuffle prompts in each epoch, and draw the rows of #N at random")
+    shuffle_buffer_size: int = flag(
+        1000, "rows among which --streaming shuffles", _STREAMED, _SHUFFLED, at_least=1
+    )
+    dataset_shuffle: bool = flag(
+        True, "shuffle prompts in each epoch, and draw the rows of #N at random"
+    )
     data_seed: int | None = flag(None, "seed of the data's order (default: --seed)", ms_swift="42")
     prompt_sampler: str = flag(
         "uniform",
@@ -138,7 +179,9 @@ class DataArguments:
     )
     system: str | None = SYSTEM
     prompt_template: str | None = TEMPLATE
-    response_prefix: str = flag("", "text that begins the model's turn, such as '<think>'; rewards see it too")
+    response_prefix: str = flag(
+        "", "text that begins the model's turn, such as '<think>'; rewards see it too"
+    )
     enable_thinking: bool | None = THINKING
     chat_template_kwargs: dict[str, Any] = ARGUMENTS
     max_length: int | None = flag(
@@ -169,7 +212,11 @@ class DataArguments:
 
 def data_faults(args: RlhfArguments, given: frozenset[str]) -> Iterator[str]:
     """Yields what does not go with streamed or mixed data, and with held-out rows."""
-    if "split_dataset_ratio" in given and args.evaluates and not args.split_dataset_ratio + bool(args.val_dataset):
+    if (
+        "split_dataset_ratio" in given
+        and args.evaluates
+        and not args.split_dataset_ratio + bool(args.val_dataset)
+    ):
         yield "--split_dataset_ratio 0 leaves no row to evaluate: leave it out, or give --val_dataset"
     if args.streaming and args.max_steps <= 0:
         yield "--streaming true needs --max_steps: the length of streamed data is not known"

@@ -48,13 +48,22 @@ def _entries(word: str) -> list[tuple[str, list[str]]]:
         entries = []
         for teacher in content if isinstance(content, list) else [content]:
             tags = teacher.get("tags", [])
-            entries.append((str(teacher["url"]), [tags] if isinstance(tags, str) else [str(tag) for tag in tags]))
+            entries.append(
+                (
+                    str(teacher["url"]),
+                    [tags] if isinstance(tags, str) else [str(tag) for tag in tags],
+                )
+            )
         return entries
     except (ValueError, KeyError, TypeError, AttributeError):
         raise ValueError(f"must be an address, or JSON like {_EXAMPLE}, not {word!r}") from None
 
 
-_TAUGHT = Scope(lambda args: args.distillation is not None, "without --teacher_model or --teacher_model_server", True)
+_TAUGHT = Scope(
+    lambda args: args.distillation is not None,
+    "without --teacher_model or --teacher_model_server",
+    True,
+)
 _LOCAL = Scope(
     lambda args: bool(args.teacher_model or args.teacher_adapters) and args.teacher_model != POLICY,
     "without a model of its own as teacher (--teacher_model)",
@@ -96,8 +105,12 @@ class DistillationArguments(AlgorithmArguments):
         objects=True,
         check=lambda word: read_teachers([word]),
     )
-    teacher_tag_key: str = flag("dataset", "column with the row's tag, for several teachers", _SERVED)
-    teacher_kl_coef: float = flag(1.0, "weight of the teacher in advantages, rewards or loss", _TAUGHT, at_least=0)
+    teacher_tag_key: str = flag(
+        "dataset", "column with the row's tag, for several teachers", _SERVED
+    )
+    teacher_kl_coef: float = flag(
+        1.0, "weight of the teacher in advantages, rewards or loss", _TAUGHT, at_least=0
+    )
     teacher_kl_in_reward: bool = flag(
         False,
         "subtract --teacher_kl_coef times a completion's KL to the teacher from its reward, in the place of that of "
@@ -116,7 +129,9 @@ class DistillationArguments(AlgorithmArguments):
         None,
         "rlsd: the reward says in which direction, and the teacher (by default the policy itself, which reads the "
         f"column {HINT}) which tokens of a completion count more",
-        choices=tuple(method.value for method in DISTILLATIONS.values() if method.flag == "advantage_reweight"),
+        choices=tuple(
+            method.value for method in DISTILLATIONS.values() if method.flag == "advantage_reweight"
+        ),
         instead_of=("teacher_kl_in_reward", "gkd_logits_topk", "teacher_kl_coef"),
     )
     offload_teacher_model: bool = flag(
@@ -126,9 +141,13 @@ class DistillationArguments(AlgorithmArguments):
     @property
     def distillation(self) -> Distillation | None:
         """How the policy learns from the teacher; None without one."""
-        if self.teacher_or_policy is None and not (self.teacher_adapters or self.teacher_model_server):
+        if self.teacher_or_policy is None and not (
+            self.teacher_adapters or self.teacher_model_server
+        ):
             return None
-        return self._asked_for or next(method for method in DISTILLATIONS.values() if method.flag is None)
+        return self._asked_for or next(
+            method for method in DISTILLATIONS.values() if method.flag is None
+        )
 
     @property
     def _asked_for(self) -> Distillation | None:
@@ -174,7 +193,10 @@ class DistillationArguments(AlgorithmArguments):
                 )
             masked = self.off_policy_sequence_mask_delta is not None
             for name, of_completions in (
-                ("importance_sampling_level sequence", self.importance_sampling_level == "sequence"),
+                (
+                    "importance_sampling_level sequence",
+                    self.importance_sampling_level == "sequence",
+                ),
                 ("off_policy_sequence_mask_delta", masked),
             ):
                 if of_completions:

@@ -10,10 +10,14 @@ from typing import Any
 from swift_r1.flags.fields import Scope, flag_specs, resumable_flag, spellings
 
 _STARTS = Scope(
-    lambda args: args.starts_engine, "without --vllm_mode colocate: give it to `swift rollout`", allow_default=True
+    lambda args: args.starts_engine,
+    "without --vllm_mode colocate: give it to `swift rollout`",
+    allow_default=True,
 )
 _ADAPTERS = Scope(
-    lambda args: args.takes_adapters, "without --train_type lora: all weights go there", allow_default=True
+    lambda args: args.takes_adapters,
+    "without --train_type lora: all weights go there",
+    allow_default=True,
 )
 _LORA = Scope(lambda args: args.vllm_enable_lora, "without --vllm_enable_lora true")
 LORA_RANKS = (8, 16, 32, 64, 128, 256, 320, 512)
@@ -59,7 +63,9 @@ class EngineFlags:
         at_least=1,
         aliases=("tensor_parallel_size",),
     )
-    vllm_enable_prefix_caching: bool = resumable_flag(True, "compute the shared prompt of a group once", _STARTS)
+    vllm_enable_prefix_caching: bool = resumable_flag(
+        True, "compute the shared prompt of a group once", _STARTS
+    )
     vllm_enable_lora: bool = resumable_flag(
         False, "take only the adapters from a trainer with --train_type lora", _STARTS, _ADAPTERS
     )
@@ -74,10 +80,15 @@ class EngineFlags:
         None, "maximum completions an engine runs at once (default: vLLM's)", _STARTS, at_least=1
     )
     vllm_kv_cache_dtype: str | None = resumable_flag(
-        None, "dtype of the cache of keys and values, such as fp8: more room, other log-probs", _STARTS
+        None,
+        "dtype of the cache of keys and values, such as fp8: more room, other log-probs",
+        _STARTS,
     )
     vllm_disable_custom_all_reduce: bool | None = resumable_flag(
-        None, "NCCL instead of vLLM's own sums over --vllm_tensor_parallel_size GPUs", _STARTS, ms_swift="true"
+        None,
+        "NCCL instead of vLLM's own sums over --vllm_tensor_parallel_size GPUs",
+        _STARTS,
+        ms_swift="true",
     )
     vllm_disable_cascade_attn: bool | None = resumable_flag(
         None, "no special attention kernel for shared prompts", _STARTS
@@ -97,7 +108,9 @@ class EngineFlags:
 def passed_to_vllm(flags: EngineFlags) -> dict[str, Any]:
     """vLLM's engine arguments among the flags, without those left to vLLM."""
     values = {name: getattr(flags, name) for name in flag_specs(EngineFlags)}
-    return {name.removeprefix("vllm_"): value for name, value in values.items() if value is not None}
+    return {
+        name.removeprefix("vllm_"): value for name, value in values.items() if value is not None
+    }
 
 
 def changed_flags(flags: EngineFlags) -> dict[str, Any]:

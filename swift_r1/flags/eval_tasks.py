@@ -28,7 +28,13 @@ BENCHMARKS: Mapping[str, str] = {
 }
 """The benchmarks by the name of their data set, and the reward function that says 1 for a right answer."""
 
-PROMPT_FLAGS = ("system", "prompt_template", "response_prefix", "enable_thinking", "chat_template_kwargs")
+PROMPT_FLAGS = (
+    "system",
+    "prompt_template",
+    "response_prefix",
+    "enable_thinking",
+    "chat_template_kwargs",
+)
 """The fields of `EvalTask` that are flags of its command too: what a question is written in."""
 
 # A template that asks for an answer in tags is answered in tags.
@@ -41,13 +47,18 @@ class EvalTask:
 
     name: str = flag("", "in the names of metrics and in files; no slash")
     dataset: str = flag("", "a registered data set, or a file")
-    benchmark: str | None = flag(None, "whose columns a file has, where it is named by `benchmark=file`")
+    benchmark: str | None = flag(
+        None, "whose columns a file has, where it is named by `benchmark=file`"
+    )
     reward: str | None = flag(None, "the reward function; None for the run's own")
     limit: int | None = flag(None, "the first so many questions; None for all", at_least=1)
     num_generations: int = flag(1, "completions per question", at_least=1)
     temperature: float = flag(1.0, "sampling temperature", at_least=0)
     top_p: float = flag(
-        1.0, "nucleus sampling: keep the likeliest tokens up to this probability mass", more_than=0, at_most=1
+        1.0,
+        "nucleus sampling: keep the likeliest tokens up to this probability mass",
+        more_than=0,
+        at_most=1,
     )
     max_completion_length: int = flag(512, "maximum completion length in tokens", at_least=1)
     instruction: str = flag("", "put below each question")
@@ -90,7 +101,9 @@ def read_tasks(flag: str, values: Sequence[str], defaults: Mapping[str, Any]) ->
             faults += [f"{flag} {value}: {fault}" for fault in error.faults]
     names = [task.name for task in tasks]
     for name in sorted({name for name in names if names.count(name) > 1}):
-        faults.append(f'{flag} has two of the name {name}: give one another, \'{{"name": ..., "dataset": ...}}\'')
+        faults.append(
+            f'{flag} has two of the name {name}: give one another, \'{{"name": ..., "dataset": ...}}\''
+        )
     if faults:
         raise UsageError(*faults)
     return tasks
@@ -130,7 +143,9 @@ def _task(value: str, defaults: Mapping[str, Any]) -> EvalTask:
         filled["system"] = system_message(own["system"])
     if "instruction" not in own and instruction is None:
         # A template of another form than the chat has its own words for that.
-        plain = kind in BENCHMARKS and not filled.get("prompt_template") and not filled.get("system")
+        plain = (
+            kind in BENCHMARKS and not filled.get("prompt_template") and not filled.get("system")
+        )
         filled["instruction"] = BOXED if plain else ""
     return EvalTask(**filled)
 

@@ -47,46 +47,62 @@ class AskingArguments:
     n: int = flag(1, "completions per question", at_least=1, aliases=("num_generations",))
     temperature: float = flag(1.0, "sampling temperature; 0: greedy", at_least=0, at_most=1000)
     top_p: float = flag(
-        1.0, "nucleus sampling: keep the likeliest tokens up to this probability mass", more_than=0, at_most=1
+        1.0,
+        "nucleus sampling: keep the likeliest tokens up to this probability mass",
+        more_than=0,
+        at_most=1,
     )
     max_completion_length: int = flag(2048, "maximum completion length in tokens", at_least=1)
     stop_words: list[str] = flag([], "strings that end a completion", check=check_stop_word)
     instruction: str | None = flag(
-        None, "text below each question (default: the benchmark's, unless --system or a template is given)"
+        None,
+        "text below each question (default: the benchmark's, unless --system or a template is given)",
     )
     system: str | None = SYSTEM
     prompt_template: str | None = TEMPLATE
-    response_prefix: str = flag("", "what the model's turn begins with, '<think>'; part of its text when it is judged")
+    response_prefix: str = flag(
+        "", "what the model's turn begins with, '<think>'; part of its text when it is judged"
+    )
     enable_thinking: bool | None = THINKING
     chat_template_kwargs: dict[str, Any] = ARGUMENTS
     use_hf: bool | None = USE_HF
     custom_dataset_info: list[str] = DATASET_INFO
-    eval_limit: int | None = flag(None, "most questions of each benchmark, its first (default: all)", at_least=1)
+    eval_limit: int | None = flag(
+        None, "most questions of each benchmark, its first (default: all)", at_least=1
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
 class ModelUnderTest:
     """Evaluation."""
 
-    model: str = flag("", "folder or Hugging Face id of a model, a checkpoint, or the URL of a server or endpoint")
+    model: str = flag(
+        "", "folder or Hugging Face id of a model, a checkpoint, or the URL of a server or endpoint"
+    )
     benchmarks: list[str] = flag(
         [],
         "gsm8k, math500, aime24, amc23, minerva, olympiad_bench; any data set or file; gsm8k=FILE; name#100; or a JSON "
         "object (docs/evaluation.md)",
         objects=True,
     )
-    reward_func: str | None = flag(None, "the reward function that judges data sets that are not benchmarks")
+    reward_func: str | None = flag(
+        None, "the reward function that judges data sets that are not benchmarks"
+    )
     output_dir: str | None = flag(
         None, "folder of the evaluation; the same command continues in it (default: by model)"
     )
-    compare: list[str] = flag([], "two folders of evaluations: how much better the second is; takes no model")
+    compare: list[str] = flag(
+        [], "two folders of evaluations: how much better the second is; takes no model"
+    )
     seed: int = flag(42, "seed of the completions, and of --compare's resampling", at_least=0)
     infer_backend: str = flag(
         "vllm",
         "what generates with a model folder; transformers: as in training without a server",
         choices=("vllm", "transformers"),
     )
-    per_device_eval_batch_size: int = flag(64, "completions that transformers generates at once", at_least=1)
+    per_device_eval_batch_size: int = flag(
+        64, "completions that transformers generates at once", at_least=1
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -101,16 +117,30 @@ class EndpointArguments:
         "protocol of a URL: that of `swift rollout` where it is one (rollouts), else OpenAI's chat, or completions",
         choices=("auto", "rollouts", "chat", "completions"),
     )
-    served_model_name: str | None = flag(None, "which of an endpoint's models (default: the only one)")
-    tokenizer: str | None = flag(None, "model folder with the tokenizer of a `swift rollout` server (default: its own)")
+    served_model_name: str | None = flag(
+        None, "which of an endpoint's models (default: the only one)"
+    )
+    tokenizer: str | None = flag(
+        None, "model folder with the tokenizer of a `swift rollout` server (default: its own)"
+    )
     max_concurrent_requests: int = flag(64, "requests at once to an endpoint", at_least=1)
-    vllm_server_timeout: float = flag(240.0, "seconds to wait for a lost server or endpoint", more_than=0)
-    request_timeout: float = flag(1800.0, "longest wait for one answer of an endpoint, in seconds", more_than=0)
+    vllm_server_timeout: float = flag(
+        240.0, "seconds to wait for a lost server or endpoint", more_than=0
+    )
+    request_timeout: float = flag(
+        1800.0, "longest wait for one answer of an endpoint, in seconds", more_than=0
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
 class EvalArguments(
-    VllmArguments, VerifierArguments, PluginArguments, EndpointArguments, AskingArguments, ModelUnderTest, Command
+    VllmArguments,
+    VerifierArguments,
+    PluginArguments,
+    EndpointArguments,
+    AskingArguments,
+    ModelUnderTest,
+    Command,
 ):
     """Every flag of `swift eval`, flat: the attribute has the flag's name."""
 
@@ -136,7 +166,9 @@ class EvalArguments(
             "reward": self.reward_func,
         }
         defaults |= {name: getattr(self, name) for name in PROMPT_FLAGS}
-        return read_tasks("--benchmarks", [limited(value, self.eval_limit) for value in self.benchmarks], defaults)
+        return read_tasks(
+            "--benchmarks", [limited(value, self.eval_limit) for value in self.benchmarks], defaults
+        )
 
     def faults(self, given: frozenset[str], world: World) -> Iterator[str]:
         if self.compare:
@@ -188,7 +220,12 @@ class EvalArguments(
             name = self.base_url.split("://")[-1].replace("/", "_")
         else:  # the last part; of a checkpoint its run's too
             parts = PurePosixPath(self.model.rstrip("/")).parts
-            name = "-".join(parts[-2:] if parts and parts[-1].startswith("checkpoint-") else parts[-1:]) or "model"
+            name = (
+                "-".join(
+                    parts[-2:] if parts and parts[-1].startswith("checkpoint-") else parts[-1:]
+                )
+                or "model"
+            )
         return replace(
             self.with_secrets(environ),
             system=system_message(self.system),

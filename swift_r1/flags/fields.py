@@ -20,7 +20,13 @@ from swift_r1.wire.urls import keys_in, why_no_url, without_password
 _KEY = "swift_r1.flag"
 _TRUE = {"true", "yes", "1", "on"}
 _FALSE = {"false", "no", "0", "off"}
-_WANTED = {bool: "true or false", int: "a whole number", float: "a number", dict: "a JSON object", str: "text"}
+_WANTED = {
+    bool: "true or false",
+    int: "a whole number",
+    float: "a number",
+    dict: "a JSON object",
+    str: "text",
+}
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -101,7 +107,9 @@ class FlagSpec:
 def flag(default: Any, help: str, *scopes: Scope, **info: Any) -> Any:
     """Makes a dataclass field that is a command-line flag; `info` are the other fields of `FlagInfo`."""
     others = " and ".join(f"--{name}" for name in info.get("instead_of", ()))
-    about = FlagInfo(help=help + (f"; instead of {others}" if others else ""), scopes=scopes, **info)
+    about = FlagInfo(
+        help=help + (f"; instead of {others}" if others else ""), scopes=scopes, **info
+    )
     if isinstance(default, list | dict):
         return dataclasses.field(default_factory=default.copy, metadata={_KEY: about})
     return dataclasses.field(default=default, metadata={_KEY: about}, repr=about.secret is None)
@@ -161,7 +169,11 @@ def unread_flags(args: Any, given: frozenset[str], *, warn_only: bool) -> Iterat
     for name, spec in flag_specs(type(args)).items():
         off = not getattr(args, name) and getattr(args, name) == spec.default
         for scope in spec.info.scopes if name in given else ():
-            if scope.warn_only == warn_only and not (scope.allow_default and off) and not scope.applies(args):
+            if (
+                scope.warn_only == warn_only
+                and not (scope.allow_default and off)
+                and not scope.applies(args)
+            ):
                 unused.setdefault(scope, []).append(name)
     for scope, names in unused.items():
         yield no_effect(names, scope.else_message.format_map(vars(args)))
@@ -232,7 +244,9 @@ def from_words(spec: FlagSpec, words: Sequence[str]) -> Any:
         return [_item(spec, word) for word in words]
     if len(words) > 1:
         more = "***" if spec.info.secret else " ".join(words[1:])
-        raise ValueError(f"takes one value but got {len(words)} (what is {more!r}? quote a value that holds spaces)")
+        raise ValueError(
+            f"takes one value but got {len(words)} (what is {more!r}? quote a value that holds spaces)"
+        )
     return _item(spec, words[0])
 
 
@@ -245,7 +259,10 @@ def from_config(spec: FlagSpec, value: Any) -> Any:
             raise ValueError(f"is a list, in YAML [{', '.join(value.split())}]")
         items = value if isinstance(value, list) else [value]
         if spec.info.objects:
-            items = [json.dumps(item, ensure_ascii=False) if isinstance(item, dict) else item for item in items]
+            items = [
+                json.dumps(item, ensure_ascii=False) if isinstance(item, dict) else item
+                for item in items
+            ]
         return [_item(spec, _as_word(spec, item)) for item in items]
     if spec.kind is dict and isinstance(value, dict):
         return value
@@ -262,7 +279,10 @@ def as_words(values: Mapping[str, Any]) -> list[str]:
             items = value if isinstance(value, list) else [value]
             words += [
                 f"--{name}",
-                *(json.dumps(item) if isinstance(item, bool | dict) else str(item) for item in items),
+                *(
+                    json.dumps(item) if isinstance(item, bool | dict) else str(item)
+                    for item in items
+                ),
             ]
     return words
 
@@ -299,7 +319,8 @@ def _item(spec: FlagSpec, word: str) -> Any:
 def _typed(kind: type, word: str) -> Any:
     try:
         word.encode()
-    except UnicodeEncodeError:  # bytes of another encoding on the command line, half a character in a file
+    except UnicodeEncodeError:
+        # bytes of another encoding on the command line, half a character in a file
         raise ValueError("is not valid UTF-8") from None
     if kind is bool:
         lowered = word.strip().lower()
@@ -323,14 +344,21 @@ def _json_object(word: str) -> dict[str, Any]:
     try:
         value = json.loads(word)
     except json.JSONDecodeError as error:
-        raise ValueError(f"must be a JSON object, and {word!r} is not JSON ({error.msg} at {error.pos})") from None
+        raise ValueError(
+            f"must be a JSON object, and {word!r} is not JSON ({error.msg} at {error.pos})"
+        ) from None
     if not isinstance(value, dict):
         raise ValueError(f"must be a JSON object like '{{\"a\": 1}}', not {word!r}")
     return value
 
 
 def _check_limits(spec: FlagSpec, value: Any) -> None:
-    limits = {"at_least": operator.ge, "more_than": operator.gt, "at_most": operator.le, "less_than": operator.lt}
+    limits = {
+        "at_least": operator.ge,
+        "more_than": operator.gt,
+        "at_most": operator.le,
+        "less_than": operator.lt,
+    }
     for name, holds in limits.items():
         limit = getattr(spec.info, name)
         if limit is not None and not holds(value, limit):

@@ -21,7 +21,9 @@ class ForecastArguments(RlhfArguments):
     """Forecast."""
 
     command: ClassVar[str] = "forecast"
-    num_prompts: int = flag(32, "prompts that are sampled: the first that the run would take", at_least=2)
+    num_prompts: int = flag(
+        32, "prompts that are sampled: the first that the run would take", at_least=2
+    )
     num_completions: int = flag(16, "completions of each of them", at_least=2)
     json: str | None = flag(None, "file for all that was found, every prompt's figures too")
 
@@ -38,19 +40,40 @@ class ForecastArguments(RlhfArguments):
 
     def resolved(self, given: frozenset[str], world: World, environ: Mapping[str, str]) -> Self:
         """Returns the run's arguments without evaluations, checkpoints and trackers."""
-        quiet: dict[str, Any] = {"eval_strategy": "no", "eval_steps": None, "eval_on_start": False, "eval_datasets": []}
-        quiet |= {"log_tokens": "none", "log_completions": False, "save_strategy": "no", "view": False}
-        quiet |= {"push_to_hub": False, "create_checkpoint_symlink": False, "report_to": [], "max_runtime": None}
+        quiet: dict[str, Any] = {
+            "eval_strategy": "no",
+            "eval_steps": None,
+            "eval_on_start": False,
+            "eval_datasets": [],
+        }
+        quiet |= {
+            "log_tokens": "none",
+            "log_completions": False,
+            "save_strategy": "no",
+            "view": False,
+        }
+        quiet |= {
+            "push_to_hub": False,
+            "create_checkpoint_symlink": False,
+            "report_to": [],
+            "max_runtime": None,
+        }
         return replace(super().resolved(given, world, environ), add_version=False, **quiet)
 
     @property
     def tried(self) -> Self:
         """The arguments of its trainer: two optimizer steps of all models, one thing after another."""
-        alone: dict[str, Any] = {"async_generate": False, "dynamic_sample": False, "critic_warmup_steps": 0}
+        alone: dict[str, Any] = {
+            "async_generate": False,
+            "dynamic_sample": False,
+            "critic_warmup_steps": 0,
+        }
         return replace(self, max_steps=2, max_epochs=None, **alone)
 
 
 def arguments_of(args_json: Mapping[str, Any]) -> RlhfArguments:
     """Returns the arguments that the content of an args.json holds."""
-    kind = ForecastArguments if args_json["command"][1] == ForecastArguments.command else RlhfArguments
+    kind = (
+        ForecastArguments if args_json["command"][1] == ForecastArguments.command else RlhfArguments
+    )
     return kind.from_dict(args_json["args"])

@@ -52,7 +52,9 @@ def meanings() -> Mapping[str, Meaning]:
     """Reads, by name, the flags of ms-swift that are no fields of `swift rlhf` or of `swift rollout`."""
     import tomllib  # only where a flag is not ours
 
-    table: dict[str, str] = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
+    table: dict[str, str] = tomllib.loads(
+        Path(__file__).with_suffix(".toml").read_text(encoding="utf-8")
+    )
     by_name: dict[str, Meaning] = {}
     for reason, entries in table.items():
         for entry in entries.split():

@@ -75,13 +75,18 @@ class Command:
     @property
     def secrets(self) -> dict[str, str]:
         """The values of its secrets by the variables in which they go to other processes."""
-        values = {spec.info.secret: getattr(self, name) for name, spec in flag_specs(type(self)).items()}
+        values = {
+            spec.info.secret: getattr(self, name) for name, spec in flag_specs(type(self)).items()
+        }
         return {variable: value for variable, value in values.items() if variable and value}
 
     def to_dict(self) -> dict[str, Any]:
         """Returns all flags as JSON-able values, without secrets, which travel in the environment."""
         values = asdict(self)
-        return {name: None if spec.info.secret else values[name] for name, spec in flag_specs(type(self)).items()}
+        return {
+            name: None if spec.info.secret else values[name]
+            for name, spec in flag_specs(type(self)).items()
+        }
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Self:
@@ -107,7 +112,9 @@ class _Reading:
     faults: list[str] = field(default_factory=list)
     faulty: set[str] = field(default_factory=set)
 
-    def convert(self, spec: FlagSpec, value: Any, convert: Callable[[FlagSpec, Any], Any], name: str) -> None:
+    def convert(
+        self, spec: FlagSpec, value: Any, convert: Callable[[FlagSpec, Any], Any], name: str
+    ) -> None:
         """Keeps the value of a flag, or the fault under the flag's `name` as the user wrote it."""
         try:
             self.values[spec.name] = convert(spec, value)
@@ -119,7 +126,11 @@ class _Reading:
         """Notes the value of a flag that has no field as always so here, or its fault. None leaves it out."""
         if value is None:
             return
-        words = value if isinstance(value, list) else [value if isinstance(value, str) else json.dumps(value)]
+        words = (
+            value
+            if isinstance(value, list)
+            else [value if isinstance(value, str) else json.dumps(value)]
+        )
         if meaning.accepts(words):
             self.always_so.append(" ".join((name, *words)))
         else:
@@ -185,7 +196,10 @@ def is_flag(word: str) -> bool:
 
 
 def _read(
-    entries: Iterable[tuple[str, Any]], convert: Callable[[FlagSpec, Any], Any], reading: _Reading, path: str = ""
+    entries: Iterable[tuple[str, Any]],
+    convert: Callable[[FlagSpec, Any], Any],
+    reading: _Reading,
+    path: str = "",
 ) -> None:
     """Adds flags with their values to a reading.
 
@@ -223,7 +237,9 @@ def _read(
             reading.convert(spec, value, convert, shown)
 
 
-def flags_with_values(cls: type[Command], words: Sequence[str], faults: list[str]) -> list[tuple[str, list[str]]]:
+def flags_with_values(
+    cls: type[Command], words: Sequence[str], faults: list[str]
+) -> list[tuple[str, list[str]]]:
     """Returns each flag as it was written last, and the words that belong to it. Other words are those of the
     positional flag; without one they belong to the flag before them, and those before the first flag are faults."""
     known = spellings(cls)
@@ -235,12 +251,16 @@ def flags_with_values(cls: type[Command], words: Sequence[str], faults: list[str
         if is_flag(word):
             name, equals, value = word.partition("=")
             result.append((name, [value] if equals else []))
-        elif positional and not (result and takes_word(known.get(spelling(result[-1][0])), result[-1][1], word)):
+        elif positional and not (
+            result and takes_word(known.get(spelling(result[-1][0])), result[-1][1], word)
+        ):
             alone.append(word)
         elif result:
             result[-1][1].append(word)
         else:
-            faults.append(f"{word!r} stands before any flag: only a config file ({', '.join(CONFIG_SUFFIXES)}) may")
+            faults.append(
+                f"{word!r} stands before any flag: only a config file ({', '.join(CONFIG_SUFFIXES)}) may"
+            )
     if positional and alone:
         result.insert(0, (positional, alone))
 

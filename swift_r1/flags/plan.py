@@ -58,7 +58,10 @@ class Plan:
 
 
 def make_plan(
-    args: RlhfArguments, world_size: int, dataset_size: int | None, scheduled_steps: int | None = None
+    args: RlhfArguments,
+    world_size: int,
+    dataset_size: int | None,
+    scheduled_steps: int | None = None,
 ) -> Plan:
     """Returns the plan of resolved arguments; `dataset_size` is None where prompts are streamed (`--max_steps` is set),
     `scheduled_steps` where they are all of the run.
@@ -73,7 +76,9 @@ def make_plan(
     completions = args.completions_per_step * micro_batches // accumulation
     prompts, odd = divmod(completions, args.num_generations)
     if odd or micro_batches % accumulation:
-        raise ValueError(f"{completions} completions per round do not divide into groups and optimizer steps")
+        raise ValueError(
+            f"{completions} completions per round do not divide into groups and optimizer steps"
+        )
     steps_per_round = micro_batches // accumulation * args.num_iterations
     epoch = dataset_size
     if epoch is not None and args.dataloader_drop_last:
@@ -125,8 +130,14 @@ def rollouts_from(args: RlhfArguments) -> str:
     if args.command == "replay":
         return "those that were recorded"
     if args.colocates:
-        sleeps = f", which sleeps between rounds (--sleep_level {args.sleep_level})" if args.sleep_level else ""
-        shared = f", one engine for {size} ranks" if (size := args.vllm_tensor_parallel_size) > 1 else ""
+        sleeps = (
+            f", which sleeps between rounds (--sleep_level {args.sleep_level})"
+            if args.sleep_level
+            else ""
+        )
+        shared = (
+            f", one engine for {size} ranks" if (size := args.vllm_tensor_parallel_size) > 1 else ""
+        )
         return f"vLLM beside each rank (--vllm_mode colocate){shared}{sleeps}"
     if args.use_vllm:
         if args.vllm_server_file is not None:
@@ -142,7 +153,11 @@ def backend_of(args: RlhfArguments, world_size: int) -> str:
         return "FSDP2"
     if args.deepspeed:
         return args.deepspeed
-    return "plain torch" if world_size == 1 else "plain torch, a whole model each (DDP); --deepspeed zero3 shards it"
+    return (
+        "plain torch"
+        if world_size == 1
+        else "plain torch, a whole model each (DDP); --deepspeed zero3 shards it"
+    )
 
 
 def evaluation_of(args: RlhfArguments) -> str:
@@ -153,7 +168,11 @@ def evaluation_of(args: RlhfArguments) -> str:
         for task in args.eval_tasks()
     ]
     if not sets or args.val_dataset or args.split_dataset_ratio:
-        prompts = "all prompts" if args.eval_limit is None else f"at most {_count(args.eval_limit, 'prompt')}"
+        prompts = (
+            "all prompts"
+            if args.eval_limit is None
+            else f"at most {_count(args.eval_limit, 'prompt')}"
+        )
         each = _count(args.num_generations_eval or args.num_generations, "completion")
         sets.insert(0, f"held out ({prompts} x {each})")
     unit = "optimizer step" if args.eval_unit == "step" else "round"
@@ -182,7 +201,8 @@ def plan_table(plan: Plan, args: RlhfArguments) -> Table:
     )
     per_turn = (
         " per turn"
-        if (args.multi_turn_scheduler or args.plays_agent) and args.completion_length_limit_scope == "per_round"
+        if (args.multi_turn_scheduler or args.plays_agent)
+        and args.completion_length_limit_scope == "per_round"
         else ""
     )
     processes = _count(args.batch_processes, "process", "es")
@@ -190,10 +210,17 @@ def plan_table(plan: Plan, args: RlhfArguments) -> Table:
     rows = {
         "model": f"{args.model} ({args.torch_dtype or 'dtype of its config'}), {args.train_type} training",
         "rollouts": rollouts_from(args),
-        "rewards": ", ".join(f"{n} x {w:g}" for n, w in zip(args.reward_funcs, args.reward_weights or [], strict=True)),
+        "rewards": ", ".join(
+            f"{n} x {w:g}"
+            for n, w in zip(args.reward_funcs, args.reward_weights or [], strict=True)
+        ),
         "data": f"{', '.join(args.dataset)}: {size}",
         "processes": f"{plan.world_size} ({backend_of(args, plan.world_size)})"
-        + (f", each row spread over {args.sequence_parallel_size}" if args.sequence_parallel_size > 1 else ""),
+        + (
+            f", each row spread over {args.sequence_parallel_size}"
+            if args.sequence_parallel_size > 1
+            else ""
+        ),
         "a round": f"{_count(plan.prompts_per_round, 'prompt')} x {_count(plan.num_generations, 'completion')}"
         f" = {plan.completions_per_round}, at most {plan.max_tokens_per_round:,} new tokens{per_turn}",
         "an optimizer step": f"{_count(args.per_device_train_batch_size, 'completion')} x {processes}"
@@ -206,19 +233,33 @@ def plan_table(plan: Plan, args: RlhfArguments) -> Table:
         f" {plan.warmup_steps:,} of them warm-up",
     }
     if args.colocates and (changed := changed_flags(args) | args.vllm_engine_kwargs):
-        rows["engine"] = ", ".join(f"{name.removeprefix('vllm_')} {value}" for name, value in changed.items())
+        rows["engine"] = ", ".join(
+            f"{name.removeprefix('vllm_')} {value}" for name, value in changed.items()
+        )
     if args.distillation is not None:
-        who = ", ".join(filter(None, [args.teacher_model, args.teacher_adapters, *args.teacher_servers.values()]))
+        who = ", ".join(
+            filter(
+                None, [args.teacher_model, args.teacher_adapters, *args.teacher_servers.values()]
+            )
+        )
         rows["teacher"] = f"{who}, {args.distillation.described.format_map(vars(args))}"
         rows["rewards"] = rows["rewards"] or "none"
     if is_ppo:
-        alone = f"; alone for {_count(args.critic_warmup_steps, 'step')}" if args.critic_warmup_steps else ""
-        rows["critic"] = f"{args.critic_model}, all weights, learning rate {args.critic_learning_rate:g}{alone}"
+        alone = (
+            f"; alone for {_count(args.critic_warmup_steps, 'step')}"
+            if args.critic_warmup_steps
+            else ""
+        )
+        rows["critic"] = (
+            f"{args.critic_model}, all weights, learning rate {args.critic_learning_rate:g}{alone}"
+        )
         rows["rewards"] += f"; KL x {args.kl_coef:g}" if args.kl_coef else "; no KL"
     if args.multi_turn_scheduler:
         most = f"at most {args.max_turns}" if args.max_turns else "as many as it wants"
         environment = f", environment {args.gym_env or 'by row'}" if args.plays_gym else ""
-        rows["turns"] = f"{most}, driven by {args.multi_turn_scheduler}, in the trainer{environment}"
+        rows["turns"] = (
+            f"{most}, driven by {args.multi_turn_scheduler}, in the trainer{environment}"
+        )
     if args.plays_agent:
         rows["episodes"] = (
             f"of {args.agent or args.agent_command}, {args.agent_concurrency} at once, {args.agent_timeout:g} s each"
@@ -226,8 +267,12 @@ def plan_table(plan: Plan, args: RlhfArguments) -> Table:
     if args.evaluates:
         rows["evaluation"] = evaluation_of(args)
     if plan.max_tokens_per_micro_batch:
-        rows["a micro-batch"] = f"at most {plan.max_tokens_per_micro_batch:,} tokens, prompts included"
-    table = Table("name", "value", title="Plan", title_justify="left", show_header=False, pad_edge=False)
+        rows["a micro-batch"] = (
+            f"at most {plan.max_tokens_per_micro_batch:,} tokens, prompts included"
+        )
+    table = Table(
+        "name", "value", title="Plan", title_justify="left", show_header=False, pad_edge=False
+    )
     table.columns[0].style = "bold"
     for name, text in rows.items():
         table.add_row(name, text)

@@ -26,17 +26,26 @@ _POOL = Scope(lambda args: args.reward_isolation != "inline", "with --reward_iso
 def _of_reward(name: str) -> Scope:
     """Returns the scope of a built-in reward; a plugin's reward may read the flag too."""
     return Scope(
-        lambda args: name in args.reward_funcs or bool(args.external_plugins), f"without --reward_funcs {name}"
+        lambda args: name in args.reward_funcs or bool(args.external_plugins),
+        f"without --reward_funcs {name}",
     )
 
 
 _MATH = Scope(
-    lambda args: bool({*MATH_REWARDS} & {*args.reward_funcs} or args.external_plugins or args.eval_datasets),
+    lambda args: bool(
+        {*MATH_REWARDS} & {*args.reward_funcs} or args.external_plugins or args.eval_datasets
+    ),
     f"without one of the rewards {', '.join(MATH_REWARDS)} (--reward_funcs)",
 )
-_API = Scope(lambda args: "api" in args.reward_funcs, "without api among --reward_funcs", allow_default=True)
+_API = Scope(
+    lambda args: "api" in args.reward_funcs, "without api among --reward_funcs", allow_default=True
+)
 _MODELS = Scope(lambda args: bool(args.reward_model), "without --reward_model")
-_JUDGE = Scope(lambda args: "judge" in args.reward_funcs, "without judge among --reward_funcs", allow_default=True)
+_JUDGE = Scope(
+    lambda args: "judge" in args.reward_funcs,
+    "without judge among --reward_funcs",
+    allow_default=True,
+)
 _COSINE, _REPETITION, _SOFT = map(_of_reward, ("cosine", "repetition", "soft_overlong"))
 
 
@@ -64,10 +73,15 @@ class PluginArguments:
         choices=("process", "inline"),
     )
     reward_memory_limit: float = resumable_flag(
-        2.0, "GiB that a reward process may take beyond what loading the plugins took", _POOL, more_than=0
+        2.0,
+        "GiB that a reward process may take beyond what loading the plugins took",
+        _POOL,
+        more_than=0,
     )
     reward_env: list[str] = flag(
-        [], "environment variables that rewards may see although they look like secrets or proxies", _POOL
+        [],
+        "environment variables that rewards may see although they look like secrets or proxies",
+        _POOL,
     )
 
 
@@ -91,7 +105,9 @@ class RewardArguments(PluginArguments):
         "names of reward functions; their weighted sum is the reward (required, except with an agent, or with "
         "--use_gym_env true here or at the server)",
     )
-    reward_model: list[str] = flag([], "folders or hub ids of reward models, whose rewards follow --reward_funcs")
+    reward_model: list[str] = flag(
+        [], "folders or hub ids of reward models, whose rewards follow --reward_funcs"
+    )
     reward_model_plugin: list[str] = flag(
         [],
         "how each one scores: default (a classification head), genrm (a generative judge) or a plugin's name",
@@ -117,9 +133,13 @@ class RewardArguments(PluginArguments):
         choices=("sum_then_normalize", "normalize_then_sum"),
     )
     truncated_reward: float | None = flag(
-        None, "reward of every truncated completion, in place of the functions'", instead_of=("missing_eos_penalty",)
+        None,
+        "reward of every truncated completion, in place of the functions'",
+        instead_of=("missing_eos_penalty",),
     )
-    missing_eos_penalty: float | None = flag(None, "subtracted from the reward of a truncated completion", more_than=0)
+    missing_eos_penalty: float | None = flag(
+        None, "subtracted from the reward of a truncated completion", more_than=0
+    )
     reward_api: str | None = flag(
         None,
         "URL to which the reward function `api` posts completions and columns; token: SWIFT_REWARD_API_TOKEN",
@@ -185,17 +205,27 @@ class BuiltinRewardArguments(VerifierArguments):
     cosine_min_len_value_wrong: float = flag(-0.5, "cosine: a wrong answer of length 0", _COSINE)
     cosine_max_len_value_wrong: float = flag(0.0, "cosine: a wrong answer of full length", _COSINE)
     cosine_min_len_value_correct: float = flag(1.0, "cosine: a correct answer of length 0", _COSINE)
-    cosine_max_len_value_correct: float = flag(0.5, "cosine: a correct answer of full length", _COSINE)
+    cosine_max_len_value_correct: float = flag(
+        0.5, "cosine: a correct answer of full length", _COSINE
+    )
     cosine_max_len: int | None = flag(
         None, "cosine: full length (default: --max_completion_length)", _COSINE, at_least=1
     )
     repetition_n_grams: int = flag(3, "repetition: words of an n-gram", _REPETITION, at_least=1)
-    repetition_max_penalty: float = flag(-1.0, "repetition: the value where all n-grams repeat", _REPETITION, at_most=0)
+    repetition_max_penalty: float = flag(
+        -1.0, "repetition: the value where all n-grams repeat", _REPETITION, at_most=0
+    )
     soft_max_length: int | None = flag(
-        None, "soft_overlong: tokens at which it is -1 (default: --max_completion_length)", _SOFT, at_least=2
+        None,
+        "soft_overlong: tokens at which it is -1 (default: --max_completion_length)",
+        _SOFT,
+        at_least=2,
     )
     soft_cache_length: int | None = flag(
-        None, "soft_overlong: tokens before that over which it falls from 0; required with it", _SOFT, at_least=1
+        None,
+        "soft_overlong: tokens before that over which it falls from 0; required with it",
+        _SOFT,
+        at_least=1,
     )
 
 

@@ -14,7 +14,12 @@ from swift_r1.data.prompt_templates import newlines, system_message
 from swift_r1.data.sources import DataFlags
 from swift_r1.flags.adapters import AdapterArguments
 from swift_r1.flags.agents import EnvironmentArguments, agent_faults
-from swift_r1.flags.algorithm import DEFAULT_SCALE_REWARDS, ChordArguments, PPOArguments, algorithm_faults
+from swift_r1.flags.algorithm import (
+    DEFAULT_SCALE_REWARDS,
+    ChordArguments,
+    PPOArguments,
+    algorithm_faults,
+)
 from swift_r1.flags.batch import BATCH, began_with, round_faults
 from swift_r1.flags.data import DataArguments, data_faults
 from swift_r1.flags.distillation import POLICY, DistillationArguments
@@ -83,12 +88,18 @@ class RlhfArguments(
     @property
     def folder_of_runs(self) -> str:
         """`--output_dir`; without `..`, which would be in all paths that are shown."""
-        folder = self.output_dir or f"output/{PurePosixPath(self.model.rstrip('/')).name or 'model'}"
+        folder = (
+            self.output_dir or f"output/{PurePosixPath(self.model.rstrip('/')).name or 'model'}"
+        )
         return str(Path(folder).resolve()) if ".." in Path(folder).parts else folder
 
     @property
     def start_adapters(self) -> list[str]:
-        resumed = [str(self.resume_from_checkpoint)] if self.resume_only_model and self.train_type != "full" else []
+        resumed = (
+            [str(self.resume_from_checkpoint)]
+            if self.resume_only_model and self.train_type != "full"
+            else []
+        )
         return self.adapters or resumed
 
     @property
@@ -101,7 +112,10 @@ class RlhfArguments(
             return own | {"adapters": self.start_adapters}
         reference = self.ref_model or self.model
         own |= {"teacher_model": self.teacher_path} if self.teacher_adapters else {}
-        return own | {"model": self.resume_from_checkpoint, "ref_model": reference if self.wants_reference else None}
+        return own | {
+            "model": self.resume_from_checkpoint,
+            "ref_model": reference if self.wants_reference else None,
+        }
 
     @property
     def reward_names(self) -> list[str]:
@@ -123,7 +137,9 @@ class RlhfArguments(
     @property
     def normalizes_objectives(self) -> bool:
         """GDPO, in its two spellings."""
-        return self.multi_objective_aggregation == "normalize_then_sum" or self.scale_rewards == "gdpo"
+        return (
+            self.multi_objective_aggregation == "normalize_then_sum" or self.scale_rewards == "gdpo"
+        )
 
     @property
     def correction(self) -> str | None:
@@ -147,21 +163,29 @@ class RlhfArguments(
     @property
     def completions_per_step(self) -> int:
         """The completions of an optimizer step over all processes, by resolved flags."""
-        return self.per_device_train_batch_size * self.batch_processes * self.gradient_accumulation_steps
+        return (
+            self.per_device_train_batch_size
+            * self.batch_processes
+            * self.gradient_accumulation_steps
+        )
 
     def counted_for(self, given: frozenset[str], processes: int) -> int:
         """Returns the processes that the batch flags are to be counted for. A run that goes on with the batch flags
         that it began with keeps its batch, on however many processes; other flags are of those that there are."""
         if self.resume_from_checkpoint is None or self.resume_only_model:
             return processes
-        beginning = began_with(Path(self.folder_of_runs).absolute(), self.add_version, self.resume_from_checkpoint)
+        beginning = began_with(
+            Path(self.folder_of_runs).absolute(), self.add_version, self.resume_from_checkpoint
+        )
         if beginning is None:
             return processes
         flags, began = beginning
         own, _ = self.resolved_batch(given, began)
         return began if all(flags.get(name) == value for name, value in own.items()) else processes
 
-    def resolved_batch(self, given: frozenset[str], processes: int) -> tuple[dict[str, int | None], list[str]]:
+    def resolved_batch(
+        self, given: frozenset[str], processes: int
+    ) -> tuple[dict[str, int | None], list[str]]:
         """Returns the flags `BATCH` on so many processes, and what of them was chosen here, as lines of the plan."""
         micro_batch = self.per_device_train_batch_size * processes
         chosen = []
@@ -183,13 +207,23 @@ class RlhfArguments(
                 f"{wanted} micro-batches were to be generated at once, less than a step of {accumulation}: its weights "
                 "generate all of it at once"
             )
-        sizes = (self.per_device_train_batch_size, accumulation, micro_batches, micro_batch * micro_batches)
+        sizes = (
+            self.per_device_train_batch_size,
+            accumulation,
+            micro_batches,
+            micro_batch * micro_batches,
+        )
         return dict(zip(BATCH, (*sizes, self.num_mini_batches), strict=True)), chosen
 
     def chosen_accumulation(self, given: frozenset[str], processes: int) -> int | None:
         """Returns `--gradient_accumulation_steps` where the flags leave it open and 1 would split a group: as many as
         make whole groups, and `LEAST_BATCH` completions or more. None where 1 is good, or the user says."""
-        says = {"gradient_accumulation_steps", "steps_per_generation", "generation_batch_size", "num_mini_batches"}
+        says = {
+            "gradient_accumulation_steps",
+            "steps_per_generation",
+            "generation_batch_size",
+            "num_mini_batches",
+        }
         micro_batch = self.per_device_train_batch_size * processes
         if given & says or micro_batch % self.num_generations == 0:
             return None
@@ -198,7 +232,10 @@ class RlhfArguments(
 
     @property
     def data_flags(self) -> DataFlags:
-        return replace(from_flags(DataFlags, self), seed=self.seed if self.data_seed is None else self.data_seed)
+        return replace(
+            from_flags(DataFlags, self),
+            seed=self.seed if self.data_seed is None else self.data_seed,
+        )
 
     @property
     def tracker_flags(self) -> TrackerFlags:
@@ -261,21 +298,31 @@ class RlhfArguments(
             use_gym_env=self.plays_gym or self.use_gym_env,
             teacher_model=self.teacher_or_policy,
             quant_bits=4 if self.train_type == "qlora" else self.quant_bits,
-            train_type="qlora" if self.quant_bits and self.train_type == "lora" else self.train_type,
+            train_type="qlora"
+            if self.quant_bits and self.train_type == "lora"
+            else self.train_type,
             system=system_message(self.system),
             response_prefix=newlines(self.response_prefix),
             judge=self.judge_content,
-            vllm_server_file=self.vllm_server_file and str(Path(self.vllm_server_file).expanduser().absolute()),
+            vllm_server_file=self.vllm_server_file
+            and str(Path(self.vllm_server_file).expanduser().absolute()),
             data_seed=self.seed if self.data_seed is None else self.data_seed,
-            scale_rewards=self.default_scale if self.scale_rewards in (None, "gdpo") else self.scale_rewards,
-            multi_objective_aggregation="normalize_then_sum" if self.normalizes_objectives else "sum_then_normalize",
+            scale_rewards=self.default_scale
+            if self.scale_rewards in (None, "gdpo")
+            else self.scale_rewards,
+            multi_objective_aggregation="normalize_then_sum"
+            if self.normalizes_objectives
+            else "sum_then_normalize",
             rollout_importance_sampling_mode=self.correction,
             reward_weights=self.reward_weights or [1.0] * len(self.reward_names),
             cosine_max_len=self.cosine_max_len or self.max_completion_length,
             soft_max_length=self.soft_max_length or self.max_completion_length,
             num_generations_eval=self.num_generations_eval or self.num_generations,
-            eval_temperature=self.temperature if self.eval_temperature is None else self.eval_temperature,
-            eval_max_completion_length=self.eval_max_completion_length or self.max_completion_length,
+            eval_temperature=self.temperature
+            if self.eval_temperature is None
+            else self.eval_temperature,
+            eval_max_completion_length=self.eval_max_completion_length
+            or self.max_completion_length,
             eval_datasets=[limited(value, self.eval_limit) for value in self.eval_datasets],
             eval_limit=self.eval_limit or DEFAULT_EVAL_LIMIT,
             eval_strategy=self.evaluation,
@@ -306,15 +353,24 @@ class CheckArguments(RlhfArguments):
 
     command: ClassVar[str] = "check"
     rlhf_type: str = flag("grpo", "as for swift rlhf", choices=("grpo", "ppo"))
-    model: str = flag("", "folder of a model, for its tokenizer: shows the prompt as the model sees it, and its tokens")
-    dataset: list[str] = flag([], "registered names or files; without it, rewards are called on a made-up row")
-    reward_funcs: list[str] = flag([], "names of reward functions (default: all that the plugins registered)")
+    model: str = flag(
+        "",
+        "folder of a model, for its tokenizer: shows the prompt as the model sees it, and its tokens",
+    )
+    dataset: list[str] = flag(
+        [], "registered names or files; without it, rewards are called on a made-up row"
+    )
+    reward_funcs: list[str] = flag(
+        [], "names of reward functions (default: all that the plugins registered)"
+    )
     gold: str | None = flag(
         None,
         "a right completion with columns in braces, '<answer>{solution}</answer>' (default: the plugin's "
         "gold(row), or one for built-in rewards)",
     )
-    num_rows: int = flag(4, "rows per dataset to preprocess, and to call the rewards with", at_least=1)
+    num_rows: int = flag(
+        4, "rows per dataset to preprocess, and to call the rewards with", at_least=1
+    )
     json: bool = flag(False, "write one JSON object to standard output and nothing else")
 
     def faults(self, given: frozenset[str], world: World) -> Iterator[str]:

@@ -8,23 +8,33 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from swift_r1.flags.engine import EngineFlags, engine_kwargs_faults
-from swift_r1.flags.fields import Scope, check_no_key, check_pattern, check_stop_word, check_url, flag, resumable_flag
+from swift_r1.flags.fields import (
+    Scope,
+    check_no_key,
+    check_pattern,
+    check_stop_word,
+    check_url,
+    flag,
+    resumable_flag,
+)
 from swift_r1.flags.parser import API_KEY_VARIABLE
 from swift_r1.flags.world import World
 
 if TYPE_CHECKING:
     from swift_r1.flags.rlhf import RlhfArguments
 
-NO_SERVER = (
-    "--use_vllm true needs --vllm_server_host, --vllm_server_base_url, --vllm_server_file, or --vllm_mode colocate"
-)
+NO_SERVER = "--use_vllm true needs --vllm_server_host, --vllm_server_base_url, --vllm_server_file, or --vllm_mode colocate"
 
 GYM_SCHEDULER = "gym_scheduler"
 TOOL_SCHEDULER = "tool_scheduler"
 
 _VLLM = Scope(lambda args: args.use_vllm, "without --use_vllm true")
-_A_SERVER = Scope(lambda args: bool(args.use_vllm or args.teacher_model_server), "without --use_vllm true")
-_COLOCATED = Scope(lambda args: args.colocates, "without --vllm_mode colocate: give it to `swift rollout`")
+_A_SERVER = Scope(
+    lambda args: bool(args.use_vllm or args.teacher_model_server), "without --use_vllm true"
+)
+_COLOCATED = Scope(
+    lambda args: args.colocates, "without --vllm_mode colocate: give it to `swift rollout`"
+)
 _OWN_ADDRESS = Scope(
     lambda args: not args.colocates,
     "with --vllm_mode colocate, whose engines have addresses and a key already: use --vllm_mode server",
@@ -36,13 +46,16 @@ _TURNS = Scope(
     lambda args: args.scheduler_name is not None or args.plays_agent,
     "without --multi_turn_scheduler, --tools, --use_gym_env true or an agent",
 )
-_CALLS = Scope(lambda args: args.calls_tools, f"without --tools or --multi_turn_scheduler {TOOL_SCHEDULER}")
+_CALLS = Scope(
+    lambda args: args.calls_tools, f"without --tools or --multi_turn_scheduler {TOOL_SCHEDULER}"
+)
 _PARSES = Scope(
     lambda args: args.calls_tools or args.plays_agent,
     f"without --tools, --multi_turn_scheduler {TOOL_SCHEDULER} or an agent",
 )
 _SCHEDULES = Scope(
-    lambda args: args.scheduler_name is not None, "without --multi_turn_scheduler, --tools or --use_gym_env true"
+    lambda args: args.scheduler_name is not None,
+    "without --multi_turn_scheduler, --tools or --use_gym_env true",
 )
 
 
@@ -105,9 +118,16 @@ class GenerationArguments(EngineFlags):
     vllm_engine_kwargs: dict[str, Any] = resumable_flag(
         {}, "colocate: other arguments of vLLM's engine", _COLOCATED, check=check_no_key
     )
-    vllm_server_host: list[str] = resumable_flag([], "address of each `swift rollout` server", _VLLM, _OWN_ADDRESS)
+    vllm_server_host: list[str] = resumable_flag(
+        [], "address of each `swift rollout` server", _VLLM, _OWN_ADDRESS
+    )
     vllm_server_port: list[int] = resumable_flag(
-        [8000], "port of the servers; one for all hosts, or one each", _VLLM, _OWN_ADDRESS, at_least=1, at_most=65535
+        [8000],
+        "port of the servers; one for all hosts, or one each",
+        _VLLM,
+        _OWN_ADDRESS,
+        at_least=1,
+        at_most=65535,
     )
     vllm_server_base_url: list[str] = resumable_flag(
         [],
@@ -126,7 +146,10 @@ class GenerationArguments(EngineFlags):
         instead_of=("vllm_server_host", "vllm_server_port", "vllm_server_base_url"),
     )
     vllm_server_timeout: float = resumable_flag(
-        240.0, "seconds to wait for a server, at the start and when it is lost", _A_SERVER, more_than=0
+        240.0,
+        "seconds to wait for a server, at the start and when it is lost",
+        _A_SERVER,
+        more_than=0,
     )
     weight_transport: str = resumable_flag(
         "auto",
@@ -149,9 +172,14 @@ class GenerationArguments(EngineFlags):
         at_least=0,
     )
     weight_check_steps: int = resumable_flag(
-        10, "updates between two comparisons of the server's log-probs with the trainer's; 0: none", _VLLM, at_least=0
+        10,
+        "updates between two comparisons of the server's log-probs with the trainer's; 0: none",
+        _VLLM,
+        at_least=0,
     )
-    async_generate: bool = flag(False, "generate and score the next rounds while the trainer trains (docs/async.md)")
+    async_generate: bool = flag(
+        False, "generate and score the next rounds while the trainer trains (docs/async.md)"
+    )
     max_staleness: int = flag(
         1,
         "rounds of training that may lie between the weights that wrote a completion and those that learn from it; 0: "
@@ -160,10 +188,16 @@ class GenerationArguments(EngineFlags):
         at_least=0,
     )
     api_key: str | None = resumable_flag(
-        None, "the server's key (better: in SWIFT_API_KEY)", _A_SERVER, _OWN_ADDRESS, secret=API_KEY_VARIABLE
+        None,
+        "the server's key (better: in SWIFT_API_KEY)",
+        _A_SERVER,
+        _OWN_ADDRESS,
+        secret=API_KEY_VARIABLE,
     )
     num_generations: int = flag(
-        8, "completions per prompt: the size of a group; 1 with PPO or reinforce_plus_plus", at_least=1
+        8,
+        "completions per prompt: the size of a group; 1 with PPO or reinforce_plus_plus",
+        at_least=1,
     )
     temperature: float = flag(1.0, "sampling temperature", more_than=0, ms_swift="0.9")
     top_p: float = flag(
@@ -173,9 +207,17 @@ class GenerationArguments(EngineFlags):
         at_most=1,
         ms_swift="1, 0.9 in version 3",
     )
-    top_k: int = flag(-1, "sample from the k likeliest tokens; -1: all", at_least=-1, ms_swift="-1, 50 in version 3")
+    top_k: int = flag(
+        -1,
+        "sample from the k likeliest tokens; -1: all",
+        at_least=-1,
+        ms_swift="-1, 50 in version 3",
+    )
     min_p: float = flag(
-        0.0, "keep tokens with at least this share of the likeliest token's probability", at_least=0, less_than=1
+        0.0,
+        "keep tokens with at least this share of the likeliest token's probability",
+        at_least=0,
+        less_than=1,
     )
     repetition_penalty: float = flag(
         1.0,
@@ -196,7 +238,12 @@ class GenerationArguments(EngineFlags):
     @property
     def cuts_sampling(self) -> bool:
         """Whether completions come from a part of the policy's distribution, which is not changed otherwise."""
-        cut = self.top_p < 1 or self.top_k > 0 or self.min_p > 0 or self.structured_outputs_regex is not None
+        cut = (
+            self.top_p < 1
+            or self.top_k > 0
+            or self.min_p > 0
+            or self.structured_outputs_regex is not None
+        )
         return cut and self.repetition_penalty == 1
 
     @property
@@ -222,7 +269,11 @@ class GenerationArguments(EngineFlags):
     def rollout_base_urls(self) -> tuple[str, ...]:
         """URLs of the rollout servers without a slash at the end; none where the trainer generates itself, or
         `--vllm_server_file` has them."""
-        if not self.use_vllm or self.vllm_server_file or (self.colocates and not self.vllm_server_base_url):
+        if (
+            not self.use_vllm
+            or self.vllm_server_file
+            or (self.colocates and not self.vllm_server_base_url)
+        ):
             return ()
         if self.vllm_server_base_url:
             return tuple(url.rstrip("/") for url in self.vllm_server_base_url)
@@ -237,17 +288,26 @@ class GenerationArguments(EngineFlags):
 class TurnArguments:
     """Several turns."""
 
-    multi_turn_scheduler: str | None = flag(None, "name of a registered multi-turn scheduler (multi_turns)")
+    multi_turn_scheduler: str | None = flag(
+        None, "name of a registered multi-turn scheduler (multi_turns)"
+    )
     max_turns: int | None = flag(
-        None, "maximum turns per completion (default: no limit; 1000 for agents)", _TURNS, at_least=1
+        None,
+        "maximum turns per completion (default: no limit; 1000 for agents)",
+        _TURNS,
+        at_least=1,
     )
     use_gym_env: bool | None = flag(
         None,
         "play episodes of an environment; the total reward is added as gym_reward (default: true if --gym_env is "
         "given)",
     )
-    gym_env: str | None = flag(None, "name of the environment (default: the column env_config says)", _GYM)
-    context_manager: str | None = flag(None, "name of a context manager for the environment's episodes", _GYM)
+    gym_env: str | None = flag(
+        None, "name of the environment (default: the column env_config says)", _GYM
+    )
+    context_manager: str | None = flag(
+        None, "name of a context manager for the environment's episodes", _GYM
+    )
 
     @property
     def plays_gym(self) -> bool:
@@ -289,7 +349,10 @@ class MultiTurnArguments(TurnArguments):
         choices=("per_round", "total"),
     )
     multi_turn_timeout: float = resumable_flag(
-        60.0, "seconds that a scheduler or environment may take between two turns", _SCHEDULES, more_than=0
+        60.0,
+        "seconds that a scheduler or environment may take between two turns",
+        _SCHEDULES,
+        more_than=0,
     )
     tools: list[str] = flag(
         [],
@@ -300,7 +363,9 @@ class MultiTurnArguments(TurnArguments):
         "vLLM's parser of the model's tool calls, by name (default: guessed from the chat template, a line says which)",
         _PARSES,
     )
-    tool_timeout: float = flag(10.0, "seconds before a tool call's process is killed", _CALLS, more_than=0)
+    tool_timeout: float = flag(
+        10.0, "seconds before a tool call's process is killed", _CALLS, more_than=0
+    )
     max_tool_response_length: int = flag(
         10_000,
         "characters of a tool's answer that the model sees; the rest is cut, and a mark says so",

@@ -32,32 +32,50 @@ def host_faults(host: str, api_key: str | None) -> list[str]:
 class ServerArguments:
     """Server."""
 
-    model: str = flag("", "folder of the model, or its Hugging Face id (required, except with --adapters)")
+    model: str = flag(
+        "", "folder of the model, or its Hugging Face id (required, except with --adapters)"
+    )
     adapters: str | None = flag(
         None, "adapters (a checkpoint) to serve merged with --model (default: the model they name)"
     )
-    host: str = flag("127.0.0.1", "host to listen on; anything but localhost requires --api_key", ms_swift="0.0.0.0")
+    host: str = flag(
+        "127.0.0.1",
+        "host to listen on; anything but localhost requires --api_key",
+        ms_swift="0.0.0.0",
+    )
     port: int = flag(8000, "port to listen on", at_least=1, at_most=65535)
-    api_key: str | None = flag(None, "key that clients must show (better: in SWIFT_API_KEY)", secret=API_KEY_VARIABLE)
+    api_key: str | None = flag(
+        None, "key that clients must show (better: in SWIFT_API_KEY)", secret=API_KEY_VARIABLE
+    )
     ssl_certfile: str | None = flag(None, "certificate (PEM) for HTTPS, with --ssl_keyfile")
     ssl_keyfile: str | None = flag(None, "the certificate's key (PEM)")
-    max_pending_requests: int = flag(4096, "completions running or waiting; beyond that: 503", at_least=1)
+    max_pending_requests: int = flag(
+        4096, "completions running or waiting; beyond that: 503", at_least=1
+    )
     served_model_name: str | None = flag(None, "the model's name in /v1/models (default: --model)")
     tool_call_parser: str | None = flag(
         None,
         "vLLM's parser of the model's tool calls, by name (default: guessed from the chat template, a line says which)",
     )
     max_sessions: int = flag(4096, "sessions of agents at a time; beyond that: 503", at_least=1)
-    session_timeout: float = flag(3600.0, "seconds without a call after which a session expires", more_than=0)
-    session_memory: float = flag(2.0, "GiB that the records of all sessions may take; beyond that: 503", more_than=0)
+    session_timeout: float = flag(
+        3600.0, "seconds without a call after which a session expires", more_than=0
+    )
+    session_memory: float = flag(
+        2.0, "GiB that the records of all sessions may take; beyond that: 503", more_than=0
+    )
     update_policy: str = flag(
         "wait",
         "what a weight update does with running generations: wait for them, abort them (503), keep them running",
         choices=("wait", "abort", "keep"),
     )
-    update_timeout: float = flag(120.0, "seconds without progress that end a weight update", more_than=0)
+    update_timeout: float = flag(
+        120.0, "seconds without progress that end a weight update", more_than=0
+    )
     client_grace: float = flag(
-        5.0, "seconds that a weight update waits for other clients' generations; then they get 503", at_least=0
+        5.0,
+        "seconds that a weight update waits for other clients' generations; then they get 503",
+        at_least=0,
     )
 
 
@@ -72,9 +90,14 @@ class VllmArguments(EngineFlags):
         aliases=("dtype",),
     )
     max_model_len: int | None = flag(
-        None, "longest prompt plus completion (default: the model's)", at_least=2, aliases=("vllm_max_model_len",)
+        None,
+        "longest prompt plus completion (default: the model's)",
+        at_least=2,
+        aliases=("vllm_max_model_len",),
     )
-    vllm_gpu_memory_utilization: float = flag(0.9, "share of GPU memory for the engine", more_than=0, at_most=1)
+    vllm_gpu_memory_utilization: float = flag(
+        0.9, "share of GPU memory for the engine", more_than=0, at_most=1
+    )
     vllm_data_parallel_size: int = flag(
         1,
         "copies of the model, each with its own GPUs or part of the CPU",
@@ -97,12 +120,18 @@ class EngineArguments(VllmArguments):
 class ServerTurnArguments(TurnArguments):
     """Several turns: told to the trainer, which runs them."""
 
-    external_plugins: list[str] = flag([], "Python files that register the scheduler or environment; the trainer's too")
-    enable_thinking: bool | None = flag(None, "passed to the chat template, by the trainer too", SAID_ONCE)
+    external_plugins: list[str] = flag(
+        [], "Python files that register the scheduler or environment; the trainer's too"
+    )
+    enable_thinking: bool | None = flag(
+        None, "passed to the chat template, by the trainer too", SAID_ONCE
+    )
     chat_template_kwargs: dict[str, Any] = flag(
         {}, "other arguments of the chat template, as JSON; the trainer's too", check=check_kwargs
     )
-    max_length: int | None = flag(None, "longest prompt in tokens that the trainer takes", at_least=1)
+    max_length: int | None = flag(
+        None, "longest prompt in tokens that the trainer takes", at_least=1
+    )
 
     @property
     def turn_flags(self) -> dict[str, Any]:
@@ -136,5 +165,7 @@ class RolloutArguments(ServerTurnArguments, EngineArguments, ServerArguments, Co
             served_model_name=name,
             multi_turn_scheduler=self.scheduler_name,
             use_gym_env=self.plays_gym or self.use_gym_env,
-            external_plugins=[str(Path(path).expanduser().absolute()) for path in self.external_plugins],
+            external_plugins=[
+                str(Path(path).expanduser().absolute()) for path in self.external_plugins
+            ],
         )

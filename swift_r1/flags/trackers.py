@@ -37,19 +37,33 @@ class TrackerArguments:
         "trackers, of which at least one must be installed; all: those that are",
         choices=("none", "all", "tensorboard", "wandb", "swanlab", "trackio", "mlflow"),
     )
-    run_name: str | None = resumable_flag(None, "name of the run in the trackers (default: the run folder's)", _ANY)
+    run_name: str | None = resumable_flag(
+        None, "name of the run in the trackers (default: the run folder's)", _ANY
+    )
     logging_dir: str | None = resumable_flag(
-        None, "TensorBoard's folder (default: tensorboard in the run folder)", _TENSORBOARD, ms_swift="runs there"
+        None,
+        "TensorBoard's folder (default: tensorboard in the run folder)",
+        _TENSORBOARD,
+        ms_swift="runs there",
     )
     wandb_project: str | None = resumable_flag(
         None, "project in Weights & Biases (default: WANDB_PROJECT, else swift-r1)", _WANDB
     )
-    wandb_log_unique_prompts: bool = resumable_flag(False, "send one completion per prompt to wandb", _WANDB)
-    swanlab_project: str | None = resumable_flag(
-        None, "project in SwanLab (default: SWANLAB_PROJ_NAME, else swift-r1)", _SWANLAB, ms_swift="ms-swift"
+    wandb_log_unique_prompts: bool = resumable_flag(
+        False, "send one completion per prompt to wandb", _WANDB
     )
-    swanlab_workspace: str | None = resumable_flag(None, "its workspace (default: the key's user)", _SWANLAB)
-    swanlab_exp_name: str | None = resumable_flag(None, "name of the run there (default: --run_name)", _SWANLAB)
+    swanlab_project: str | None = resumable_flag(
+        None,
+        "project in SwanLab (default: SWANLAB_PROJ_NAME, else swift-r1)",
+        _SWANLAB,
+        ms_swift="ms-swift",
+    )
+    swanlab_workspace: str | None = resumable_flag(
+        None, "its workspace (default: the key's user)", _SWANLAB
+    )
+    swanlab_exp_name: str | None = resumable_flag(
+        None, "name of the run there (default: --run_name)", _SWANLAB
+    )
     swanlab_mode: str | None = resumable_flag(
         None,
         "where SwanLab keeps the run (default: SWANLAB_MODE, else cloud with a key and local without)",
@@ -78,10 +92,14 @@ class HubArguments:
     """Hub."""
 
     push_to_hub: bool = resumable_flag(
-        False, "send checkpoints, with a model card, to ModelScope, or with --use_hf to Hugging Face"
+        False,
+        "send checkpoints, with a model card, to ModelScope, or with --use_hf to Hugging Face",
     )
     hub_model_id: str | None = resumable_flag(
-        None, "the repository there, owner/name; made where there is none", _PUSHES, aliases=("push_to_hub_model_id",)
+        None,
+        "the repository there, owner/name; made where there is none",
+        _PUSHES,
+        aliases=("push_to_hub_model_id",),
     )
     hub_token: str | None = resumable_flag(
         None,
@@ -98,7 +116,9 @@ class HubArguments:
         _PUSHES,
         choices=("every_save", "end", "checkpoint", "all_checkpoints"),
     )
-    hub_timeout: float = resumable_flag(1800.0, "seconds that sending a checkpoint may take", _PUSHES, more_than=0)
+    hub_timeout: float = resumable_flag(
+        1800.0, "seconds that sending a checkpoint may take", _PUSHES, more_than=0
+    )
 
 
 def tracker_faults(args: RlhfArguments) -> Iterator[str]:

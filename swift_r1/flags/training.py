@@ -59,12 +59,18 @@ def _named_or_json(names: Sequence[str], value: str) -> None:
 _FULL = Scope(lambda args: args.train_type == "full", "with --train_type {train_type}: use full")
 _ADAM = Scope(lambda args: args.optim != "sgd", "with --optim sgd")
 _WARMS_UP = Scope(
-    lambda args: args.lr_scheduler_type != "constant" or not (args.warmup_ratio or args.warmup_steps),
+    lambda args: (
+        args.lr_scheduler_type != "constant" or not (args.warmup_ratio or args.warmup_steps)
+    ),
     "with --lr_scheduler_type constant: use constant_with_warmup",
 )
 _FROZEN = Scope(lambda args: args.freezes, "where nothing is frozen", allow_default=True)
 _EVALUATED = replace(EVALUATED, warn_only=True)
-_BATCHES = Scope(lambda args: not args.use_vllm, "with --use_vllm true: the engine batches by itself", warn_only=True)
+_BATCHES = Scope(
+    lambda args: not args.use_vllm,
+    "with --use_vllm true: the engine batches by itself",
+    warn_only=True,
+)
 
 _ZERO = Scope(lambda args: args.deepspeed is not None, "without --deepspeed: use zero3")
 
@@ -81,8 +87,12 @@ class ModelArguments:
         aliases=("dtype",),
     )
     bf16: bool | None = flag(None, "true: --torch_dtype bfloat16, with float32 masters")
-    fp16: bool | None = flag(None, "true: --torch_dtype float16, with float32 masters and a loss scale")
-    model_type: str | None = flag(None, "checked against config.json, which says what the model is: qwen2_5, llama3_1")
+    fp16: bool | None = flag(
+        None, "true: --torch_dtype float16, with float32 masters and a loss scale"
+    )
+    model_type: str | None = flag(
+        None, "checked against config.json, which says what the model is: qwen2_5, llama3_1"
+    )
     train_type: str = flag(
         "full",
         "what to train: all weights, adapters, or adapters over 4-bit weights",
@@ -95,15 +105,25 @@ class ModelArguments:
         None, "freeze weights whose names match this pattern", _FULL, check=check_pattern
     )
     freeze_parameters_ratio: float = flag(
-        0.0, "freeze this share of the model, counted from its first weight", _FULL, at_least=0, less_than=1
+        0.0,
+        "freeze this share of the model, counted from its first weight",
+        _FULL,
+        at_least=0,
+        less_than=1,
     )
     trainable_parameters: list[str] = flag(
         [], "train weights whose names begin with these, although frozen above", _FULL, _FROZEN
     )
     trainable_parameters_regex: str | None = flag(
-        None, "train weights whose names match this pattern, although frozen above", _FULL, _FROZEN, check=check_pattern
+        None,
+        "train weights whose names match this pattern, although frozen above",
+        _FULL,
+        _FROZEN,
+        check=check_pattern,
     )
-    gradient_checkpointing: bool = flag(True, "recompute activations in the backward pass: less memory, ~30 % slower")
+    gradient_checkpointing: bool = flag(
+        True, "recompute activations in the backward pass: less memory, ~30 % slower"
+    )
     attn_impl: str | None = resumable_flag(
         None,
         "attention implementation (default: the config's, else SDPA); only SDPA shares prompts and spreads rows over "
@@ -112,7 +132,10 @@ class ModelArguments:
         synonyms={"flash_attn": "flash_attention_2"},
     )
     tf32: bool = flag(
-        False, "float32 matrix products in TF32, with 10 bits of mantissa: faster", gpu_only=True, ms_swift="PyTorch's"
+        False,
+        "float32 matrix products in TF32, with 10 bits of mantissa: faster",
+        gpu_only=True,
+        ms_swift="PyTorch's",
     )
 
     @property
@@ -124,7 +147,9 @@ class ModelArguments:
     @property
     def freezes(self) -> bool:
         """Whether full training leaves some weights as they are."""
-        return bool(self.freeze_parameters or self.freeze_parameters_regex or self.freeze_parameters_ratio)
+        return bool(
+            self.freeze_parameters or self.freeze_parameters_regex or self.freeze_parameters_ratio
+        )
 
     def dtype_faults(self) -> Iterator[str]:
         """Yields what `--bf16` and `--fp16` say against each other and `--torch_dtype`."""
@@ -143,8 +168,12 @@ class ModelArguments:
 class TrainingArguments:
     """Training."""
 
-    learning_rate: float | None = flag(None, "peak learning rate (default: 1e-5, of adapters 1e-4)", at_least=0)
-    weight_decay: float = flag(0.1, "weight decay; with --optim sgd its gradient is added to the loss's", at_least=0)
+    learning_rate: float | None = flag(
+        None, "peak learning rate (default: 1e-5, of adapters 1e-4)", at_least=0
+    )
+    weight_decay: float = flag(
+        0.1, "weight decay; with --optim sgd its gradient is added to the loss's", at_least=0
+    )
     adam_beta1: float = flag(0.9, "AdamW beta 1", _ADAM, at_least=0, less_than=1)
     adam_beta2: float = flag(0.95, "AdamW beta 2", _ADAM, at_least=0, less_than=1)
     adam_epsilon: float = flag(1e-8, "AdamW epsilon", _ADAM, more_than=0)
@@ -153,25 +182,44 @@ class TrainingArguments:
         "cosine",
         "learning rate schedule",
         choices=(
-            *("linear", "cosine", "cosine_with_min_lr", "cosine_with_restarts", "polynomial", "inverse_sqrt"),
+            *(
+                "linear",
+                "cosine",
+                "cosine_with_min_lr",
+                "cosine_with_restarts",
+                "polynomial",
+                "inverse_sqrt",
+            ),
             *("constant", "constant_with_warmup"),
         ),
     )
-    lr_scheduler_kwargs: dict[str, Any] = flag({}, "arguments of the scheduler: '{\"min_lr\": 1e-7}'")
-    warmup_ratio: float = flag(0.0, "share of steps with a rising learning rate", _WARMS_UP, at_least=0, at_most=1)
+    lr_scheduler_kwargs: dict[str, Any] = flag(
+        {}, "arguments of the scheduler: '{\"min_lr\": 1e-7}'"
+    )
+    warmup_ratio: float = flag(
+        0.0, "share of steps with a rising learning rate", _WARMS_UP, at_least=0, at_most=1
+    )
     warmup_steps: int | None = flag(
         None, "steps with a rising learning rate, in place of --warmup_ratio", _WARMS_UP, at_least=0
     )
     num_train_epochs: float = flag(1.0, "passes over the prompts", more_than=0, ms_swift="3")
     max_steps: int = flag(-1, "optimizer steps; -1: from --num_train_epochs", at_least=-1)
     max_epochs: int | None = flag(
-        None, "most passes over the prompts, where --max_steps or --num_train_epochs would come to more", at_least=1
+        None,
+        "most passes over the prompts, where --max_steps or --num_train_epochs would come to more",
+        at_least=1,
     )
     per_device_train_batch_size: int = flag(
-        1, "completions per micro-batch and process; shorter ones share it (--max_tokens_per_micro_batch)", at_least=1
+        1,
+        "completions per micro-batch and process; shorter ones share it (--max_tokens_per_micro_batch)",
+        at_least=1,
     )
     per_device_eval_batch_size: int = resumable_flag(
-        1, "completions per process generated at once in evaluation", _EVALUATED, _BATCHES, at_least=1
+        1,
+        "completions per process generated at once in evaluation",
+        _EVALUATED,
+        _BATCHES,
+        at_least=1,
     )
     gradient_accumulation_steps: int = flag(
         1,
@@ -298,7 +346,10 @@ def training_faults(args: RlhfArguments, given: frozenset[str], world: World) ->
         yield f"--lr_scheduler_kwargs: {kind} does not take {name!r}{instead}"
     if kind == "polynomial":
         end = kwargs.get("lr_end", 1e-7)
-        rates = {"learning_rate": args.peak_learning_rate, "critic_learning_rate": args.critic_learning_rate}
+        rates = {
+            "learning_rate": args.peak_learning_rate,
+            "critic_learning_rate": args.critic_learning_rate,
+        }
         for name, rate in rates.items():
             if rate is not None and isinstance(end, int | float) and rate <= end:
                 yield (
@@ -308,7 +359,11 @@ def training_faults(args: RlhfArguments, given: frozenset[str], world: World) ->
     if kind == "cosine_with_min_lr" and not {"min_lr", "min_lr_rate"} & set(kwargs):
         yield f"--lr_scheduler_type {kind} needs the minimum: --lr_scheduler_kwargs '{{\"min_lr_rate\": 0.1}}'"
     if world.size == 1:
-        alone = ["shutdown_timeout"] if args.distributed else ["shutdown_timeout", "ddp_timeout", "ddp_backend"]
+        alone = (
+            ["shutdown_timeout"]
+            if args.distributed
+            else ["shutdown_timeout", "ddp_timeout", "ddp_backend"]
+        )
         unused = [name for name in alone if name in given]
         if unused:
             yield no_effect(unused, "on one process: leave it out")

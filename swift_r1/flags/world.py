@@ -37,7 +37,9 @@ class World:
             if not text:
                 return default
             if not text.isdecimal() or int(text) < least:
-                faults.append(f"environment variable {name} must be a whole number of at least {least}, not {text!r}")
+                faults.append(
+                    f"environment variable {name} must be a whole number of at least {least}, not {text!r}"
+                )
                 return default
             return int(text)
 
@@ -51,7 +53,9 @@ class World:
         if world.nnodes > 1 and not world.master_addr:
             faults.append("NNODES > 1 needs MASTER_ADDR (and MASTER_PORT): the address of node 0")
         if world.node_rank >= world.nnodes:
-            faults.append(f"NODE_RANK={world.node_rank} but NNODES={world.nnodes}: ranks count from 0")
+            faults.append(
+                f"NODE_RANK={world.node_rank} but NNODES={world.nnodes}: ranks count from 0"
+            )
         return world, tuple(faults)
 
 
@@ -70,7 +74,9 @@ class ProcessArguments:
     master_port: int | None = resumable_flag(
         None, "port of machine 0 (default: MASTER_PORT)", at_least=1, at_most=65535
     )
-    use_cpu: bool = resumable_flag(False, "train on the CPU although there is a GPU", aliases=("no_cuda",))
+    use_cpu: bool = resumable_flag(
+        False, "train on the CPU although there is a GPU", aliases=("no_cuda",)
+    )
 
     @property
     def process_variables(self) -> dict[str, str]:

@@ -100,7 +100,9 @@ class NodeAgent:
         while self.over is None:
             outputs = {child.output: child for child in self.children.values() if not child.silent}
             readers = [self.inp, *(outputs if len(self.unsent) < _MOST_UNSENT else ())]
-            ready, writable, _ = select.select(readers, [self.out] if self.unsent else [], [], _LOOK_S)
+            ready, writable, _ = select.select(
+                readers, [self.out] if self.unsent else [], [], _LOOK_S
+            )
             if self.inp in ready:
                 heard = time.monotonic()
                 self.listen()
@@ -125,7 +127,9 @@ class NodeAgent:
         *lines, self.received = self.received.split(b"\n")
         for line in lines:
             order = json.loads(line)
-            do: Callable[[Mapping[str, Any]], Mapping[str, Any] | None] = getattr(self, f"do_{order['do']}")
+            do: Callable[[Mapping[str, Any]], Mapping[str, Any] | None] = getattr(
+                self, f"do_{order['do']}"
+            )
             try:
                 answer = do(order)
             except (OSError, ValueError) as error:
@@ -161,12 +165,15 @@ class NodeAgent:
         path = Path(order["path"])
         before = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
         kept = [line for line in before if line not in order["remove"] and line not in order["add"]]
-        self.do_write({"path": path, "text": "".join(f"{line}\n" for line in [*kept, *order["add"]])})
+        self.do_write(
+            {"path": path, "text": "".join(f"{line}\n" for line in [*kept, *order["add"]])}
+        )
 
     def do_write(self, order: Mapping[str, Any]) -> None:
         path = Path(order["path"])
         path.parent.mkdir(parents=True, exist_ok=True)
-        part = path.with_name(f".{path.name}.{socket.gethostname()}-{os.getpid()}")  # others may write here too
+        # others may write here too
+        part = path.with_name(f".{path.name}.{socket.gethostname()}-{os.getpid()}")
         part.write_text(order["text"], encoding="utf-8")
         part.replace(path)
 
@@ -261,7 +268,8 @@ def remove_what_is_left() -> None:
 def about_node() -> dict[str, Any]:
     """Returns what the driver wants to know of this node: name, address, usable CPUs and GPUs (as CUDA_VISIBLE_DEVICES
     names them), interpreter, folder, version."""
-    connected = os.environ.get("SSH_CONNECTION", "").split()  # client, its port, this host, its port
+    # client, its port, this host, its port
+    connected = os.environ.get("SSH_CONNECTION", "").split()
     try:
         named = socket.gethostbyname(socket.gethostname())
     except OSError:
@@ -294,7 +302,8 @@ def main() -> int:
         os.set_blocking(one, False)
     agent = NodeAgent(silence_s, 0, out)
     signals = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, signals)  # as Ray has SIGINT; what is started here would inherit it
+    # as Ray has SIGINT; what is started here would inherit it
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, signals)
     for number in signals:
         signal.signal(number, lambda received, _frame: _over(agent, received))
     if "told" in sys.argv[2:]:

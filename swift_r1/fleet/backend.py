@@ -11,7 +11,8 @@ from typing import Protocol
 from swift_r1.workers.process import SupervisedProcess
 
 AGENT_MODULE = "swift_r1.fleet.agent"
-_END_S = 45.0  # for the process of a pipe to end after its input has; an agent first ends what it has started
+# for the process of a pipe to end after its input has; an agent first ends what it has started
+_END_S = 45.0
 
 
 @dataclass(frozen=True)
@@ -80,7 +81,9 @@ class ProcessPipe:
 
     def __init__(self, words: Sequence[str], environ: Mapping[str, str] | None = None) -> None:
         pipe = subprocess.PIPE
-        self._process = SupervisedProcess(words, environ, keeps_errors=True, stdin=pipe, stdout=pipe)
+        self._process = SupervisedProcess(
+            words, environ, keeps_errors=True, stdin=pipe, stdout=pipe
+        )
 
     def send(self, line: bytes) -> None:
         assert self._process.stdin is not None

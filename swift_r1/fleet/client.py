@@ -38,7 +38,9 @@ class AgentClient:
         self._closed = threading.Event()
         self._asked: dict[int, Callable[[Event], None]] = {}
         self._number = 0
-        self._thread = threading.Thread(target=self._listen, name=f"agent of {node.name}", daemon=True)
+        self._thread = threading.Thread(
+            target=self._listen, name=f"agent of {node.name}", daemon=True
+        )
         self._thread.start()
 
     def _listen(self) -> None:
@@ -46,7 +48,9 @@ class AgentClient:
             self._pipe = self._backend.connect(self.node)
             if self._closed.is_set():
                 self._pipe.close()
-            threading.Thread(target=self._send, args=(self._pipe,), name=f"to {self.node.name}", daemon=True).start()
+            threading.Thread(
+                target=self._send, args=(self._pipe,), name=f"to {self.node.name}", daemon=True
+            ).start()
             text = self._pass_on(self._pipe)
         except (SwiftError, OSError) as error:
             text = one_line(error)

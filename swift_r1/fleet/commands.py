@@ -32,7 +32,10 @@ def train_words(
 ) -> list[str]:
     """Returns the command of each node that trains, into `folder`; `urls` are the addresses of the servers of each
     role, of which those of the rollout servers may be in a file instead."""
-    flags: dict[str, Any] = with_addresses(run.rlhf, urls, server_file) | {"output_dir": folder, "add_version": False}
+    flags: dict[str, Any] = with_addresses(run.rlhf, urls, server_file) | {
+        "output_dir": folder,
+        "add_version": False,
+    }
     if resume:
         flags["resume_from_checkpoint"] = LAST
     return ["-m", "swift_r1", "rlhf", *as_words(flags)]
@@ -71,7 +74,9 @@ def shared_variables(run: RunFile, key: str, environ: Mapping[str, str]) -> dict
     hubs. Raises UsageError: one that the file only names is not set here."""
     missing = [name for name, value in run.environ.items() if value is None and name not in environ]
     if missing:
-        raise UsageError(*(f"{run.path}: environ: {name} has no value, and is not set here" for name in missing))
+        raise UsageError(
+            *(f"{run.path}: environ: {name} has no value, and is not set here" for name in missing)
+        )
     secrets = {spec.info.secret for spec in flag_specs(RlhfArguments).values() if spec.info.secret}
     passed = {name: environ[name] for name in sorted({*secrets, *_FORWARDED}) if name in environ}
     given = {name: environ[name] if value is None else value for name, value in run.environ.items()}
@@ -86,7 +91,8 @@ def shown_command(
 ) -> str:
     """Writes a command for a shell; the values of keys are `***`."""
     shown = {
-        name: "***" if is_secret(name) or has_password(value) else shlex.quote(value) for name, value in environ.items()
+        name: "***" if is_secret(name) or has_password(value) else shlex.quote(value)
+        for name, value in environ.items()
     }
     variables = " ".join(f"{name}={value}" for name, value in shown.items())
     place = f"cd {shlex.quote(folder)} && " if folder else ""

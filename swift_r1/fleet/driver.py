@@ -77,7 +77,9 @@ class Driver:
         return self.logs / f"{task.name}.log"
 
     def taken(self) -> list[NodeSlot]:
-        return [task.place for task in self.tasks if task.place is not None and task.state != "given up"]
+        return [
+            task.place for task in self.tasks if task.place is not None and task.state != "given up"
+        ]
 
     def run(self) -> int:
         """Returns the exit code of the run.
@@ -99,13 +101,19 @@ class Driver:
                 if self.interrupted is None:
                     self.training.begin()
                     self._until(lambda: self.training.code is not None)
-                code = 128 + (self.interrupted or 0) if self.training.code is None else self.training.code
+                code = (
+                    128 + (self.interrupted or 0)
+                    if self.training.code is None
+                    else self.training.code
+                )
                 if code != EXIT_OK and self.training.why:
                     self._say(f"not restarted: {self.training.why}")
                 return code
             except SwiftError as error:
                 if self.training.lives:
-                    self._say(f"{one_line(error)}; training ends after its step, and saves; a signal ends it at once")
+                    self._say(
+                        f"{one_line(error)}; training ends after its step, and saves; a signal ends it at once"
+                    )
                 raise
             finally:
                 self._end()
@@ -114,7 +122,9 @@ class Driver:
         try:
             places = place_roles(self.run_file.roles, self.fleet.rooms())
         except NoRoom as error:
-            lost = [f"{name} could not be reached: {why}" for name, why in self.fleet.faults.items()]
+            lost = [
+                f"{name} could not be reached: {why}" for name, why in self.fleet.faults.items()
+            ]
             raise UsageError(*lost, str(error)) from error
         for task in self.tasks:
             task.place = places[task.role.name][task.number]
@@ -171,7 +181,10 @@ class Driver:
                 self._say(f"{client.node.name} will be taken away soon")
                 self._signalled(signal.SIGTERM)
         else:
-            task = next((one for one in self.tasks if one.client is client and one.process == event["id"]), None)
+            task = next(
+                (one for one in self.tasks if one.client is client and one.process == event["id"]),
+                None,
+            )
             if task is not None and kind == "output":
                 self._output(task, event["text"])
             elif task is not None:
@@ -182,7 +195,11 @@ class Driver:
         self.fleet.gone(client, text)
         was_there = client.about is not None
         why = self.fleet.faults[client.node.name]
-        own = [task for task in self.tasks if task.client is client and (task.lives or task.state == "placed")]
+        own = [
+            task
+            for task in self.tasks
+            if task.client is client and (task.lives or task.state == "placed")
+        ]
         if was_there and not self._ending:
             self._say(f"{client.node.name} is gone: {why}")
         for task in own:
@@ -236,7 +253,10 @@ class Driver:
     def _end(self) -> None:
         """Ends what still lives, servers after training, which may need them to save; and all agents."""
         self._ending = True
-        for tasks, end_s in ((self.training.tasks, TRAIN_END_S), (self.servers.tasks, SERVER_END_S)):
+        for tasks, end_s in (
+            (self.training.tasks, TRAIN_END_S),
+            (self.servers.tasks, SERVER_END_S),
+        ):
             for task in tasks:
                 task.end(0 if self._at_once else end_s)
             deadline = time.monotonic() + 2 * end_s
@@ -246,7 +266,12 @@ class Driver:
 
     @contextmanager
     def _signals(self) -> Iterator[None]:
-        heard = [one for one in _SIGNALS if one != signal.SIGHUP or signal.getsignal(one) != signal.SIG_IGN]  # nohup
+        # nohup
+        heard = [
+            one
+            for one in _SIGNALS
+            if one != signal.SIGHUP or signal.getsignal(one) != signal.SIG_IGN
+        ]
         with handlers_kept(*heard):
             for number in heard:
                 signal.signal(number, lambda got, _: self._events.put(int(got)))

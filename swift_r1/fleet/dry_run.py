@@ -33,7 +33,9 @@ def dry_run(run: RunFile, backend: ClusterBackend, environ: Mapping[str, str]) -
         Room(name, tuple(map(str, range(_or(node.gpus)))), tuple(range(_or(node.cpus))), node.roles)
         for name, node in nodes.items()
     ]
-    lines = [f"# agent on {name}: {shlex.join(backend.command(node))}" for name, node in nodes.items()]
+    lines = [
+        f"# agent on {name}: {shlex.join(backend.command(node))}" for name, node in nodes.items()
+    ]
     try:
         places = place_roles(run.roles, rooms)
     except NoRoom as error:
@@ -46,7 +48,9 @@ def dry_run(run: RunFile, backend: ClusterBackend, environ: Mapping[str, str]) -
             address = node.address or node.name
             urls.setdefault(role, []).append(url_of(address, port))
             words = server_words(run, role, address, port)
-            lines.append(_one(f"{role}-{number}", node, words, {**environ, **_devices(place, node)}))
+            lines.append(
+                _one(f"{role}-{number}", node, words, {**environ, **_devices(place, node)})
+            )
     first = nodes[places[TRAIN][0].node]
     folder = str(run.args.output_dir)
     words = train_words(run, urls, folder, False, server_file(folder))
@@ -54,11 +58,17 @@ def dry_run(run: RunFile, backend: ClusterBackend, environ: Mapping[str, str]) -
         lines.append(f"# the addresses of the rollout servers, on {first.name}")
         there = f"cd {shlex.quote(first.folder)} && " if first.folder else ""
         path = shlex.quote(server_file(folder))
-        lines.append(f"{there}mkdir -p $(dirname {path}) && printf '%s\\n' {' '.join(urls[ROLLOUT])} > {path}")
+        lines.append(
+            f"{there}mkdir -p $(dirname {path}) && printf '%s\\n' {' '.join(urls[ROLLOUT])} > {path}"
+        )
     for number, place in enumerate(places[TRAIN]):
         node = nodes[place.node]
-        ranks = rank_variables(run, len(places[TRAIN]), number, first.address or first.name, DEFAULT_MASTER_PORT)
-        lines.append(_one(f"{TRAIN}-{number}", node, words, {**environ, **_devices(place, node), **ranks}))
+        ranks = rank_variables(
+            run, len(places[TRAIN]), number, first.address or first.name, DEFAULT_MASTER_PORT
+        )
+        lines.append(
+            _one(f"{TRAIN}-{number}", node, words, {**environ, **_devices(place, node), **ranks})
+        )
     return "\n".join(lines)
 
 

@@ -17,7 +17,9 @@ class LaunchArguments(Command):
     command: ClassVar[str] = "launch"
     of_others: ClassVar[str] = "put it into the file"
     on: str = resumable_flag("local", "what the nodes are", choices=tuple(BACKENDS))
-    dry_run: bool = resumable_flag(False, "print every command with its node and its variables, and start none")
+    dry_run: bool = resumable_flag(
+        False, "print every command with its node and its variables, and start none"
+    )
     max_restarts: int = resumable_flag(
         3,
         "how often training restarts from its last checkpoint, and how often in a row a server that does not get ready "

@@ -38,7 +38,8 @@ class Fleet:
         self.clients: dict[str, AgentClient] = {}
         self.faults: dict[str, str] = {}
         self._tried: dict[str, float] = {}
-        self._leaving: list[AgentClient] = []  # gone, but perhaps still ending what they have started
+        # gone, but perhaps still ending what they have started
+        self._leaving: list[AgentClient] = []
         self._events = events
         self._over = threading.Event()
 
@@ -123,7 +124,9 @@ class Fleet:
         """Ends all agents, and waits for them."""
         self._over.set()
         clients = [*self.clients.values(), *self._leaving]
-        threads = [threading.Thread(target=one.close, args=(_CLOSE_S,), daemon=True) for one in clients]
+        threads = [
+            threading.Thread(target=one.close, args=(_CLOSE_S,), daemon=True) for one in clients
+        ]
         for thread in threads:
             thread.start()
         for thread in threads:

@@ -56,7 +56,9 @@ def find_places(
         others = [*taken, *found]
         best: tuple[tuple[int, int], NodeSlot] | None = None
         for room in rooms:
-            if not _allows(room, role) or (role.name == TRAIN and any(slot.node == room.name for slot in found)):
+            if not _allows(room, role) or (
+                role.name == TRAIN and any(slot.node == room.name for slot in found)
+            ):
                 continue
             gpus, cpus = _free(room, others)
             if len(gpus) < role.gpus or len(cpus) < (role.cpus or 0):
@@ -64,7 +66,9 @@ def find_places(
             here = sum(slot.node == room.name for slot in others)
             fullness = (len(gpus), here) if role.name == TRAIN else (here, -len(gpus))
             if best is None or fullness < best[0]:
-                slot = NodeSlot(room.name, gpus[: role.gpus], cpus[: role.cpus] if role.cpus else None)
+                slot = NodeSlot(
+                    room.name, gpus[: role.gpus], cpus[: role.cpus] if role.cpus else None
+                )
                 best = (fullness, slot)
         if best is None:
             raise NoRoom(_missing(role, number, count, rooms, others))
@@ -74,7 +78,9 @@ def find_places(
 
 def _allows(room: Room, role: Role) -> bool:
     """Returns whether a role may run on a node."""
-    return (not role.hosts or room.name in role.hosts) and (not room.roles or role.name in room.roles)
+    return (not role.hosts or room.name in role.hosts) and (
+        not room.roles or role.name in room.roles
+    )
 
 
 def _free(room: Room, taken: Sequence[NodeSlot]) -> tuple[tuple[str, ...], tuple[int, ...]]:

@@ -27,7 +27,14 @@ SERVERS = (JUDGE, TEACHER)
 _ROLES = (TRAIN, ROLLOUT, *SERVERS)
 _SECTIONS = ("rlhf", ROLLOUT, *SERVERS, "roles", "environ", *BACKENDS)
 _CHOSEN_VARIABLES = (
-    *("NNODES", "NODE_RANK", "NPROC_PER_NODE", "MASTER_ADDR", "MASTER_PORT", "CUDA_VISIBLE_DEVICES"),
+    *(
+        "NNODES",
+        "NODE_RANK",
+        "NPROC_PER_NODE",
+        "MASTER_ADDR",
+        "MASTER_PORT",
+        "CUDA_VISIBLE_DEVICES",
+    ),
     API_KEY_VARIABLE,
 )
 _KINDS: dict[type, str] = {
@@ -37,8 +44,12 @@ _KINDS: dict[type, str] = {
     dict: "a mapping",
 }
 _PLACEHOLDER_URL = "http://127.0.0.1:8000"
-_ONE = dict.fromkeys(SERVERS, "has one address: give it vllm_data_parallel_size for more copies of the model")
-_ADDRESSES = dict.fromkeys(("host", "port", "api_key"), "swift launch chooses addresses and the key")
+_ONE = dict.fromkeys(
+    SERVERS, "has one address: give it vllm_data_parallel_size for more copies of the model"
+)
+_ADDRESSES = dict.fromkeys(
+    ("host", "port", "api_key"), "swift launch chooses addresses and the key"
+)
 _SERVER_FLAGS = ("vllm_server_host", "vllm_server_port", "vllm_server_base_url", "vllm_server_file")
 _OF_THE_LAUNCH = {
     **dict.fromkeys(("nnodes", "nproc_per_node"), "say it in roles: train"),
@@ -123,7 +134,9 @@ def read_run_file(path: str | Path, overrides: Mapping[str, Any] | None = None) 
             servers[name] = _server(given, rlhf if name == ROLLOUT else {}, roles[name])
             faults += _server_faults(name, given, servers[name])
         elif given:
-            faults.append(f"{name} has flags, and no role of that name: add it to roles, or leave the section out")
+            faults.append(
+                f"{name} has flags, and no role of that name: add it to roles, or leave the section out"
+            )
     environ = _environ(sections["environ"], faults)
     if faults:
         raise UsageError(*(f"{path}: {fault}" for fault in dict.fromkeys(faults)))
@@ -150,14 +163,24 @@ def with_addresses(
     flags = dict(rlhf)
     faults = list[str]()
     if ROLLOUT in urls:
-        flags |= {"vllm_server_file": server_file} if server_file else {"vllm_server_base_url": list(urls[ROLLOUT])}
+        flags |= (
+            {"vllm_server_file": server_file}
+            if server_file
+            else {"vllm_server_base_url": list(urls[ROLLOUT])}
+        )
         if set(_SERVER_FLAGS).intersection(rlhf):
-            faults.append(f"the role {ROLLOUT} has addresses: leave out {', '.join(_SERVER_FLAGS)}, or the role")
+            faults.append(
+                f"the role {ROLLOUT} has addresses: leave out {', '.join(_SERVER_FLAGS)}, or the role"
+            )
         if not flags.setdefault("use_vllm", True) or flags.get("vllm_mode", "server") != "server":
-            faults.append(f"roles: {ROLLOUT} generates: leave out use_vllm and vllm_mode, or the role")
+            faults.append(
+                f"roles: {ROLLOUT} generates: leave out use_vllm and vllm_mode, or the role"
+            )
     if TEACHER in urls:
         if {"teacher_model", "teacher_model_server"}.intersection(flags):
-            faults.append("the role teacher teaches: leave out teacher_model and teacher_model_server, or the role")
+            faults.append(
+                "the role teacher teaches: leave out teacher_model and teacher_model_server, or the role"
+            )
         flags["teacher_model_server"] = list(urls[TEACHER])
     if JUDGE in urls:
         judge = _judge(flags.get("judge") or {})
@@ -175,10 +198,16 @@ def _judge(value: Any) -> dict[str, Any]:
     import yaml
 
     try:
-        text = value if isinstance(value, dict) or value.lstrip().startswith("{") else Path(value).read_text()
+        text = (
+            value
+            if isinstance(value, dict) or value.lstrip().startswith("{")
+            else Path(value).read_text()
+        )
         content = text if isinstance(text, dict) else read_yaml(text)
     except (OSError, yaml.YAMLError, AttributeError) as error:
-        raise UsageError(f"judge: {yaml_fault(error) if isinstance(error, yaml.YAMLError) else error}") from error
+        raise UsageError(
+            f"judge: {yaml_fault(error) if isinstance(error, yaml.YAMLError) else error}"
+        ) from error
     if not isinstance(content, dict):
         raise UsageError("judge: must be a mapping")
     return content
@@ -223,7 +252,9 @@ def _role(name: str, values: Any, faults: list[str]) -> Role | None:
     if not isinstance(values, dict):
         faults.append(f"roles: {name} must be a mapping like {{gpus: 1}}, not {values!r}")
         return None
-    numbers = ["nodes", "gpus", "processes", "cpus"] if name == TRAIN else ["replicas", "gpus", "cpus"]
+    numbers = (
+        ["nodes", "gpus", "processes", "cpus"] if name == TRAIN else ["replicas", "gpus", "cpus"]
+    )
     hosts = values.get("hosts", [])
     found = list(unknown(map(str, values), [*numbers, "hosts"], "key"))
     for key in numbers:
@@ -247,7 +278,10 @@ def _role(name: str, values: Any, faults: list[str]) -> Role | None:
 
 def is_secret(variable: str) -> bool:
     """Says whether a variable is a key by its name."""
-    return is_secret_name(variable) or re.search("(^|_)(KEY|TOKEN|SECRET|PASSWORD)(_|$)", variable.upper()) is not None
+    return (
+        is_secret_name(variable)
+        or re.search("(^|_)(KEY|TOKEN|SECRET|PASSWORD)(_|$)", variable.upper()) is not None
+    )
 
 
 def _environ(given: Mapping[str, Any], faults: list[str]) -> dict[str, str | None]:
@@ -258,7 +292,9 @@ def _environ(given: Mapping[str, Any], faults: list[str]) -> dict[str, str | Non
         elif isinstance(value, dict | list):
             faults.append(f"environ: {name} must be one value, not {value!r}")
         elif value is not None and (is_secret(name) or has_password(str(value))):
-            faults.append(f"environ: {name}: a key has no place in a file: leave its value out, and set it here")
+            faults.append(
+                f"environ: {name}: a key has no place in a file: leave its value out, and set it here"
+            )
         else:
             found[name] = None if value is None else _text_of(value)
     return found
@@ -281,8 +317,12 @@ def _named(cls: type[Command], values: Mapping[str, Any]) -> dict[str, Any]:
 
 def _server(given: Mapping[str, Any], policy: Mapping[str, Any], role: Role) -> dict[str, Any]:
     """Returns a server's flags: a rollout server has the policy's model and dtype, and its GPUs one copy of it."""
-    flags = {name: policy[name] for name in ("model", "torch_dtype") if name in policy} | dict(given)
-    if role.gpus > 1 and not {"vllm_tensor_parallel_size", "vllm_data_parallel_size"}.intersection(flags):
+    flags = {name: policy[name] for name in ("model", "torch_dtype") if name in policy} | dict(
+        given
+    )
+    if role.gpus > 1 and not {"vllm_tensor_parallel_size", "vllm_data_parallel_size"}.intersection(
+        flags
+    ):
         flags["vllm_tensor_parallel_size"] = role.gpus
     return flags
 
@@ -299,7 +339,9 @@ def _server_faults(name: str, given: Mapping[str, Any], flags: Mapping[str, Any]
         yield from (f"{name}: {fault}" for fault in error.faults)
 
 
-def _checked_rlhf(rlhf: Mapping[str, Any], roles: Mapping[str, Role], faults: list[str]) -> RlhfArguments:
+def _checked_rlhf(
+    rlhf: Mapping[str, Any], roles: Mapping[str, Role], faults: list[str]
+) -> RlhfArguments:
     """Returns the flags as `swift rlhf` will read them; what is wrong with them is in `faults`."""
     if not rlhf:
         faults.append("rlhf is missing: the flags of swift rlhf")
@@ -312,9 +354,15 @@ def _checked_rlhf(rlhf: Mapping[str, Any], roles: Mapping[str, Role], faults: li
             own[key] = value
     for key, spec in flag_specs(RlhfArguments).items():
         if spec.info.secret and key in own:
-            faults.append(f"rlhf: {key}: a key has no place in a file: set {spec.info.secret} where swift launch runs")
+            faults.append(
+                f"rlhf: {key}: a key has no place in a file: set {spec.info.secret} where swift launch runs"
+            )
     train = roles.get(TRAIN, Role(TRAIN))
-    world = {"NPROC_PER_NODE": str(train.processes), "NNODES": str(train.count), "MASTER_ADDR": "node0"}
+    world = {
+        "NPROC_PER_NODE": str(train.processes),
+        "NNODES": str(train.count),
+        "MASTER_ADDR": "node0",
+    }
     try:
         own = with_addresses(own, {name: [_PLACEHOLDER_URL] for name in roles if name != TRAIN})
         return parse_arguments(RlhfArguments, as_words(own), world)
@@ -335,7 +383,11 @@ def read_options(run: RunFile, backend: str, known: Mapping[str, type]) -> dict[
 
 def hosts_faults(run: RunFile, instead: str) -> list[str]:
     """Returns a line for each role with `hosts`, for a backend that cannot be told names."""
-    return [f"{run.path}: roles: {name}: hosts: {instead}" for name, role in run.roles.items() if role.hosts]
+    return [
+        f"{run.path}: roles: {name}: hosts: {instead}"
+        for name, role in run.roles.items()
+        if role.hosts
+    ]
 
 
 def option_faults(options: Mapping[str, Any], known: Mapping[str, type]) -> list[str]:

@@ -49,7 +49,9 @@ class FleetServers:
     @property
     def placed(self) -> bool:
         """Says whether each server has an address, or none now: it was given up, or waits for a place."""
-        return all(task.url is not None or task.state in ("given up", "waiting") for task in self.tasks)
+        return all(
+            task.url is not None or task.state in ("given up", "waiting") for task in self.tasks
+        )
 
     @property
     def enough(self) -> bool:
@@ -77,7 +79,10 @@ class FleetServers:
             if task.client is not client or task.state != "placed":
                 return
             if "error" in answer:
-                raise ServerFailed(f"{task.name} on {task.node}: no port of {address}: {answer['error']}", EXIT_USAGE)
+                raise ServerFailed(
+                    f"{task.name} on {task.node}: no port of {address}: {answer['error']}",
+                    EXIT_USAGE,
+                )
             [task.port] = answer["ports"]
             task.url = url_of(address, task.port)
             self._start(task)
@@ -87,7 +92,9 @@ class FleetServers:
 
     def _start(self, task: FleetTask) -> None:
         assert task.place is not None and task.port is not None
-        words = server_words(self._launch.run, task.role.name, self._fleet.address(task.place.node), task.port)
+        words = server_words(
+            self._launch.run, task.role.name, self._fleet.address(task.place.node), task.port
+        )
         task.start(words, self._launch.environ, self._launch.log(task))
         self._launch.changed(task, f"started at {task.url}")
 
@@ -96,8 +103,14 @@ class FleetServers:
         `--vllm_server_timeout` seconds, or a role has had no server for `--node_timeout`."""
         limit_s = self._launch.run.args.vllm_server_timeout
         for task in self.tasks:
-            if task.role.name == JUDGE and task.state == "starting" and time.monotonic() - task.started > limit_s:
-                why = f"did not serve within {limit_s:g} s (--vllm_server_timeout): {task.last_line}"
+            if (
+                task.role.name == JUDGE
+                and task.state == "starting"
+                and time.monotonic() - task.started > limit_s
+            ):
+                why = (
+                    f"did not serve within {limit_s:g} s (--vllm_server_timeout): {task.last_line}"
+                )
                 raise self._failed(task, f"{task.name} on {task.node} {why}")
             if task.state == "starting" and task.url is not None and task.client is not None:
                 attempt = task.attempt
@@ -127,7 +140,9 @@ class FleetServers:
             waited = time.monotonic() - self._without[task.name]
             if waited > self._launch.args.node_timeout and not self.urls[task.role.name]:
                 limit = f"{self._launch.args.node_timeout:g} s (--node_timeout)"
-                raise ServerFailed(f"{task.name} has had no place for {limit}: {error}", EXIT_RUN_FAILED) from error
+                raise ServerFailed(
+                    f"{task.name} has had no place for {limit}: {error}", EXIT_RUN_FAILED
+                ) from error
             return
         self._without.pop(task.name, None)
         self.begin(task)

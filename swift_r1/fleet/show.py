@@ -64,7 +64,9 @@ class Display:
     def __init__(self, logs: Path) -> None:
         self._logs = logs
         self._console = _Terminal(stderr=True)
-        self._live = Live(console=self._console, auto_refresh=False) if self._console.is_terminal else None
+        self._live = (
+            Live(console=self._console, auto_refresh=False) if self._console.is_terminal else None
+        )
 
     def __enter__(self) -> Display:
         if self._live is not None:
@@ -96,7 +98,12 @@ class Display:
                 self._live.update(self._table(driver), refresh=True)
 
     def _table(self, driver: Driver) -> ConsoleRenderable:
-        table = Table(box=box.SIMPLE_HEAD, pad_edge=False, caption=f"logs: {self._logs}", caption_justify="left")
+        table = Table(
+            box=box.SIMPLE_HEAD,
+            pad_edge=False,
+            caption=f"logs: {self._logs}",
+            caption_justify="left",
+        )
         for name in ("role", "node", "state", "restarts", "address"):
             table.add_column(name, overflow="fold")
         tasks = sorted(driver.tasks, key=lambda task: task.state in ("ready", "running"))

@@ -20,7 +20,8 @@ from swift_r1.fleet.run_file import TRAIN, Role, RunFile
 State = Literal["waiting", "placed", "starting", "ready", "running", "ended", "given up"]
 """`placed` waits for a port; `starting`: a server does not serve yet; `ready`: it does; `running`: it trains."""
 SERVER_END_S = 15.0  # for a server to end after SIGTERM
-TRAIN_END_S = 180.0  # for training to end and save after SIGTERM, where nobody waits for it any more
+# for training to end and save after SIGTERM, where nobody waits for it any more
+TRAIN_END_S = 180.0
 
 
 @dataclass(eq=False)
@@ -114,7 +115,11 @@ class FleetTask:
         """Says how it ended, in words."""
         if self.code is None:
             return f"{self.name} is lost with {self.node} ({self.why})"
-        how = f"was killed by {signal.Signals(-self.code).name}" if self.code < 0 else f"ended with {self.code}"
+        how = (
+            f"was killed by {signal.Signals(-self.code).name}"
+            if self.code < 0
+            else f"ended with {self.code}"
+        )
         if self.code == EXIT_RANK_KILLED:
             how = "has ended, since a signal killed one of its ranks"
         return f"{self.name} on {self.node} {how}"

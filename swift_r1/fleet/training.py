@@ -37,7 +37,9 @@ _CODES = {
 class Training:
     """The nodes that train; `folder` is the run's."""
 
-    def __init__(self, launch: LaunchContext, folder: str, resume: bool, servers: FleetServers) -> None:
+    def __init__(
+        self, launch: LaunchContext, folder: str, resume: bool, servers: FleetServers
+    ) -> None:
         self._launch = launch
         self._fleet = launch.fleet
         self._args = launch.args
@@ -88,9 +90,17 @@ class Training:
             [port] = answer["ports"]
             self.tell_servers()
             resume = self._resume or self.restarts > 0
-            words = train_words(self._launch.run, self._servers.urls, self._folder, resume, server_file(self._folder))
+            words = train_words(
+                self._launch.run,
+                self._servers.urls,
+                self._folder,
+                resume,
+                server_file(self._folder),
+            )
             for task in self.tasks:
-                ranks = rank_variables(self._launch.run, len(self.tasks), task.number, address, port)
+                ranks = rank_variables(
+                    self._launch.run, len(self.tasks), task.number, address, port
+                )
                 environ = {**self._launch.environ, LAUNCHED: "1", **ranks}
                 task.start(words, environ, self._launch.log(task))
                 self._launch.changed(task, "trains")
@@ -116,7 +126,9 @@ class Training:
 
     def _written(self, answer: Event) -> None:
         if "error" in answer:
-            self._launch.changed(self.tasks[0], f"the addresses of the servers cannot be written: {answer['error']}")
+            self._launch.changed(
+                self.tasks[0], f"the addresses of the servers cannot be written: {answer['error']}"
+            )
 
     def restart(self, why: str) -> None:
         """Ends all nodes after the step that they are in; they begin again from the checkpoint."""
@@ -222,7 +234,11 @@ class Training:
             return
         if not self._servers.enough:
             return
-        others = [place for place in self._launch.taken() if place not in [task.place for task in self.tasks]]
+        others = [
+            place
+            for place in self._launch.taken()
+            if place not in [task.place for task in self.tasks]
+        ]
         least = 1 if self._args.on_node_loss == "restart" and waited > _BACK_S else wanted
         for count in range(wanted, least - 1, -1):
             try:
@@ -231,12 +247,16 @@ class Training:
                 missing = str(error)
                 continue
             self.restarts += 1
-            self.tasks = self.tasks[:count] + [FleetTask(self.role, number) for number in range(len(self.tasks), count)]
+            self.tasks = self.tasks[:count] + [
+                FleetTask(self.role, number) for number in range(len(self.tasks), count)
+            ]
             for task, place in zip(self.tasks, places, strict=True):
                 task.place = place
             self.again = self._said_waiting = False
             fewer = f" on {count} of {wanted} nodes" if count < wanted else ""
-            self._launch.changed(self.tasks[0], f"{self.why}: training resumes from its last checkpoint{fewer}")
+            self._launch.changed(
+                self.tasks[0], f"{self.why}: training resumes from its last checkpoint{fewer}"
+            )
             self.why = ""
             self.begin()
             return

@@ -27,7 +27,9 @@ LEAST_COMPILED_TOKENS = 300_000
 after 70,000 to 300,000 tokens (docs/performance.md)."""
 
 
-def chosen(args: RlhfArguments, plan: Plan, world: World, gpu: bool) -> tuple[RlhfArguments, str | None]:
+def chosen(
+    args: RlhfArguments, plan: Plan, world: World, gpu: bool
+) -> tuple[RlhfArguments, str | None]:
     """Returns the arguments with `use_vllm` decided, and the line about it; None where the user has decided."""
     if args.use_vllm is not None:
         return args, None
@@ -80,7 +82,10 @@ def why_own_process(args: RlhfArguments, tokens: int, world: World, gpu: bool) -
 
 _FLASH = {
     "flash_attention_2": ("flash_attn", "pip install flash-attn --no-build-isolation"),
-    "flash_attention_3": ("flash_attn_interface", "build it in the folder hopper of flash-attention's sources"),
+    "flash_attention_3": (
+        "flash_attn_interface",
+        "build it in the folder hopper of flash-attention's sources",
+    ),
 }
 
 
@@ -96,7 +101,9 @@ def attention_of(args: A, gpu: bool) -> tuple[A, str | None]:
             raise UsageError(f"--attn_impl {name} needs the package {package}: {install}")
         return args, None
     why = "rows that are spread over ranks need it" if gpu else "there is no GPU"
-    return replace(args, attn_impl="sdpa"), f"--attn_impl {name}: attention is PyTorch's SDPA here, since {why}"
+    return replace(
+        args, attn_impl="sdpa"
+    ), f"--attn_impl {name}: attention is PyTorch's SDPA here, since {why}"
 
 
 def without_gpu(args: A, gpu: bool) -> tuple[A, str | None]:

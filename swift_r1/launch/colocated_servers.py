@@ -74,7 +74,9 @@ def _on_several_nodes(
         [key] = nodes.ask(["key"])
         host = own_address(str(world.master_addr))
         if host is None:
-            raise RunFailed(f"this node has no address on the way to MASTER_ADDR {world.master_addr}")
+            raise RunFailed(
+                f"this node has no address on the way to MASTER_ADDR {world.master_addr}"
+            )
         urls, _, check = start_engines(args, world, folder, key, host)
         nodes.tell(f"engines/{world.node_rank}", json.dumps(urls))
         [addresses] = nodes.ask(["engines"], check)
@@ -103,14 +105,22 @@ def start_engines(
         raises RunFailed once that has ended because one cannot be started, which it has said.
     """
     gpu = has_gpu(os.environ)
-    places = devices_of(world.nproc_per_node, args.vllm_tensor_parallel_size, os.environ, usable_cpus(), gpu)
+    places = devices_of(
+        world.nproc_per_node, args.vllm_tensor_parallel_size, os.environ, usable_cpus(), gpu
+    )
     ports = free_ports(len(places), host)
     urls = [url_of(host, port) for port in ports]
     order = {
         "run": os.getpid(),
         "engines": [
             {
-                "words": [sys.executable, "-m", "swift_r1", "rollout", *engine_flags(args, host, port, gpu)],
+                "words": [
+                    sys.executable,
+                    "-m",
+                    "swift_r1",
+                    "rollout",
+                    *engine_flags(args, host, port, gpu),
+                ],
                 "environ": {**os.environ, **place, API_KEY_VARIABLE: key},
                 "log": str(folder / f"engine-{world.node_rank * len(places) + number}.log"),
                 "url": url,
@@ -119,14 +129,18 @@ def start_engines(
         ],
     }
     # Through standard input: others must not read the key and the environment.
-    supervisor = SupervisedProcess([sys.executable, "-m", SUPERVISOR_MODULE], stdin=PIPE, stdout=sys.stderr)
+    supervisor = SupervisedProcess(
+        [sys.executable, "-m", SUPERVISOR_MODULE], stdin=PIPE, stdout=sys.stderr
+    )
     assert supervisor.stdin is not None
     supervisor.stdin.write(json.dumps(order).encode())
     supervisor.stdin.close()
 
     def check() -> None:
         if supervisor.poll() is not None:
-            raise RunFailed("--vllm_mode colocate: the engine beside the trainer could not be started (see above)")
+            raise RunFailed(
+                "--vllm_mode colocate: the engine beside the trainer could not be started (see above)"
+            )
 
     return urls, supervisor, check
 
@@ -135,7 +149,9 @@ def engine_flags(args: RlhfArguments, host: str, port: int, gpu: bool) -> list[s
     """Returns the flags of `swift rollout` for this run."""
     length = args.vllm_max_model_len
     if length is None and args.max_length and args.multi_turn_scheduler is None:
-        length = args.max_length + max(args.max_completion_length, args.eval_max_completion_length or 0)
+        length = args.max_length + max(
+            args.max_completion_length, args.eval_max_completion_length or 0
+        )
     values = {
         "model": args.model,
         "host": host,
@@ -143,8 +159,11 @@ def engine_flags(args: RlhfArguments, host: str, port: int, gpu: bool) -> list[s
         "seed": args.seed,
         "torch_dtype": args.torch_dtype,
         "max_model_len": length,
-        "vllm_gpu_memory_utilization": (args.vllm_gpu_memory_utilization or DEFAULT_GPU_SHARE) if gpu else None,
-        "vllm_engine_kwargs": args.vllm_engine_kwargs | ({"enable_sleep_mode": True} if args.sleep_level else {}),
+        "vllm_gpu_memory_utilization": (args.vllm_gpu_memory_utilization or DEFAULT_GPU_SHARE)
+        if gpu
+        else None,
+        "vllm_engine_kwargs": args.vllm_engine_kwargs
+        | ({"enable_sleep_mode": True} if args.sleep_level else {}),
     }
     if args.vllm_enable_lora:
         needed = max(args.vllm_max_lora_rank, args.lora_rank)
@@ -157,7 +176,9 @@ def devices_of(
 ) -> list[dict[str, str]]:
     """Returns variables that put each engine where its `each` of a node's `ranks` are: on their GPUs, or their CPUs."""
     if gpu:
-        visible = [device for device in environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if device]
+        visible = [
+            device for device in environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if device
+        ]
         name = "CUDA_VISIBLE_DEVICES"
         separator = ","
         parts = [visible[rank] if rank < len(visible) else str(rank) for rank in range(ranks)]

@@ -117,8 +117,14 @@ def run_workers(
     # The supervisor of engines beside the ranks was started before; it ends once this process has ended.
     kill_workers = partial(_kill_children, spared=_children())
     with ExitStack() as cleanup:
-        cleanup.enter_context(_limited_ending(min(_ENDING_SECONDS, ddp_timeout / 2), shutdown_timeout))
-        nodes = cleanup.enter_context(Nodes(world, ddp_timeout, kill_workers)) if world.nnodes > 1 else None
+        cleanup.enter_context(
+            _limited_ending(min(_ENDING_SECONDS, ddp_timeout / 2), shutdown_timeout)
+        )
+        nodes = (
+            cleanup.enter_context(Nodes(world, ddp_timeout, kill_workers))
+            if world.nnodes > 1
+            else None
+        )
         cause = _run_node(world, command, kill_workers, finished)
         if isinstance(cause, Cause):
             return _tell(cause if nodes is None else nodes.settle(cause), world, memory_advice)
@@ -145,7 +151,10 @@ def _state(file: Path | None) -> tuple[int, int] | None:
 
 
 def _run_node(
-    world: World, command: Sequence[str], kill_workers: Callable[[], None], finished: Callable[[], int | None]
+    world: World,
+    command: Sequence[str],
+    kill_workers: Callable[[], None],
+    finished: Callable[[], int | None],
 ) -> int | Cause:
     """Runs this node's workers to their end: an exit code, or why they failed."""
     from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, SignalException
@@ -169,7 +178,9 @@ def _run_node(
         nproc_per_node=world.nproc_per_node,
         run_id=f"swift-r1-{os.getpid() if single else 'nodes'}",
         rdzv_backend=loopback.BACKEND if single else "static",
-        rdzv_endpoint="127.0.0.1" if single else f"{world.master_addr}:{world.master_port or DEFAULT_MASTER_PORT}",
+        rdzv_endpoint="127.0.0.1"
+        if single
+        else f"{world.master_addr}:{world.master_port or DEFAULT_MASTER_PORT}",
         rdzv_configs={"timeout": MEETING_SECONDS} | ({} if single else {"rank": world.node_rank}),
         local_addr="127.0.0.1" if single else None,
         max_restarts=0,
@@ -187,7 +198,9 @@ def _run_node(
             say(f"rank {first + local} was {text} after the run was done, which does not fail it")
             return ended
         lost_peer = code == EXIT_LOST_PEER
-        return Cause(world.node_rank, first + local, EXIT_RUN_FAILED if lost_peer else code, text, lost_peer)
+        return Cause(
+            world.node_rank, first + local, EXIT_RUN_FAILED if lost_peer else code, text, lost_peer
+        )
     except SignalException as error:
         return 128 + int(error.sigval)
     except RendezvousError as error:
@@ -207,7 +220,13 @@ def first_cause(failures: Mapping[int, ProcessFailure]) -> tuple[int, int, str]:
     unreachable server before "the run failed" before a traceback.
     """
     earliest = min(failure.timestamp for failure in failures.values())
-    telling = (EXIT_USAGE, EXIT_SERVER_UNREACHABLE, EXIT_PORT_TAKEN, EXIT_INTERRUPTED, EXIT_TERMINATED)
+    telling = (
+        EXIT_USAGE,
+        EXIT_SERVER_UNREACHABLE,
+        EXIT_PORT_TAKEN,
+        EXIT_INTERRUPTED,
+        EXIT_TERMINATED,
+    )
 
     def order(item: tuple[int, ProcessFailure]) -> tuple[int, int, int]:
         _, failure = item
@@ -227,7 +246,11 @@ def first_cause(failures: Mapping[int, ProcessFailure]) -> tuple[int, int, str]:
     ended_by = signal.Signals(-code)
     if ended_by in (signal.SIGINT, signal.SIGTERM):
         return rank, 128 + ended_by, ended_by.name
-    return rank, EXIT_RUN_FAILED, _KILLED if ended_by is signal.SIGKILL else f"{_KILLED_BY}{ended_by.name}"
+    return (
+        rank,
+        EXIT_RUN_FAILED,
+        _KILLED if ended_by is signal.SIGKILL else f"{_KILLED_BY}{ended_by.name}",
+    )
 
 
 @contextmanager
@@ -249,9 +272,15 @@ def _limited_ending(soon: float, patience: float) -> Iterator[None]:
         if death_sig is None or all(one.poll() is not None for one in ranks):
             close(self, death_sig, soon)
             return
-        limit = f"at most {patience:g} s (--shutdown_timeout)" if patience else "as long as they make progress"
+        limit = (
+            f"at most {patience:g} s (--shutdown_timeout)"
+            if patience
+            else "as long as they make progress"
+        )
         if not told:
-            say(f"{death_sig.name}: waiting for the ranks to end, {limit}; once more ends them at once")
+            say(
+                f"{death_sig.name}: waiting for the ranks to end, {limit}; once more ends them at once"
+            )
         deadline = time.monotonic() + (soon if told else patience or math.inf)
         told = True
         if (

@@ -29,7 +29,13 @@ PAGE_MODULE = "swift_r1.lab.view.server"
 WORKER_MODULE = "swift_r1.cli.rank"
 ELASTIC_MODULE = "swift_r1.launch.elastic"
 _ALLOCATORS = ("libtcmalloc_minimal.so.4", "libtcmalloc.so.4", "libjemalloc.so.2")
-_LIBRARY_FOLDERS = ("/usr/lib/*-linux-gnu", "/usr/lib64", "/usr/lib", "/usr/local/lib", "/lib/*-linux-gnu")
+_LIBRARY_FOLDERS = (
+    "/usr/lib/*-linux-gnu",
+    "/usr/lib64",
+    "/usr/lib",
+    "/usr/local/lib",
+    "/lib/*-linux-gnu",
+)
 _GPU_DEVICES = ("/dev/nvidia[0-9]*", "/dev/dxg", "/dev/kfd")
 _GLIBC_TUNABLES = (
     "glibc.malloc.hugetlb=1:glibc.malloc.mmap_max=0:glibc.malloc.trim_threshold=100000000000:"
@@ -50,7 +56,13 @@ def trainer(world: World, environ: Mapping[str, str]) -> tuple[str, Mapping[str,
     processes torch's elastic launcher."""
     if world.size > 1:
         return ELASTIC_MODULE, environ
-    return WORKER_MODULE, {**environ, "RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "LOCAL_WORLD_SIZE": "1"}
+    return WORKER_MODULE, {
+        **environ,
+        "RANK": "0",
+        "LOCAL_RANK": "0",
+        "WORLD_SIZE": "1",
+        "LOCAL_WORLD_SIZE": "1",
+    }
 
 
 def start_page(folder: Path, port: int, secrets: Mapping[str, str]) -> None:
@@ -75,10 +87,15 @@ def file_in_memory(name: str, content: object) -> str:
     return f"/proc/self/fd/{descriptor}"
 
 
-def new_environment(environ: Mapping[str, str], added: Mapping[str, str], secrets: Mapping[str, str]) -> dict[str, str]:
+def new_environment(
+    environ: Mapping[str, str], added: Mapping[str, str], secrets: Mapping[str, str]
+) -> dict[str, str]:
     """Returns the environment of a new process; a line on stderr says what is added to the user's."""
     if added:
-        short = {"LD_PRELOAD": re.sub(r"[^:]*/", "", added.get("LD_PRELOAD", "")), "GLIBC_TUNABLES": "..."}
+        short = {
+            "LD_PRELOAD": re.sub(r"[^:]*/", "", added.get("LD_PRELOAD", "")),
+            "GLIBC_TUNABLES": "...",
+        }
         shown = ", ".join(f"{name}={short.get(name, value)}" for name, value in added.items())
         print(f"environment: {shown} (set a variable yourself to override it)", file=sys.stderr)
     return {**environ, **added, **secrets}
@@ -122,12 +139,16 @@ def trainer_environment(
         # Threads that spin long while they wait starve each other as soon as anything else wants a core (a rollout
         # server, a second rank); threads that sleep at once wake too late for small matrices.
         wanted["GOMP_SPINCOUNT"] = "10000"
-        wanted["THP_MEM_ALLOC_ENABLE"] = "1"  # torch's for large tensors in huge pages: fewer faults
-        wanted["DS_ACCELERATOR"] = "cpu"  # else DeepSpeed looks for devices and warns that it finds none
+        # torch's for large tensors in huge pages: fewer faults
+        wanted["THP_MEM_ALLOC_ENABLE"] = "1"
+        # else DeepSpeed looks for devices and warns that it finds none
+        wanted["DS_ACCELERATOR"] = "cpu"
     elif deterministic:
-        wanted["CUBLAS_WORKSPACE_CONFIG"] = ":4096:8"  # torch refuses matrix products in deterministic mode without it
+        # torch refuses matrix products in deterministic mode without it
+        wanted["CUBLAS_WORKSPACE_CONFIG"] = ":4096:8"
     if world.nnodes > 1:
-        wanted["TORCH_CPP_LOG_LEVEL"] = "ERROR"  # else torch warns of every address that has no name
+        # else torch warns of every address that has no name
+        wanted["TORCH_CPP_LOG_LEVEL"] = "ERROR"
         name = interface_to(peer) if peer else None
         if name:
             # gloo would take the address of this machine's name, often one that no other machine reaches.
@@ -192,7 +213,10 @@ def find_allocator() -> str | None:
     """Returns the path of tcmalloc, else jemalloc: on the system, else unpacked into this virtual environment."""
     known = _linker_cache()
     for name in _ALLOCATORS:
-        patterns = [*(f"{folder}/{name}" for folder in _LIBRARY_FOLDERS), f"{sys.prefix}/lib/allocator/**/{name}"]
+        patterns = [
+            *(f"{folder}/{name}" for folder in _LIBRARY_FOLDERS),
+            f"{sys.prefix}/lib/allocator/**/{name}",
+        ]
         found = (path for pattern in patterns for path in glob.glob(pattern, recursive=True))
         for path in (known.get(name, ""), *found):
             if os.access(path, os.R_OK):
@@ -214,7 +238,9 @@ def _linker_cache() -> dict[str, str]:
     program = shutil.which("ldconfig", path="/sbin:/usr/sbin")
     if program is None:
         return {}
-    listing = subprocess.run([program, "-p"], capture_output=True, text=True, timeout=10, check=False).stdout
+    listing = subprocess.run(
+        [program, "-p"], capture_output=True, text=True, timeout=10, check=False
+    ).stdout
     found = re.findall(r"^\s*(\S+) \(([^)]*)\) => (\S+)$", listing, re.MULTILINE)
     return {name: path for name, abi, path in found if name in _ALLOCATORS and "64" in abi}
 

@@ -27,7 +27,9 @@ def loopback_store(timeout: timedelta) -> TCPStore:
     with socket.create_server((_HOST, 0)) as listener:
         port = listener.getsockname()[1]
         more: dict[str, Any] = {"is_master": True, "wait_for_workers": False}
-        return TCPStore(_HOST, port, None, timeout=timeout, master_listen_fd=listener.detach(), **more)
+        return TCPStore(
+            _HOST, port, None, timeout=timeout, master_listen_fd=listener.detach(), **more
+        )
 
 
 class Loopback(StaticTCPRendezvous):

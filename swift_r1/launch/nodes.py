@@ -18,13 +18,21 @@ from dataclasses import asdict, dataclass
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
-from swift_r1.errors import EXIT_INTERRUPTED, EXIT_RUN_FAILED, PortTaken, RunFailed, SwiftError, UsageError
+from swift_r1.errors import (
+    EXIT_INTERRUPTED,
+    EXIT_RUN_FAILED,
+    PortTaken,
+    RunFailed,
+    SwiftError,
+    UsageError,
+)
 from swift_r1.flags.world import World
 from swift_r1.launch.environment import own_address
 from swift_r1.runtime.processes import leave, say
 
 if TYPE_CHECKING:
-    from torch._C._distributed_c10d import Store  # `torch.distributed.Store`, which torch does not export to mypy
+    # `torch.distributed.Store`, which torch does not export to mypy
+    from torch._C._distributed_c10d import Store
 
 _BEAT_SECONDS = 1.0
 _LOOK_SECONDS = 0.2
@@ -57,7 +65,11 @@ class Cause:
 
     def line(self, several: bool) -> str:
         place = f" on node {self.node}" if several else ""
-        return self.text if self.rank is None else f"rank {self.rank}{place} was the first to end: {self.text}"
+        return (
+            self.text
+            if self.rank is None
+            else f"rank {self.rank}{place} was the first to end: {self.text}"
+        )
 
 
 class Nodes:
@@ -74,28 +86,37 @@ class Nodes:
     """
 
     def __init__(
-        self, world: World, ddp_timeout: float, end_workers: Callable[[], None], patience_s: float = MEETING_SECONDS
+        self,
+        world: World,
+        ddp_timeout: float,
+        end_workers: Callable[[], None],
+        patience_s: float = MEETING_SECONDS,
     ) -> None:
         self.world = world
         self.patience_s = patience_s
         self.silence_s = max(_LEAST_SILENCE_SECONDS, ddp_timeout / 2)
         self._end_workers = end_workers
         self._over = threading.Event()
-        self._heard = {node: time.monotonic() for node in range(world.nnodes) if node != world.node_rank}
+        self._heard = {
+            node: time.monotonic() for node in range(world.nnodes) if node != world.node_rank
+        }
         self._threads = [
-            threading.Thread(target=work, name=work.__name__, daemon=True) for work in (self._talk, self._judge)
+            threading.Thread(target=work, name=work.__name__, daemon=True)
+            for work in (self._talk, self._judge)
         ]
         self._store_lost = False
         self.seen: Cause | None = None
 
     def meet(self) -> None:
         """Connects to node 0. Raises as entering."""
-        os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # else torch warns of every address that has no name
+        # else torch warns of every address that has no name
+        os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
         self._own, self._watching = self._connect(), self._connect()
 
     def __enter__(self) -> Nodes:
         self.meet()
-        self._tell(self._own, f"beat/{self.world.node_rank}", "0")  # who goes before the first beat is missed too
+        # who goes before the first beat is missed too
+        self._tell(self._own, f"beat/{self.world.node_rank}", "0")
         # Meeting may have taken minutes.
         self._heard = dict.fromkeys(self._heard, time.monotonic())
         for thread in self._threads:
@@ -118,7 +139,9 @@ class Nodes:
         """Sets something for the others to `ask` for."""
         self._own.set(key, value)
 
-    def ask(self, keys: Sequence[str], while_waiting: Callable[[], None] = lambda: None) -> list[str]:
+    def ask(
+        self, keys: Sequence[str], while_waiting: Callable[[], None] = lambda: None
+    ) -> list[str]:
         """Returns what the others tell, once they have told all of it; who is silent counts as dead. Raises RunFailed:
         node 0, which holds the store, has ended; or the others do not tell."""
         deadline = time.monotonic() + self.patience_s
@@ -130,14 +153,18 @@ class Nodes:
                     reported = time.monotonic()
                     self._say_who_is_missing()
                 if time.monotonic() > deadline:
-                    raise RunFailed(f"the nodes do not agree ({keys[0]} is missing): do they have the same flags?")
+                    raise RunFailed(
+                        f"the nodes do not agree ({keys[0]} is missing): do they have the same flags?"
+                    )
                 time.sleep(_LOOK_SECONDS)
             return [self._own.get(key).decode() for key in keys]
         except RuntimeError as error:
             raise RunFailed("node 0 has ended") from error
 
     def _say_who_is_missing(self) -> None:
-        missing = [str(node) for node in range(self.world.nnodes) if not self._own.check([f"beat/{node}"])]
+        missing = [
+            str(node) for node in range(self.world.nnodes) if not self._own.check([f"beat/{node}"])
+        ]
         if missing and not self.world.node_rank:
             say(f"waiting for node {', '.join(missing)}, of {self.world.nnodes} (NODE_RANK)")
 
@@ -220,7 +247,11 @@ class Nodes:
                 self._watching.set(f"beat/{self.world.node_rank}", str(beats))
                 cause, consequence = self._first(self._watching)
                 for node in last:
-                    beat = self._watching.get(f"beat/{node}") if self._watching.check([f"beat/{node}"]) else b""
+                    beat = (
+                        self._watching.get(f"beat/{node}")
+                        if self._watching.check([f"beat/{node}"])
+                        else b""
+                    )
                     if beat != last[node] or not beat or self._watching.check([f"done/{node}"]):
                         last[node], self._heard[node] = beat, time.monotonic()
             except RuntimeError:
@@ -277,7 +308,9 @@ class Nodes:
             )
         except (dist.DistNetworkError, dist.DistStoreError) as error:
             if is_first and "EADDRINUSE" in str(error):
-                raise PortTaken(f"MASTER_PORT {port} is taken: give another one on every node") from error
+                raise PortTaken(
+                    f"MASTER_PORT {port} is taken: give another one on every node"
+                ) from error
             raise RunFailed(
                 f"the {self.world.nnodes} nodes did not meet: node {self.world.node_rank} found nobody at "
                 f"{host}:{port} within {MEETING_SECONDS} s"

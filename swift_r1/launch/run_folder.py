@@ -60,7 +60,9 @@ def holds_run(folder: Path) -> str | None:
     return next((path.name for sign in _SIGNS_OF_A_RUN for path in folder.glob(sign)), None)
 
 
-def run_folder(args: RlhfArguments, world: World, nodes: Nodes | None, resumed: Path | None) -> Path:
+def run_folder(
+    args: RlhfArguments, world: World, nodes: Nodes | None, resumed: Path | None
+) -> Path:
     """Returns the run's folder: that of the `resumed` run, or a new one. Node 0 tells the others. Raises UsageError
     where it cannot be made, or another node resumes another run."""
     if nodes is not None and world.node_rank:
@@ -146,7 +148,12 @@ def settings_of_all_nodes(args: RlhfArguments, world: World) -> dict[str, Any]:
 
 def without_secrets(words: Sequence[str]) -> list[str]:
     """Returns a command line with the values of secrets replaced by `***`."""
-    secrets = {name for one in Command.__subclasses__() for name, spec in spellings(one).items() if spec.info.secret}
+    secrets = {
+        name
+        for one in Command.__subclasses__()
+        for name, spec in spellings(one).items()
+        if spec.info.secret
+    }
     shown: list[str] = []
     hide_next = False
     for word in words:
@@ -204,7 +211,8 @@ def check_same_run(args: RlhfArguments, world: World, dataset: str, checkpoint: 
     state = RunState.read(checkpoint)
     saved = state.fingerprint
     specs = flag_specs(RlhfArguments)
-    before = {name: spec.default for name, spec in specs.items()} | dict(saved.args)  # which may lack newer flags
+    # which may lack newer flags
+    before = {name: spec.default for name, spec in specs.items()} | dict(saved.args)
     now = args.to_dict()
     same = {*_LAYOUT, *(SIZES if batch_sizes(before) == batch_sizes(now) else ())}
     changed = {
@@ -227,7 +235,8 @@ def check_same_run(args: RlhfArguments, world: World, dataset: str, checkpoint: 
         differences.append("the training data has other rows, or another order")
     if differences and not args.resume_force:
         raise UsageError(
-            f"{checkpoint} is of a run with other settings (--resume_force true resumes all the same):", *differences
+            f"{checkpoint} is of a run with other settings (--resume_force true resumes all the same):",
+            *differences,
         )
     if state.round is not None and in_training:
         raise UsageError(
@@ -238,7 +247,10 @@ def check_same_run(args: RlhfArguments, world: World, dataset: str, checkpoint: 
         say(f"--resume_force true: {line}", args.command)
     if layout:
         kept = "" if in_training else ": the same prompts, seeds and batches"
-        say(f"{', '.join(layout)}{kept}; sums are added up in another order, so last digits differ", args.command)
+        say(
+            f"{', '.join(layout)}{kept}; sums are added up in another order, so last digits differ",
+            args.command,
+        )
 
 
 def dataset_hash(rows: Sequence[Mapping[str, Any]]) -> str:
@@ -257,7 +269,10 @@ def _processes(count: int) -> str:
 
 
 def _backend(flags: Mapping[str, Any]) -> str:
-    return next((f"--{name} {_shown(flags[name])}" for name in ("deepspeed", "fsdp") if flags[name]), "plain torch")
+    return next(
+        (f"--{name} {_shown(flags[name])}" for name in ("deepspeed", "fsdp") if flags[name]),
+        "plain torch",
+    )
 
 
 def _shown(value: Any) -> str:

@@ -39,15 +39,23 @@ def with_servers_turns(words: Sequence[str], args: RlhfArguments, world: World) 
         turns = client.wait_until_ready(args.vllm_server_timeout, report=say).turns
     changed, news = with_turn_flags(words, args, turns, url)
     if not changed.reward_funcs and changed.distillation is None:
-        raise UsageError(f"{NO_REWARD} (the rollout server {url} plays no environment either: --use_gym_env)")
+        raise UsageError(
+            f"{NO_REWARD} (the rollout server {url} plays no environment either: --use_gym_env)"
+        )
     if news and world.nnodes > 1:
-        raise UsageError(f"with several nodes give the trainer what the rollout server {url} was told: {news}")
+        raise UsageError(
+            f"with several nodes give the trainer what the rollout server {url} was told: {news}"
+        )
     if news:
-        say(f"the rollout server {url} was told {news}: this trainer takes that, and runs the turns itself")
+        say(
+            f"the rollout server {url} was told {news}: this trainer takes that, and runs the turns itself"
+        )
     return changed
 
 
-def with_turn_flags(words: Sequence[str], args: RlhfArguments, turns: TurnFlags, url: str) -> tuple[RlhfArguments, str]:
+def with_turn_flags(
+    words: Sequence[str], args: RlhfArguments, turns: TurnFlags, url: str
+) -> tuple[RlhfArguments, str]:
     """Returns the arguments of the command line `words`, parsed as `args` before, with what the server at `url` names
     and they do not; and that as words, empty where there is nothing. Plugin files of both are loaded, but none of a
     server on another machine. Raises UsageError: both name a flag differently, or its value does not go with others."""
@@ -81,7 +89,9 @@ def with_turn_flags(words: Sequence[str], args: RlhfArguments, turns: TurnFlags,
     try:
         parsed = parse_arguments(type(args), words, from_server=news)
     except UsageError as error:
-        raise UsageError(f"with {_as_text(news)}, as the rollout server {url} was told:", *error.faults) from error
+        raise UsageError(
+            f"with {_as_text(news)}, as the rollout server {url} was told:", *error.faults
+        ) from error
     return replace(parsed, output_dir=args.output_dir), _as_text(news)
 
 
@@ -109,12 +119,20 @@ def wait_for_servers(
 
     end = time.monotonic() + args.vllm_server_timeout
     with ExitStack() as cleanup:
-        clients = [cleanup.enter_context(RolloutClient(url, api_key=args.api_key)) for url in _urls(args, report)]
-        infos = [one.wait_until_ready(max(end - time.monotonic(), 1.0), report=report) for one in clients]
-        why = why_not_alike([(one.base_url, info) for one, info in zip(clients, infos, strict=True)])
+        clients = [
+            cleanup.enter_context(RolloutClient(url, api_key=args.api_key))
+            for url in _urls(args, report)
+        ]
+        infos = [
+            one.wait_until_ready(max(end - time.monotonic(), 1.0), report=report) for one in clients
+        ]
+        why = why_not_alike(
+            [(one.base_url, info) for one, info in zip(clients, infos, strict=True)]
+        )
         if why:
             raise UsageError(why)
-        config = config_of(Path(args.model).expanduser())  # the tokenizer is compared when it is loaded
+        # the tokenizer is compared when it is loaded
+        config = config_of(Path(args.model).expanduser())
         known = (config.get("text_config") or config).get("vocab_size", infos[0].vocab_size)
         if known != infos[0].vocab_size:
             raise UsageError(another_model(infos[0].model, args.model))
@@ -134,4 +152,6 @@ def _urls(args: RlhfArguments, report: Callable[[str], None]) -> Sequence[str]:
         return args.rollout_base_urls
     from swift_r1.wire.server_file import ready_servers
 
-    return list(ready_servers(args.vllm_server_file, args.api_key, args.vllm_server_timeout, report))
+    return list(
+        ready_servers(args.vllm_server_file, args.api_key, args.vllm_server_timeout, report)
+    )

@@ -54,7 +54,9 @@ class EngineProcess:
     ever_ready: bool = False
 
     def start(self) -> None:
-        self.process = SupervisedProcess(self.words, self.environ, Path(self.log), ends_with_parent=True)
+        self.process = SupervisedProcess(
+            self.words, self.environ, Path(self.log), ends_with_parent=True
+        )
         self.ready = False
 
     def look(self) -> None:
@@ -105,7 +107,11 @@ def watch(run: int, engines: Sequence[EngineProcess]) -> str | None:
                 if not engine.ever_ready or engine.restarts > MOST_RESTARTS:
                     cause = f"{process.last_line()} ({engine.log})"
                     return f"the engine beside the trainer ended with {code}: {cause}"
-                logger.warning("the engine beside the trainer ended with %d (its log: %s): restarted", code, engine.log)
+                logger.warning(
+                    "the engine beside the trainer ended with %d (its log: %s): restarted",
+                    code,
+                    engine.log,
+                )
             if process is None or code is not None:
                 engine.start()
             engine.look()
@@ -124,7 +130,11 @@ def end(engines: Sequence[EngineProcess]) -> None:
 
 
 def _running(engines: Sequence[EngineProcess]) -> set[int]:
-    return {engine.process.pid for engine in engines if engine.process is not None and engine.process.poll() is None}
+    return {
+        engine.process.pid
+        for engine in engines
+        if engine.process is not None and engine.process.poll() is None
+    }
 
 
 if __name__ == "__main__":

@@ -37,11 +37,13 @@ _BLOCK = 512  # tokens of a completion whose attention is computed together
 class PromptGroup:
     """`n` completions and the prompt they share; or, with `n == 0`, a sequence that shares nothing."""
 
-    start: int  # where in the row the prompt's first token is; the completions follow the prompt, one after another
+    # where in the row the prompt's first token is; the completions follow the prompt, one after another
+    start: int
     prompt_length: int  # `P` tokens
     completions: int  # `n`
     width: int  # `C`, tokens of the longest completion, 0 without completions
-    places: Tensor  # int64 `[sum of completion lengths]`, each completion token's place in the flattened `[n, C]`
+    # int64 `[sum of completion lengths]`, each completion token's place in the flattened `[n, C]`
+    places: Tensor
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +80,9 @@ def packed_row(groups: Sequence[tuple[int, Sequence[int]]], device: torch.device
 def _places(lengths: Sequence[int]) -> Tensor:
     """Returns int64 `[sum of lengths]`: where the tokens of these completions stand in the flattened `[n, C]`."""
     columns = torch.arange(max(lengths, default=0))
-    return (torch.tensor(lengths, dtype=torch.long)[:, None] > columns).flatten().nonzero().flatten()
+    return (
+        (torch.tensor(lengths, dtype=torch.long)[:, None] > columns).flatten().nonzero().flatten()
+    )
 
 
 def packed_attention(
@@ -147,7 +151,9 @@ def _by_group(
             yield _after_prompt(group, own, prompt[1:], scaling, window)
 
 
-def _to_heads(sequence: SequenceGroup, row: PackedRow, query: Tensor, *shared: Tensor) -> tuple[Tensor, ...]:
+def _to_heads(
+    sequence: SequenceGroup, row: PackedRow, query: Tensor, *shared: Tensor
+) -> tuple[Tensor, ...]:
     """Returns all tokens of this rank's heads, where each rank had its tokens of all heads.
 
     Keys and values (`shared`) with fewer heads than ranks are repeated, so that each rank has those that its queries
@@ -166,7 +172,11 @@ def _causal(sequence: Sequence[Tensor], scaling: float | None, window: int | Non
     length = query.shape[2]
     near = None
     if window is not None and window < length:
-        near = torch.ones(length, length, dtype=torch.bool, device=query.device).tril().triu(1 - window)
+        near = (
+            torch.ones(length, length, dtype=torch.bool, device=query.device)
+            .tril()
+            .triu(1 - window)
+        )
     out = scaled_dot_product_attention(
         query, key, value, attn_mask=near, is_causal=near is None, scale=scaling, enable_gqa=shares
     )
@@ -188,7 +198,9 @@ def _after_prompt(
     """
     rows = group.completions * group.width
     query, key, value = (
-        _Spread.apply(states.flatten(1), group.places, rows).view(group.completions, group.width, *states.shape[1:])
+        _Spread.apply(states.flatten(1), group.places, rows).view(
+            group.completions, group.width, *states.shape[1:]
+        )
         for states in own
     )
     key, value = (
@@ -209,7 +221,9 @@ def _after_prompt(
         place = group.prompt_length + start
         last = group.prompt_length + end
         first = 0 if window is None else max(0, place - window + 1)
-        near = torch.ones(end - start, last - first, dtype=torch.bool, device=query.device).tril(place - first)
+        near = torch.ones(end - start, last - first, dtype=torch.bool, device=query.device).tril(
+            place - first
+        )
         if window is not None:
             near = near.triu(place - first - window + 1)
         out = scaled_dot_product_attention(
@@ -250,7 +264,9 @@ class _Collect(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
-        return grad.new_zeros(ctx.rows, grad.shape[1]).index_copy_(0, ctx.saved_tensors[0], grad), None
+        return grad.new_zeros(ctx.rows, grad.shape[1]).index_copy_(
+            0, ctx.saved_tensors[0], grad
+        ), None
 
 
 AttentionInterface.register(_NAME, packed_attention)

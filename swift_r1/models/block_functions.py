@@ -52,7 +52,9 @@ def use_block_functions(model: nn.Module) -> int:
                 changed += 1
             continue
 
-        if hasattr(module, "variance_epsilon") and isinstance(getattr(module, "weight", None), nn.Parameter):
+        if hasattr(module, "variance_epsilon") and isinstance(
+            getattr(module, "weight", None), nn.Parameter
+        ):
             forward = _norm_forward
         elif all(hasattr(module, name) for name in (*_LINEAR, "act_fn")):
             forward = _mlp_forward
@@ -89,7 +91,9 @@ def _triton_kernels() -> Any:
     compiles = headers and (os.environ.get("CC") or which("gcc") or which("clang"))
     if find_spec("triton") is None or not compiles:
         lacks = "C compiler with Python's headers" if find_spec("triton") else "Triton"
-        logger.info("norms, MLPs and the output head run without our kernels, which is slower: no %s", lacks)
+        logger.info(
+            "norms, MLPs and the output head run without our kernels, which is slower: no %s", lacks
+        )
         return None
     from swift_r1.models import gpu_kernels
 
@@ -119,7 +123,13 @@ def _rotating(kind: Any) -> Callable[..., Any] | None:
     """
     forward = kind.forward
     own = forward.__globals__.get(_ROTARY)
-    if own is None or list(inspect.signature(own).parameters) != ["q", "k", "cos", "sin", "unsqueeze_dim"]:
+    if own is None or list(inspect.signature(own).parameters) != [
+        "q",
+        "k",
+        "cos",
+        "sin",
+        "unsqueeze_dim",
+    ]:
         return None
 
     states, cos, sin = (torch.linspace(start, 2, 64).view(1, 4, 16) for start in (-3, -1, -2))
@@ -136,7 +146,9 @@ def _rotating(kind: Any) -> Callable[..., Any] | None:
             return None
 
     names = {**forward.__globals__, _ROTARY: partial(_rotary, own)}
-    ours = FunctionType(forward.__code__, names, forward.__name__, forward.__defaults__, forward.__closure__)
+    ours = FunctionType(
+        forward.__code__, names, forward.__name__, forward.__defaults__, forward.__closure__
+    )
     ours.__kwdefaults__ = forward.__kwdefaults__
     return ours
 
@@ -151,7 +163,11 @@ def _rotary(
 ) -> tuple[Tensor, Tensor]:
     """Turns queries and keys `[B, heads, S, D]` by our kernels where they fit, else by the class's `own` function."""
     kernels = gpu_kernels("rotary", q)
-    same = q.dtype == k.dtype == cos.dtype == sin.dtype and q.shape[-1] == cos.shape[-1] and unsqueeze_dim == 1
+    same = (
+        q.dtype == k.dtype == cos.dtype == sin.dtype
+        and q.shape[-1] == cos.shape[-1]
+        and unsqueeze_dim == 1
+    )
     if kernels is None or not same:
         return own(q, k, cos, sin, unsqueeze_dim=unsqueeze_dim)
     return kernels.rotated(q, cos, sin), kernels.rotated(k, cos, sin)
@@ -164,7 +180,8 @@ def _alike(module: nn.Module, forward: Callable[..., Any]) -> bool:
     weights may be partitioned (ZeRO-3).
     """
     kind: Any = type(module)
-    if len(inspect.signature(kind.forward).parameters) != 2:  # a gate, a residual: not only the states
+    # a gate, a residual: not only the states
+    if len(inspect.signature(kind.forward).parameters) != 2:
         return False
 
     states = torch.linspace(-3, 2, 1024).view(64, 16)

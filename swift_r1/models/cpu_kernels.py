@@ -14,7 +14,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import silu
 
-_BLOCK_ELEMENTS = 1 << 18  # one megabyte in float32, so that a handful of such tensors fits the second-level cache
+# one megabyte in float32, so that a handful of such tensors fits the second-level cache
+_BLOCK_ELEMENTS = 1 << 18
 
 
 def rms_norm(hidden: Tensor, weight: Tensor, epsilon: float) -> Tensor:

@@ -50,9 +50,13 @@ def skeleton(model: str) -> nn.Module:
 def own_weights(model: nn.Module) -> Shapes:
     """Returns the shapes of the weights and persistent buffers by their names in the model itself, tied ones once."""
     tied = tied_names(model)  # in a skeleton they are not tied yet
-    shapes = {name: tuple(weight.shape) for name, weight in model.named_parameters() if name not in tied}
+    shapes = {
+        name: tuple(weight.shape) for name, weight in model.named_parameters() if name not in tied
+    }
     lasting = model.state_dict(keep_vars=True)
-    return shapes | {name: tuple(buffer.shape) for name, buffer in model.named_buffers() if name in lasting}
+    return shapes | {
+        name: tuple(buffer.shape) for name, buffer in model.named_buffers() if name in lasting
+    }
 
 
 def tied_names(model: nn.Module) -> set[str]:
@@ -77,7 +81,9 @@ def use_checkpoint_form(model: nn.Module, path: str) -> None:
         own_names(pretrained, conversions, stored_tensors(path))
         used = [conversion for conversion in conversions if conversion.was_used()]
     else:
-        used = [conversion for conversion in conversions if not isinstance(conversion, PrefixChange)]
+        used = [
+            conversion for conversion in conversions if not isinstance(conversion, PrefixChange)
+        ]
     # To mypy every attribute of a module is a tensor or a module.
     pretrained._weight_conversions = used  # type: ignore[assignment]
 
@@ -89,7 +95,9 @@ def as_in_checkpoint(model: nn.Module, weights: Mapping[str, Tensor]) -> dict[st
     """
     from transformers.core_model_loading import revert_weight_conversion
 
-    converted: dict[str, Tensor] = revert_weight_conversion(cast("PreTrainedModel", model), dict(weights))
+    converted: dict[str, Tensor] = revert_weight_conversion(
+        cast("PreTrainedModel", model), dict(weights)
+    )
     return converted
 
 
@@ -126,7 +134,9 @@ def adapter_shapes(model: Shapes, config: AdapterConfig) -> Shapes:
     adapted = set()
     for name, shape in model.items():
         module = name.removesuffix(".weight")
-        targets = {target for target in config.target_modules if f".{module}".endswith(f".{target}")}
+        targets = {
+            target for target in config.target_modules if f".{module}".endswith(f".{target}")
+        }
         if targets and len(shape) == 2:
             shapes[f"{_PEFT_PREFIX}{module}.lora_A.weight"] = (config.rank, shape[1])
             shapes[f"{_PEFT_PREFIX}{module}.lora_B.weight"] = (shape[0], config.rank)

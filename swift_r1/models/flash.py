@@ -36,7 +36,9 @@ def takes(query: Tensor, value: Tensor, length: int, window: int | None) -> bool
 @cache
 def _has_kernel(device: torch.device) -> bool:
     """Says whether torch is built with it, and the GPU is of Ampere's generation or a later one."""
-    return torch.backends.cuda.is_flash_attention_available() and torch.cuda.get_device_capability(device) >= (8, 0)
+    return torch.backends.cuda.is_flash_attention_available() and torch.cuda.get_device_capability(
+        device
+    ) >= (8, 0)
 
 
 def on_device(values: Tensor, device: torch.device) -> Tensor:

@@ -17,7 +17,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-_LEAST_TILE = 1024  # numbers that a program works on at least: narrow rows are taken several at a time
+# numbers that a program works on at least: narrow rows are taken several at a time
+_LEAST_TILE = 1024
 _ELEMENTS = 1024  # of a program of the product
 _COLUMNS = 2048  # of the logits that a program works on at a time
 _LOWEST = tl.constexpr(-1e30)  # below any logit; minus infinity times zero would not be a number
@@ -66,7 +67,9 @@ def softmax_statistics(logits: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         logits: contiguous float32 `[N, V]`.
     """
     largest, log_total, entropy = (logits.new_empty(len(logits)) for _ in range(3))
-    _statistics[(len(logits),)](logits, largest, log_total, entropy, WIDTH=logits.shape[1], BLOCK=_COLUMNS, num_warps=8)
+    _statistics[(len(logits),)](
+        logits, largest, log_total, entropy, WIDTH=logits.shape[1], BLOCK=_COLUMNS, num_warps=8
+    )
     return largest, log_total, entropy
 
 
@@ -133,7 +136,9 @@ class _RmsNorm(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, None]:
         hidden, weight, scale = ctx.saved_tensors
-        rows, grads = (states.reshape(-1, states.shape[-1]).contiguous() for states in (hidden, grad))
+        rows, grads = (
+            states.reshape(-1, states.shape[-1]).contiguous() for states in (hidden, grad)
+        )
         to_hidden = torch.empty_like(rows)
         lines, tile = _tile(rows)
 
@@ -164,7 +169,9 @@ class _SwiGlu(torch.autograd.Function):
         up = up.contiguous()
         ctx.save_for_backward(gate, up)
         out = torch.empty_like(gate)
-        _swiglu_forward[(triton.cdiv(gate.numel(), _ELEMENTS),)](gate, up, out, gate.numel(), BLOCK=_ELEMENTS)
+        _swiglu_forward[(triton.cdiv(gate.numel(), _ELEMENTS),)](
+            gate, up, out, gate.numel(), BLOCK=_ELEMENTS
+        )
         return out
 
     @staticmethod
@@ -424,7 +431,8 @@ def _statistics(
     # Each of BLOCK columns has a maximum of its own on the way, so that nothing waits for the others.
     most = tl.full([BLOCK], _LOWEST, tl.float32)
     total = tl.zeros([BLOCK], tl.float32)  # sum of e^(x - most)
-    weighted = tl.zeros([BLOCK], tl.float32)  # sum of (x - most) e^(x - most): terms of one sign, nothing cancels
+    # sum of (x - most) e^(x - most): terms of one sign, nothing cancels
+    weighted = tl.zeros([BLOCK], tl.float32)
 
     for start in range(0, WIDTH, BLOCK):
         places = start + columns

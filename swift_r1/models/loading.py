@@ -44,7 +44,9 @@ class Quantization:
         from transformers import BitsAndBytesConfig
 
         if importlib.util.find_spec("bitsandbytes") is None:
-            raise UsageError("4-bit weights (--train_type qlora) need bitsandbytes: pip install bitsandbytes")
+            raise UsageError(
+                "4-bit weights (--train_type qlora) need bitsandbytes: pip install bitsandbytes"
+            )
         # On a CPU it looks for a compiled kernel that inference alone would use, and warns.
         logging.getLogger("bitsandbytes").setLevel(logging.ERROR)
         return BitsAndBytesConfig(  # type: ignore[no-untyped-call]  # transformers has no types here
@@ -84,7 +86,8 @@ def load_model(
         if quantization is not None:
             compute = getattr(torch, dtype) if dtype else transformers_config(whole).dtype
             more["quantization_config"] = quantization.config(compute or torch.float32)
-        more |= {"ignore_mismatched_sizes": True, "output_loading_info": True}  # they are refused below, by name
+        # they are refused below, by name
+        more |= {"ignore_mismatched_sizes": True, "output_loading_info": True}
         loaded: Any = kind.from_pretrained(path, dtype=_dtype(dtype), **SAFE, **more)
     except (OSError, ValueError, KeyError, ImportError) as error:
         raise UsageError(f"cannot load {flag} {path}: {one_line(error)}") from error
@@ -127,7 +130,9 @@ def load_critic(
         config: Any = transformers_config(path, "the critic from")
         trained_head = has_value_head(config)
         if trained_head and config.num_labels != 1:
-            raise UsageError(f"--critic_model {path} gives {config.num_labels} numbers per token: a critic gives one")
+            raise UsageError(
+                f"--critic_model {path} gives {config.num_labels} numbers per token: a critic gives one"
+            )
         model: PreTrainedModel = AutoModelForSequenceClassification.from_pretrained(
             path, num_labels=1, dtype=_dtype(dtype), attn_implementation=attention, **SAFE
         )
@@ -136,7 +141,9 @@ def load_critic(
 
     score = getattr(model, "score", None)
     if not isinstance(score, nn.Linear):
-        raise UsageError(f"{type(model).__name__} has no linear `score`: this architecture cannot be a critic yet")
+        raise UsageError(
+            f"{type(model).__name__} has no linear `score`: this architecture cannot be a critic yet"
+        )
     if not trained_head:
         with torch.no_grad():
             # Under ZeRO-3 each rank has its part.
@@ -157,7 +164,9 @@ def load_judging_model(path: str, dtype: str | None, adapters: str | None) -> Pr
         known = transformers_config(path, "--reward_model")
         classifies = has_value_head(known)
         if classifies:
-            model: Any = AutoModelForSequenceClassification.from_pretrained(path, dtype=_dtype(dtype), **SAFE)
+            model: Any = AutoModelForSequenceClassification.from_pretrained(
+                path, dtype=_dtype(dtype), **SAFE
+            )
         if adapters is not None:
             from huggingface_hub import snapshot_download
             from peft import PeftModel
@@ -165,7 +174,8 @@ def load_judging_model(path: str, dtype: str | None, adapters: str | None) -> Pr
             folder = Path(adapters).expanduser()
             if not folder.is_dir():
                 folder = Path(snapshot_download(adapters, allow_patterns=[CONFIG, WEIGHTS]))
-            config = adapter_config("--reward_adapters", folder)  # without it peft would take a pickle
+            # without it peft would take a pickle
+            config = adapter_config("--reward_adapters", folder)
             if not classifies and config.get("task_type") == "SEQ_CLS":
                 classifies = True
                 model = AutoModelForSequenceClassification.from_pretrained(
@@ -184,7 +194,10 @@ def load_judging_model(path: str, dtype: str | None, adapters: str | None) -> Pr
 
 def has_value_head(config: Any) -> bool:
     """Says whether the model of this transformers config was saved with a classifier's head."""
-    return any(name.endswith("ForSequenceClassification") for name in getattr(config, "architectures", None) or ())
+    return any(
+        name.endswith("ForSequenceClassification")
+        for name in getattr(config, "architectures", None) or ()
+    )
 
 
 def prepare(model: PreTrainedModel, gradient_checkpointing: bool) -> None:
@@ -197,17 +210,23 @@ def prepare(model: PreTrainedModel, gradient_checkpointing: bool) -> None:
     dropout = False
     for module in model.modules():
         rates = ["p"] if isinstance(module, nn.Dropout) else []
-        rates += [name for name, value in vars(module).items() if "drop" in name and isinstance(value, float)]
+        rates += [
+            name
+            for name, value in vars(module).items()
+            if "drop" in name and isinstance(value, float)
+        ]
         for name in rates:
             dropout = dropout or getattr(module, name) > 0
             setattr(module, name, 0.0)
 
     for name, parameter in model.named_parameters():
-        if ".indexer." in name:  # which keys are chosen has no gradient (DeepSeek-V3.2): no decay either
+        # which keys are chosen has no gradient (DeepSeek-V3.2): no decay either
+        if ".indexer." in name:
             parameter.requires_grad_(False)
     if dropout:
         logger.info(
-            "%s is trained without its dropout: log-probs are those of the policy that samples", type(model).__name__
+            "%s is trained without its dropout: log-probs are those of the policy that samples",
+            type(model).__name__,
         )
     if gradient_checkpointing:
         model.gradient_checkpointing_enable({"use_reentrant": False})
@@ -232,7 +251,9 @@ def load_tokenizer(path: str, flag: str = "--model") -> Any:
         if not tokenizer.chat_template and (older := _processors_template(path)) is not None:
             tokenizer.chat_template = json.loads(older.read_text(encoding="utf-8"))["chat_template"]
     except (OSError, ValueError, KeyError) as error:
-        raise UsageError(f"cannot load the tokenizer of {flag} {path}: {one_line(error)}") from error
+        raise UsageError(
+            f"cannot load the tokenizer of {flag} {path}: {one_line(error)}"
+        ) from error
     return tokenizer
 
 
@@ -240,16 +261,27 @@ def _processors_template(path: str) -> Path | None:
     """Returns the older file of a processor's template, which a tokenizer does not read; None where there is none."""
     from transformers.utils.hub import cached_file
 
-    lenient = {"_raise_exceptions_for_missing_entries": False, "_raise_exceptions_for_connection_errors": False}
+    lenient = {
+        "_raise_exceptions_for_missing_entries": False,
+        "_raise_exceptions_for_connection_errors": False,
+    }
     file = cached_file(path, "chat_template.json", local_files_only=True, **lenient)
     return None if file is None else Path(file)
 
 
-def end_tokens(model: PreTrainedModel, tokenizer: Any, turn_end: int | None = None) -> tuple[int, ...]:
+def end_tokens(
+    model: PreTrainedModel, tokenizer: Any, turn_end: int | None = None
+) -> tuple[int, ...]:
     """Returns the tokens that end a completion: the tokenizer's, those of the model's generation config, and
     `turn_end`, the template's. Raises UsageError: there is none."""
     configured = getattr(model.generation_config, "eos_token_id", None)
-    ends = {tokenizer.eos_token_id, turn_end, *(configured if isinstance(configured, list) else [configured])} - {None}
+    ends = {
+        tokenizer.eos_token_id,
+        turn_end,
+        *(configured if isinstance(configured, list) else [configured]),
+    } - {None}
     if not ends:
-        raise UsageError("neither the tokenizer nor generation_config.json names an end token (eos_token_id)")
+        raise UsageError(
+            "neither the tokenizer nor generation_config.json names an end token (eos_token_id)"
+        )
     return tuple(sorted(ends))

@@ -25,7 +25,8 @@ from swift_r1.models.shape import KEPT_CHUNKS, LOGITS_BYTES, gpu_logits_bytes
 
 # torch.addmm(float32, 16-bit, 16-bit, out_dtype=float32) is there since 2.8, and takes a float32 sum since 2.11.
 WIDE_PRODUCTS = torch.version.cuda is not None and TorchVersion(torch.__version__) >= "2.11"
-_WORDS = 8192  # rows of the head whose gradient a CPU computes at a time: small beside the whole gradient
+# rows of the head whose gradient a CPU computes at a time: small beside the whole gradient
+_WORDS = 8192
 
 
 class LogitForm(NamedTuple):
@@ -44,7 +45,8 @@ class TokenLogprobs(NamedTuple):
 
     logps: Tensor
     entropies: Tensor
-    likeliest: Tensor | None = None  # int64 `[N, W]`, the targets, the likeliest tokens among them; where asked for
+    # int64 `[N, W]`, the targets, the likeliest tokens among them; where asked for
+    likeliest: Tensor | None = None
 
 
 def selective_logprobs(
@@ -74,9 +76,13 @@ def selective_logprobs(
     Raises ValueError: on shapes that do not fit together or a temperature that is not positive.
     """
     if hidden.dim() != 2 or weight.dim() != 2 or hidden.shape[1] != weight.shape[1]:
-        raise ValueError(f"hidden {tuple(hidden.shape)} and weight {tuple(weight.shape)} must be [N, D] and [V, D]")
+        raise ValueError(
+            f"hidden {tuple(hidden.shape)} and weight {tuple(weight.shape)} must be [N, D] and [V, D]"
+        )
     if targets.shape[:1] != hidden.shape[:1] or targets.dim() > 2:
-        raise ValueError(f"targets {tuple(targets.shape)} must be [{hidden.shape[0]}] or [{hidden.shape[0]}, W]")
+        raise ValueError(
+            f"targets {tuple(targets.shape)} must be [{hidden.shape[0]}] or [{hidden.shape[0]}, W]"
+        )
     if not temperature > 0:
         raise ValueError(f"temperature must be positive, got {temperature}")
 
@@ -127,7 +133,11 @@ def _chunk_logits(
 ) -> Tensor:
     """Returns the logits over the temperature, float32 `[rows, V]`, of a chunk `[rows, D]`; they are the caller's."""
     transposed = weight.t()
-    logits = torch.mm(hidden, transposed, out_dtype=torch.float32) if _wide(hidden) else (hidden @ transposed).float()
+    logits = (
+        torch.mm(hidden, transposed, out_dtype=torch.float32)
+        if _wide(hidden)
+        else (hidden @ transposed).float()
+    )
     if bias is not None:
         logits += bias.float()
     if form.scale != 1.0:
@@ -169,7 +179,9 @@ class _SelectiveLogprobs(torch.autograd.Function):
                 largest, log_total, entropies[part] = kernels.softmax_statistics(logits)
                 if top:
                     targets[part, -top:] = logits.topk(top).indices
-                logps[part] = logits.gather(-1, targets[part]) - largest[:, None] - log_total[:, None]
+                logps[part] = (
+                    logits.gather(-1, targets[part]) - largest[:, None] - log_total[:, None]
+                )
                 lse[part] = largest + log_total
                 if len(kept) < keep:
                     kept.append(logits)
@@ -218,7 +230,9 @@ class _SelectiveLogprobs(torch.autograd.Function):
                 again = _chunk_logits(hidden[part], weight, bias, ctx.form, ctx.temperature)
             if ctx.kernels is not None:
                 logits = kept[number] if again is None else again
-                low = ctx.kernels.softmax_gradient(logits, lse[part], targets[part], scale, per_cap, weight.dtype)
+                low = ctx.kernels.softmax_gradient(
+                    logits, lse[part], targets[part], scale, per_cap, weight.dtype
+                )
                 del logits, again
                 if grad_bias is not None:
                     grad_bias += low.sum(0, dtype=torch.float32)

@@ -44,7 +44,11 @@ def add_lora(model: PreTrainedModel, args: AdapterArguments) -> None:
     # Frozen first: peft leaves the parameters of modules without adapters as they are.
     model.requires_grad_(False)
     for folder in args.ref_adapters:
-        _add(model, AdapterArguments(train_type="lora", **adapter_flags("--ref_adapters", folder)), REFERENCE)
+        _add(
+            model,
+            AdapterArguments(train_type="lora", **adapter_flags("--ref_adapters", folder)),
+            REFERENCE,
+        )
         take_adapter(model, REFERENCE, folder, "--ref_adapters")
     _add(model, args, ADAPTER)
     for folder in args.adapters:
@@ -70,7 +74,11 @@ def _add(model: PreTrainedModel, args: AdapterArguments, name: str) -> None:
     experts = _expert_modules(model)
     if modules == [ALL_LINEAR] and experts:
         head = output_head(model)
-        own = [path for path in linear if model.get_submodule(path) is not head and ".indexer." not in path]
+        own = [
+            path
+            for path in linear
+            if model.get_submodule(path) is not head and ".indexer." not in path
+        ]
         modules = sorted(_last_parts(own) - experts)
     chosen = filter(args.adapts, linear) if args.target_regex else modules
     refused = sorted(experts & _last_parts(chosen))
@@ -102,7 +110,10 @@ def _add(model: PreTrainedModel, args: AdapterArguments, name: str) -> None:
         raise UsageError(f"{flag} {' '.join(modules)}: {one_line(error)}") from error
 
     adapted = {module.get_base_layer() for module in _lora_layers(model)}
-    for module, what in ((output_head(model), "output head"), (model.get_input_embeddings(), "embedding")):
+    for module, what in (
+        (output_head(model), "output head"),
+        (model.get_input_embeddings(), "embedding"),
+    ):
         if getattr(module, "base_layer", None) in adapted:
             # Log-probs are computed from the head's weight alone, which may be the embedding's.
             raise UsageError(
@@ -118,7 +129,9 @@ def _modules_to_save(model: PreTrainedModel, words: Iterable[str]) -> list[str]:
         named = set()
         for name, module in model.named_modules():
             kind = _KINDS.get(word)
-            is_named = kind.search(type(module).__name__) if kind else f".{name}".endswith(f".{word}")
+            is_named = (
+                kind.search(type(module).__name__) if kind else f".{name}".endswith(f".{word}")
+            )
             if is_named and any(True for _ in module.parameters()):
                 named.add(name)
         if not named:
@@ -136,14 +149,22 @@ def take_adapter(model: PreTrainedModel, name: str, folder: str | Path, flag: st
     for weight in added_weights(model, name):
         value = saved.pop(adapter_name(weight.name, name), None)
         if value is None or value.shape != weight.base.shape:
-            has = "is not in it" if value is None else f"has there {list(value.shape)}, not {list(weight.base.shape)}"
-            raise UsageError(f"{flag} {folder} does not fit --model and the flags: {weight.name} {has}")
+            has = (
+                "is not in it"
+                if value is None
+                else f"has there {list(value.shape)}, not {list(weight.base.shape)}"
+            )
+            raise UsageError(
+                f"{flag} {folder} does not fit --model and the flags: {weight.name} {has}"
+            )
         with torch.no_grad():
             weight.base.copy_(value)
 
     left = [name for name in saved if not (_tied(model) and name.endswith("lm_head.weight"))]
     if left:
-        raise UsageError(f"{flag} {folder} does not fit --model and the flags: {left[0]} has no place there")
+        raise UsageError(
+            f"{flag} {folder} does not fit --model and the flags: {left[0]} has no place there"
+        )
 
 
 def _tied(model: PreTrainedModel) -> bool:
@@ -166,13 +187,20 @@ def _expert_modules(model: PreTrainedModel) -> set[str]:
     from transformers.conversion_mapping import get_model_conversion_mapping
 
     mapping = get_model_conversion_mapping(model, add_legacy=False)
-    sources = [source for conversion in mapping for source in conversion.source_patterns if ".experts.*." in source]
+    sources = [
+        source
+        for conversion in mapping
+        for source in conversion.source_patterns
+        if ".experts.*." in source
+    ]
     parts = _last_parts(source.removesuffix(".weight") for source in sources)
     if parts:
         parts.add("gate")
     for name, module in model.named_modules():
         # Llama 4's router is a linear layer that returns two tensors.
-        if isinstance(module, nn.Linear) and type(module).__module__.startswith("transformers.models."):
+        if isinstance(module, nn.Linear) and type(module).__module__.startswith(
+            "transformers.models."
+        ):
             parts.add(name.rpartition(".")[2])
 
     return parts
@@ -216,5 +244,8 @@ def adapter_config(model: nn.Module, args: AdapterArguments) -> AdapterConfig:
         else:
             modules = _last_parts(names)
     return AdapterConfig(
-        rank=args.lora_rank, alpha=args.lora_alpha, target_modules=tuple(sorted(modules)), rslora=args.use_rslora
+        rank=args.lora_rank,
+        alpha=args.lora_alpha,
+        target_modules=tuple(sorted(modules)),
+        rslora=args.use_rslora,
     )

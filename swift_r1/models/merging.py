@@ -15,8 +15,19 @@ from safetensors import safe_open
 
 from swift_r1.errors import UsageError, one_line
 from swift_r1.flags.adapters import WEIGHTS
-from swift_r1.models.expected import as_in_checkpoint, own_weights, skeleton, tied_names, use_checkpoint_form
-from swift_r1.models.loading import Quantization, as_readable_as_its_config, load_model, load_tokenizer
+from swift_r1.models.expected import (
+    as_in_checkpoint,
+    own_weights,
+    skeleton,
+    tied_names,
+    use_checkpoint_form,
+)
+from swift_r1.models.loading import (
+    Quantization,
+    as_readable_as_its_config,
+    load_model,
+    load_tokenizer,
+)
 from swift_r1.models.lora import take_adapter
 from swift_r1.models.multimodal import copy_processor, kept_on_disk
 from swift_r1.models.weights import ADAPTER, has_adapters, policy_weights
@@ -24,7 +35,9 @@ from swift_r1.models.weights import ADAPTER, has_adapters, policy_weights
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-_ADDED = re.compile(r"base_model\.model\.(.+?)(?:\.lora_([AB])\.weight|\.lora_(magnitude)_vector|\.weight|\.bias)")
+_ADDED = re.compile(
+    r"base_model\.model\.(.+?)(?:\.lora_([AB])\.weight|\.lora_(magnitude)_vector|\.weight|\.bias)"
+)
 BASE = "base_model.json"  # in a checkpoint of adapters: how the model under them was loaded
 
 
@@ -64,7 +77,9 @@ def merge(base: str, adapters: Path, output: Path, dtype: str | None) -> None:
         # Not by transformers' `load_adapter`, which leaves DoRA's magnitudes out and unties what is trained whole.
         model.add_adapter(PeftConfig.from_pretrained(str(adapters)), ADAPTER)
     except (ValueError, RuntimeError, KeyError) as error:
-        raise UsageError(f"--adapters {adapters} are not of --model {base}: {one_line(error)}") from error
+        raise UsageError(
+            f"--adapters {adapters} are not of --model {base}: {one_line(error)}"
+        ) from error
 
     take_adapter(model, ADAPTER, adapters, "--adapters")
 
@@ -78,7 +93,9 @@ def merge(base: str, adapters: Path, output: Path, dtype: str | None) -> None:
     plain.generation_config = model.generation_config
 
     use_checkpoint_form(plain, base)
-    tensors = as_in_checkpoint(plain, {weight.name: weight.base for weight in policy_weights(plain)})
+    tensors = as_in_checkpoint(
+        plain, {weight.name: weight.base for weight in policy_weights(plain)}
+    )
     for name, path in kept_on_disk(plain, base).items():
         with safe_open(path, "pt") as file:
             tensors[name] = file.get_tensor(name)
@@ -102,7 +119,11 @@ def misfit(base: str, adapters: Path) -> str | None:
 
     for name, shape in sorted(shapes.items()):
         match = _ADDED.fullmatch(name)
-        under = expected.get(f"{match[1]}{'.bias' if name.endswith('.bias') else '.weight'}") if match else None
+        under = (
+            expected.get(f"{match[1]}{'.bias' if name.endswith('.bias') else '.weight'}")
+            if match
+            else None
+        )
         if tied and name.endswith(tied):
             continue
         if match is None or under is None:
@@ -111,9 +132,7 @@ def misfit(base: str, adapters: Path) -> str | None:
         # Of a whole weight (`--modules_to_save`), and of DoRA's magnitudes, the first side stands for the others.
         side = 1 if match[2] == "A" else 0
         if shape[side] != under[side]:
-            return (
-                f"{match[1]} is {list(under)} there, and they are for one with {shape[side]} in place of {under[side]}"
-            )
+            return f"{match[1]} is {list(under)} there, and they are for one with {shape[side]} in place of {under[side]}"
 
     return None
 

@@ -147,7 +147,9 @@ def own_names(model: Any, conversions: Iterable[Any], stored: Iterable[str]) -> 
 
     own = model.state_dict(keep_vars=True)
     renamings = [conversion for conversion in conversions if isinstance(conversion, WeightRenaming)]
-    converters = [conversion for conversion in conversions if not isinstance(conversion, WeightRenaming)]
+    converters = [
+        conversion for conversion in conversions if not isinstance(conversion, WeightRenaming)
+    ]
     own_name = {}
     for name in stored:
         here = rename_source_key(name, renamings, converters, model.base_model_prefix, own)[0]

@@ -33,14 +33,17 @@ class ModelInputs(NamedTuple):
     # `[K]` int64 into the flattened `[R * S]` hidden states: where each of the `K` tokens that the policy wrote is
     # predicted
     positions: Tensor
-    targets: Tensor  # int64, the tokens predicted there, `[K]`; or `[K, W]`, others in their places too
+    # int64, the tokens predicted there, `[K]`; or `[K, W]`, others in their places too
+    targets: Tensor
     position_ids: Tensor | None = None  # None, or where packed `[1, S]` int64
     # the packed row's groups for `packed_attention`; None where rows are not packed, or where the model's own attention
     # tells samples apart by position ids that start again
     packed_row: PackedRow | None = None
     sequence: SequenceGroup | None = None  # the ranks that a packed row's tokens are spread over
-    mine: Tensor | None = None  # int64, which of the `K` tokens this rank of `sequence` predicts; None without one
-    top: int = 0  # so many of the likeliest tokens in each place are targets too (`selective_logprobs`)
+    # int64, which of the `K` tokens this rank of `sequence` predicts; None without one
+    mine: Tensor | None = None
+    # so many of the likeliest tokens in each place are targets too (`selective_logprobs`)
+    top: int = 0
 
     def own(self) -> ModelInputs:
         """This rank's part of a row that is spread over a group; `packed_row` stays that of the whole row."""
@@ -131,7 +134,9 @@ class Critic(nn.Module):
         """Returns float32 `[K]`: at the position that predicts a token the value of the state before it. Takes the
         fields of `ModelInputs`."""
         values: Tensor
-        (values,) = _of_tokens(self.model, ModelInputs(*fields), lambda states, _: [self.value_head(states)])
+        (values,) = _of_tokens(
+            self.model, ModelInputs(*fields), lambda states, _: [self.value_head(states)]
+        )
         return values
 
 
@@ -152,8 +157,12 @@ class LogprobHead(nn.Module):
             self.loaded_bias = getattr(loaded, "bias", None)
         # By transformers' names; `check_logprobs` finds out where an architecture does something else.
         text = config.get_text_config()
-        scale = (getattr(text, "logit_scale", None) or 1.0) / (getattr(text, "logits_scaling", None) or 1.0)
-        self.form = LogitForm(scale, getattr(text, "final_logit_softcapping", None), placeholders(config))
+        scale = (getattr(text, "logit_scale", None) or 1.0) / (
+            getattr(text, "logits_scaling", None) or 1.0
+        )
+        self.form = LogitForm(
+            scale, getattr(text, "final_logit_softcapping", None), placeholders(config)
+        )
 
     def forward(
         self,
@@ -167,7 +176,9 @@ class LogprobHead(nn.Module):
         if getattr(self._switch[0], "disable_adapters", False):
             weight = self.loaded_weight
             bias = self.loaded_bias
-        return selective_logprobs(hidden, weight, targets, bias=bias, form=self.form, temperature=temperature, top=top)
+        return selective_logprobs(
+            hidden, weight, targets, bias=bias, form=self.form, temperature=temperature, top=top
+        )
 
 
 class ValueHead(nn.Module):
@@ -198,11 +209,17 @@ def _of_tokens(
 
 def _chosen_states(model: PreTrainedModel, inputs: ModelInputs) -> Tensor:
     """`[K, hidden]`: the last hidden states of a transformers model, with any head, at `positions`."""
-    packed: dict[str, Any] = {} if inputs.position_ids is None else {"position_ids": inputs.position_ids}
+    packed: dict[str, Any] = (
+        {} if inputs.position_ids is None else {"position_ids": inputs.position_ids}
+    )
     if inputs.packed_row is not None:
         # A mask of four dimensions is taken as it is: none is made for the row, and `packed_attention` needs none.
         mask = inputs.token_ids.new_zeros(1, 1, 1, 1, dtype=torch.bool)
-        packed |= {"packed_row": inputs.packed_row, "sequence": inputs.sequence, "attention_mask": mask}
+        packed |= {
+            "packed_row": inputs.packed_row,
+            "sequence": inputs.sequence,
+            "attention_mask": mask,
+        }
     read = decoder_of(model)
     hidden: Tensor = read(input_ids=inputs.token_ids, use_cache=False, **packed).last_hidden_state
     return hidden.flatten(0, 1).index_select(0, inputs.positions)

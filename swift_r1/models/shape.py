@@ -58,7 +58,9 @@ class ModelShape:
     def adapters(self, lora: AdapterArguments) -> int:
         """Numbers in these adapters, and in the modules that are trained whole beside them."""
         chosen = (shape for name, shape in self.linear if lora.adapts(name))
-        low_rank = sum(lora.lora_rank * (rows + columns) + lora.use_dora * rows for rows, columns in chosen)
+        low_rank = sum(
+            lora.lora_rank * (rows + columns) + lora.use_dora * rows for rows, columns in chosen
+        )
         words = tuple(word.removeprefix("all-") for word in lora.modules_to_save)
         whole = (size for name, size in self.weights if any(word in name for word in words))
         return low_rank + sum(whole)
@@ -82,7 +84,9 @@ def transformers_config(model: str, what: str = "the config of") -> Any:
 def context_length(model: str) -> int | None:
     """Returns the tokens that a model folder (or id) takes by its config; None where that does not say. Raises
     UsageError: the config cannot be read."""
-    length: int | None = getattr(transformers_config(model).get_text_config(), "max_position_embeddings", None)
+    length: int | None = getattr(
+        transformers_config(model).get_text_config(), "max_position_embeddings", None
+    )
     return length
 
 
@@ -116,7 +120,9 @@ def shape_of(model: str) -> ModelShape:
 
     text = empty.config.get_text_config()
     head = empty.get_output_embeddings()
-    linear = [(name, module) for name, module in empty.named_modules() if isinstance(module, nn.Linear)]
+    linear = [
+        (name, module) for name, module in empty.named_modules() if isinstance(module, nn.Linear)
+    ]
     heads = text.num_attention_heads
     head_width = getattr(text, "head_dim", None) or text.hidden_size // heads
     sizes = {name: parameter.numel() for name, parameter in empty.named_parameters()}
@@ -124,7 +130,9 @@ def shape_of(model: str) -> ModelShape:
         sizes.pop(name, None)
     return ModelShape(
         weights=tuple(sizes.items()),
-        linear=tuple((name, (m.out_features, m.in_features)) for name, m in linear if m is not head),
+        linear=tuple(
+            (name, (m.out_features, m.in_features)) for name, m in linear if m is not head
+        ),
         head=head.weight.numel(),
         layers=text.num_hidden_layers,
         hidden=text.hidden_size,

@@ -25,7 +25,8 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 ADAPTER = "default"  # peft's name for the adapter that is trained
-_SAVED = f".modules_to_save.{ADAPTER}."  # peft's name for a module's copy that is trained in its place
+# peft's name for a module's copy that is trained in its place
+_SAVED = f".modules_to_save.{ADAPTER}."
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +59,12 @@ class Weight:
         if self.layer is None:
             return (self.base,)
         more = () if self._magnitude is None else (self._magnitude.weight,)
-        return (self.base, self.layer.lora_A[ADAPTER].weight, self.layer.lora_B[ADAPTER].weight, *more)
+        return (
+            self.base,
+            self.layer.lora_A[ADAPTER].weight,
+            self.layer.lora_B[ADAPTER].weight,
+            *more,
+        )
 
     @property
     def nbytes(self) -> int:
@@ -83,7 +89,8 @@ class Weight:
         dora = self._magnitude
         if dora is not None:
             flip = self.layer.fan_in_fan_out
-            norm = dora.get_weight_norm(base, delta.T if flip else delta, scaling=1)  # rounded as in the forward pass
+            # rounded as in the forward pass
+            norm = dora.get_weight_norm(base, delta.T if flip else delta, scaling=1)
             factor = (dora.weight / norm).float()
             merged *= factor if flip else factor[:, None]
         return merged.to(base.dtype)
@@ -136,7 +143,9 @@ def policy_weights(model: PreTrainedModel) -> list[Weight]:
     if has_adapters(model):
         from peft.tuners.lora import LoraLayer
 
-        adapted = {name: module for name, module in model.named_modules() if isinstance(module, LoraLayer)}
+        adapted = {
+            name: module for name, module in model.named_modules() if isinstance(module, LoraLayer)
+        }
     weights = []
     for name, _ in model.named_parameters():
         owner, _, kind = name.rpartition(".base_layer.")
@@ -157,12 +166,16 @@ def _weight_at(model: nn.Module, name: str) -> Weight:
 
 def added_weights(model: PreTrainedModel, adapter: str = ADAPTER) -> list[Weight]:
     """Returns the adapters and `--modules_to_save` alone, by the names that they have in `model`, tied ones once."""
-    return [_weight_at(model, name) for name, _ in model.named_parameters() if f".{adapter}." in name]
+    return [
+        _weight_at(model, name) for name, _ in model.named_parameters() if f".{adapter}." in name
+    ]
 
 
 def adapter_weights(model: PreTrainedModel) -> list[Weight]:
     """Returns the adapters alone, by the names that they have in peft's files."""
-    return [replace(weight, name=adapter_name(weight.name, ADAPTER)) for weight in added_weights(model)]
+    return [
+        replace(weight, name=adapter_name(weight.name, ADAPTER)) for weight in added_weights(model)
+    ]
 
 
 def parameters_of(weights: Sequence[Weight]) -> list[nn.Parameter]:
@@ -213,7 +226,9 @@ def frozen_names(sizes: Sequence[tuple[str, int]], args: ModelArguments) -> set[
         for prefix in getattr(args, flag):
             begin_so = {name for name in names if name.startswith(prefix)}
             if not begin_so:
-                raise UsageError(f"--{flag} {prefix}: no weight's name begins so; the first is {names[0]}")
+                raise UsageError(
+                    f"--{flag} {prefix}: no weight's name begins so; the first is {names[0]}"
+                )
             matched |= begin_so
 
         pattern = getattr(args, f"{flag}_regex")
@@ -235,7 +250,9 @@ def frozen_names(sizes: Sequence[tuple[str, int]], args: ModelArguments) -> set[
 
     frozen -= trainable
     if len(frozen) == len(names):
-        raise UsageError("nothing is left to train: --freeze_parameters and its like freeze every weight")
+        raise UsageError(
+            "nothing is left to train: --freeze_parameters and its like freeze every weight"
+        )
     return frozen
 
 

@@ -66,7 +66,8 @@ class _Finder(MetaPathFinder, Loader):
         if fullname not in IMPORT_NAMES:
             known = ", ".join(name for name in IMPORT_NAMES if name != "swift")
             raise ModuleNotFoundError(
-                f"swift-r1 has no module {fullname} of ms-swift: {_DO_WITHOUT}; it has {known}", name=fullname
+                f"swift-r1 has no module {fullname} of ms-swift: {_DO_WITHOUT}; it has {known}",
+                name=fullname,
             )
         return _spec(fullname)
 
@@ -125,7 +126,8 @@ def _plugin_code_imports() -> bool:
         frame = frame.f_back
     path = Path("" if frame is None else frame.f_code.co_filename)
     return any(
-        path.is_relative_to(folder) and "site-packages" not in path.relative_to(folder).parts for folder in _folders
+        path.is_relative_to(folder) and "site-packages" not in path.relative_to(folder).parts
+        for folder in _folders
     )
 
 

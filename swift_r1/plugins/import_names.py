@@ -50,7 +50,9 @@ _HOMES = {
     "swift_r1.rewards.builtin": _BUILTIN,
     "swift_r1.data": _DATASETS,
     "swift_r1.data.registry": "DATASET_MAPPING register_dataset_info",
-    "swift_r1.plugins.protocol": _PRM + _PROTOCOL + "rm_plugins get_logger remove_response to_device",
+    "swift_r1.plugins.protocol": _PRM
+    + _PROTOCOL
+    + "rm_plugins get_logger remove_response to_device",
     "swift_r1.plugins.rollouts": _TURNS + _ENV + _CONTEXT + "GYMScheduler",
     "swift_r1.plugins.schedulers": "MathTipsScheduler ThinkingModelTipsScheduler",
     "swift_r1.rollout.rm_plugins": "DefaultRMPlugin GenRMPlugin TransformersEngine PtEngine",
@@ -61,8 +63,12 @@ _INSTEAD = {
     "a reward that asks a model calls one over HTTP (`swift rollout` speaks the OpenAI protocol)": _NO_ENGINES,
     "write an Env that calls OpenEnv's client, and give --use_gym_env true": "OpenEnvScheduler",
 }
-_ENTRIES: dict[str, Entry] = {name: home for home, names in _HOMES.items() for name in names.split()}
-_ENTRIES |= {name: Missing(instead) for instead, names in _INSTEAD.items() for name in names.split()}
+_ENTRIES: dict[str, Entry] = {
+    name: home for home, names in _HOMES.items() for name in names.split()
+}
+_ENTRIES |= {
+    name: Missing(instead) for instead, names in _INSTEAD.items() for name in names.split()
+}
 
 _MODULES = {
     "swift": "get_logger load_dataset get_template " + _REQUESTS + _ENGINES_V4,
@@ -88,7 +94,11 @@ _MODULES = {
     "swift.plugin.multi_turn": _TURNS + _SCHEDULERS,
     "swift.plugin.env": _ENV,
     "swift.plugin.context_manager": _CONTEXT,
-    "swift.llm": _DATASETS + _REQUESTS + _TEMPLATE + _ENGINES_V3 + "RolloutInferRequest Messages Tool to_device",
+    "swift.llm": _DATASETS
+    + _REQUESTS
+    + _TEMPLATE
+    + _ENGINES_V3
+    + "RolloutInferRequest Messages Tool to_device",
     "swift.llm.dataset": _DATASETS,
     "swift.llm.template": _TEMPLATE + "Messages Tool InferRequest RolloutInferRequest",
     "swift.llm.infer": _REQUESTS + _ENGINES_V3 + "Function",

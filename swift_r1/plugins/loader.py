@@ -67,7 +67,9 @@ def _load(text: str, path: Path) -> LoadedPlugin:
     if path.is_dir():
         raise UsageError(f"--external_plugins {path} is a folder: name the Python file in it")
     if not path.is_file():
-        raise UsageError(f"--external_plugins {path}: there is no such file (looked in {Path.cwd()})")
+        raise UsageError(
+            f"--external_plugins {path}: there is no such file (looked in {Path.cwd()})"
+        )
     if path.suffix != ".py":
         raise UsageError(f"--external_plugins {path} is not a Python file (.py)")
     path = path.resolve()
@@ -93,7 +95,9 @@ def _load(text: str, path: Path) -> LoadedPlugin:
     for kind, names in changed.items():
         for key in names:
             if key in before[kind]:
-                _logger.warning("plugin %s replaces the %s %r that was registered before", text, kind, key)
+                _logger.warning(
+                    "plugin %s replaces the %s %r that was registered before", text, kind, key
+                )
     return LoadedPlugin(
         path=text,
         orms=changed["reward"],
@@ -117,5 +121,8 @@ def _failure(text: str, path: Path, error: BaseException) -> str:
     if isinstance(error, SyntaxError) and error.filename == str(path):
         line = error.lineno
     place = f"{text}:{line}" if line else text
-    parts = ["" if isinstance(error, SwiftError) else type(error).__name__, " ".join(str(error).split())]
+    parts = [
+        "" if isinstance(error, SwiftError) else type(error).__name__,
+        " ".join(str(error).split()),
+    ]
     return f"plugin {place}: {': '.join(filter(None, parts))}"

@@ -19,7 +19,13 @@ from swift_r1.plugins.rollouts import context_managers, envs, multi_turns
 from swift_r1.rewards import orms
 
 _MODULES = (
-    *("swift.rewards", "swift.rewards.rm_plugin", "swift.rewards.orm", "swift.dataset", "swift.rollout"),
+    *(
+        "swift.rewards",
+        "swift.rewards.rm_plugin",
+        "swift.rewards.orm",
+        "swift.dataset",
+        "swift.rollout",
+    ),
     *("swift.infer_engine", "swift.infer_engine.protocol", "swift.template", "swift.utils"),
 )
 """Where version 4 has what version 3 has under other modules."""
@@ -61,12 +67,20 @@ def adopting() -> Iterator[None]:
     Nothing of ms-swift is imported for this: what no plugin imported, no plugin registered in. Importing it takes
     many seconds.
     """
-    befores = {kind: dict(_registry(module, name)) for kind, (_, module, name) in REGISTRIES.items()}
+    befores = {
+        kind: dict(_registry(module, name)) for kind, (_, module, name) in REGISTRIES.items()
+    }
     yield
     for kind, (ours, module, name) in REGISTRIES.items():
-        new = {key: entry for key, entry in _registry(module, name).items() if befores[kind].get(key) is not entry}
+        new = {
+            key: entry
+            for key, entry in _registry(module, name).items()
+            if befores[kind].get(key) is not entry
+        }
         if kind == "dataset":
-            ours.update((meta.name, meta) for meta in map(_as_ours, filter(_is_a_plugins, new.values())))
+            ours.update(
+                (meta.name, meta) for meta in map(_as_ours, filter(_is_a_plugins, new.values()))
+            )
         else:
             ours.update({key: entry for key, entry in new.items() if not _is_its_own(entry)})
 
@@ -82,7 +96,9 @@ def _is_its_own(entry: Any) -> bool:
 
 def _is_a_plugins(meta: Any) -> bool:
     """Not one of its hundreds of hub datasets: a plugin's has its own data or code."""
-    return meta.dataset_path is not None or not (_is_its_own(meta.loader) and _is_its_own(meta.preprocess_func))
+    return meta.dataset_path is not None or not (
+        _is_its_own(meta.loader) and _is_its_own(meta.preprocess_func)
+    )
 
 
 def _as_ours(meta: Any) -> DatasetMeta:

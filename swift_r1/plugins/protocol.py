@@ -89,7 +89,11 @@ class Function:
     arguments: Any
 
     def __post_init__(self) -> None:
-        text = self.arguments if isinstance(self.arguments, str) else json.dumps(self.arguments, ensure_ascii=False)
+        text = (
+            self.arguments
+            if isinstance(self.arguments, str)
+            else json.dumps(self.arguments, ensure_ascii=False)
+        )
         self.name = self.name.strip()
         self.arguments = text.strip()
 

@@ -29,7 +29,9 @@ class RolloutScheduler:
         tokenizer: the model's, by keyword.
     """
 
-    def __init__(self, infer_engine: Any = None, max_turns: int | None = None, *args: Any, **kwargs: Any) -> None:
+    def __init__(
+        self, infer_engine: Any = None, max_turns: int | None = None, *args: Any, **kwargs: Any
+    ) -> None:
         self.infer_engine = infer_engine
         self.max_turns = max_turns
         self.tokenizer: Any = kwargs.get("tokenizer")
@@ -44,7 +46,9 @@ class RolloutScheduler:
         """Returns the log-probs of a turn's tokens; ms-swift's schedulers use this name."""
         return [token["logprob"] for token in (response_choice.logprobs or {}).get("content", ())]
 
-    async def run(self, infer_request: RolloutInferRequest, request_config: Any, **kwargs: Any) -> RolloutOutput:
+    async def run(
+        self, infer_request: RolloutInferRequest, request_config: Any, **kwargs: Any
+    ) -> RolloutOutput:
         """Returns one whole trajectory, with an `infer_async` for each turn. What it raises ends the run."""
         raise NotImplementedError(f"{type(self).__name__} does not override run")
 
@@ -56,12 +60,17 @@ class MultiTurnScheduler(RolloutScheduler):
         """Called before the first turn, with one request; it may change its messages."""
 
     async def on_turn_end(
-        self, infer_request: RolloutInferRequest, response_choice: ChatCompletionResponseChoice, current_turn: int
+        self,
+        infer_request: RolloutInferRequest,
+        response_choice: ChatCompletionResponseChoice,
+        current_turn: int,
     ) -> dict[str, Any]:
         """Called after each turn: gives `rollout_infos` to keep, and `done` to decide in `check_finished`'s place."""
         return {}
 
-    async def run(self, infer_request: RolloutInferRequest, request_config: Any, **kwargs: Any) -> RolloutOutput:
+    async def run(
+        self, infer_request: RolloutInferRequest, request_config: Any, **kwargs: Any
+    ) -> RolloutOutput:
         """Turn after turn until `check_finished` says so, `max_turns` is reached or no more tokens fit.
 
         `step` may give, besides `infer_request`, `response_token_ids` and `response_loss_mask` (its tokens where
@@ -81,7 +90,9 @@ class MultiTurnScheduler(RolloutScheduler):
                 request.messages.pop()  # it only asked for the turn to go on
             if not choice.token_ids:
                 messages = up_to_last_answer(request.messages)
-                return RolloutOutput(response, messages, ids, masks, infos | {"num_turns": turn - 1})
+                return RolloutOutput(
+                    response, messages, ids, masks, infos | {"num_turns": turn - 1}
+                )
             if request.messages[-1]["role"] == "assistant":  # its turn goes on
                 request.messages[-1]["content"] += choice.message.content
             else:
@@ -89,11 +100,15 @@ class MultiTurnScheduler(RolloutScheduler):
             at_end = self.max_turns is not None and turn >= self.max_turns
             told = await self.on_turn_end(request, choice, turn) or {}
             infos |= told.get("rollout_infos") or {}
-            finished = told["done"] if "done" in told else self.check_finished(request, choice, turn)
+            finished = (
+                told["done"] if "done" in told else self.check_finished(request, choice, turn)
+            )
             if finished or at_end:
                 ids.append(list(choice.token_ids or []))
                 masks.append([1] * len(ids[-1]))
-                return RolloutOutput(response, request.messages, ids, masks, infos | {"num_turns": turn})
+                return RolloutOutput(
+                    response, request.messages, ids, masks, infos | {"num_turns": turn}
+                )
             following = self.step(request, choice, turn)
             request = following["infer_request"]
             given = following.get("response_token_ids"), following.get("response_loss_mask")
@@ -105,7 +120,10 @@ class MultiTurnScheduler(RolloutScheduler):
             turn += 1
 
     def check_finished(
-        self, infer_request: RolloutInferRequest, response_choice: ChatCompletionResponseChoice, current_turn: int
+        self,
+        infer_request: RolloutInferRequest,
+        response_choice: ChatCompletionResponseChoice,
+        current_turn: int,
     ) -> bool:
         """Returns whether the trajectory ends: the answer was cut off, or this was turn `max_turns`."""
         if response_choice.finish_reason == "length":
@@ -113,7 +131,10 @@ class MultiTurnScheduler(RolloutScheduler):
         return self.max_turns is not None and current_turn >= self.max_turns
 
     def step(
-        self, infer_request: RolloutInferRequest, response_choice: ChatCompletionResponseChoice, current_turn: int
+        self,
+        infer_request: RolloutInferRequest,
+        response_choice: ChatCompletionResponseChoice,
+        current_turn: int,
     ) -> dict[str, Any]:
         """Returns the next turn's request, as `{"infer_request": ...}`. Subclasses override it."""
         raise NotImplementedError(f"{type(self).__name__} overrides neither step nor run")
@@ -121,7 +142,10 @@ class MultiTurnScheduler(RolloutScheduler):
 
 def up_to_last_answer(messages: Messages) -> Messages:
     """Without what was asked after the model's last turn and got no answer."""
-    end = max((place for place, message in enumerate(messages, 1) if message["role"] == "assistant"), default=0)
+    end = max(
+        (place for place, message in enumerate(messages, 1) if message["role"] == "assistant"),
+        default=0,
+    )
     return messages[:end]
 
 
@@ -169,12 +193,20 @@ class GymScheduler(RolloutScheduler):
     key `name` chooses another one than `--gym_env` and `--context_manager`.
     """
 
-    def __init__(self, *args: Any, gym_env: str | None = None, context_manager: str | None = None, **kwargs: Any):
+    def __init__(
+        self,
+        *args: Any,
+        gym_env: str | None = None,
+        context_manager: str | None = None,
+        **kwargs: Any,
+    ):
         super().__init__(*args, **kwargs)
         self.gym_env = gym_env
         self.context_manager = context_manager
 
-    async def run(self, infer_request: RolloutInferRequest, request_config: Any, **kwargs: Any) -> RolloutOutput:
+    async def run(
+        self, infer_request: RolloutInferRequest, request_config: Any, **kwargs: Any
+    ) -> RolloutOutput:
         """Returns the episode: the environment's observations are the user's messages."""
         columns = infer_request.data_dict
         env_config = columns.get("env_config") or {}
@@ -182,13 +214,21 @@ class GymScheduler(RolloutScheduler):
         env = _made(envs, "environment", env_config, self.gym_env, "--gym_env")
         manager = None
         if self.context_manager or config.get("name"):
-            manager = _made(context_managers, "context manager", config, self.context_manager, "--context_manager")
+            manager = _made(
+                context_managers,
+                "context manager",
+                config,
+                self.context_manager,
+                "--context_manager",
+            )
         try:
             return await self._episode(env, manager, infer_request, request_config)
         finally:
             await env.close()
 
-    async def _episode(self, env: Any, manager: Any, request: RolloutInferRequest, config: Any) -> RolloutOutput:
+    async def _episode(
+        self, env: Any, manager: Any, request: RolloutInferRequest, config: Any
+    ) -> RolloutOutput:
         observation, info, system = await env.reset(request)
         messages: Messages = [{"role": "system", "content": system}] if system else []
         messages.append({"role": "user", "content": observation})
@@ -200,7 +240,8 @@ class GymScheduler(RolloutScheduler):
             request.messages = messages
             response = await self.infer_engine.infer_async(request, config)
             choice = response.choices[0]
-            if not choice.token_ids:  # no room: the environment gets no action that the model did not take
+            # no room: the environment gets no action that the model did not take
+            if not choice.token_ids:
                 messages = up_to_last_answer(messages)
                 over = True
             else:
@@ -210,17 +251,25 @@ class GymScheduler(RolloutScheduler):
                 infos.append(info)
             turns = len(rewards)
             if over or (self.max_turns is not None and turns >= self.max_turns):
-                notes: dict[str, Any] = {"num_turns": turns, "gym_done": over, "total_reward": sum(rewards)}
+                notes: dict[str, Any] = {
+                    "num_turns": turns,
+                    "gym_done": over,
+                    "total_reward": sum(rewards),
+                }
                 notes |= {"step_rewards": rewards, "trajectory_info": infos}
                 return RolloutOutput(response, messages, rollout_infos=notes)
             messages.append({"role": "user", "content": observation})
 
 
-def _made(registry: dict[str, Callable[..., Any]], what: str, config: Any, default: str | None, flag: str) -> Any:
+def _made(
+    registry: dict[str, Callable[..., Any]], what: str, config: Any, default: str | None, flag: str
+) -> Any:
     name = config.get("name", default)
     if name not in registry:
         known = ", ".join(sorted(registry)) or "none"
-        raise KeyError(f"there is no {what} {name!r} ({flag}, or the row's config); registered are: {known}")
+        raise KeyError(
+            f"there is no {what} {name!r} ({flag}, or the row's config); registered are: {known}"
+        )
     return registry[name](config)
 
 

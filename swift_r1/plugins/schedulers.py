@@ -21,12 +21,17 @@ class _SecondChance(MultiTurnScheduler):
 
     tips_prompt = _AGAIN
 
-    def __init__(self, *args: Any, acc_function: Callable[..., Any] | None = None, **kwargs: Any) -> None:
+    def __init__(
+        self, *args: Any, acc_function: Callable[..., Any] | None = None, **kwargs: Any
+    ) -> None:
         super().__init__(*args, **kwargs)
         self.acc_func = acc_function or MathAccuracy()
 
     def check_finished(
-        self, infer_request: RolloutInferRequest, response_choice: ChatCompletionResponseChoice, current_turn: int
+        self,
+        infer_request: RolloutInferRequest,
+        response_choice: ChatCompletionResponseChoice,
+        current_turn: int,
     ) -> bool:
         talk = infer_request.messages
         if any(self.tips_prompt in message["content"] for message in talk[-2:]):
@@ -40,7 +45,10 @@ class ThinkingModelTipsScheduler(_SecondChance):
     before; here the conversation stays whole."""
 
     def step(
-        self, infer_request: RolloutInferRequest, response_choice: ChatCompletionResponseChoice, current_turn: int
+        self,
+        infer_request: RolloutInferRequest,
+        response_choice: ChatCompletionResponseChoice,
+        current_turn: int,
     ) -> dict[str, Any]:
         infer_request.messages.append({"role": "user", "content": self.tips_prompt})
         return {"infer_request": infer_request}
@@ -52,7 +60,10 @@ class MathTipsScheduler(_SecondChance):
     tips_prompt = "Wait, something in this is wrong."
 
     def step(
-        self, infer_request: RolloutInferRequest, response_choice: ChatCompletionResponseChoice, current_turn: int
+        self,
+        infer_request: RolloutInferRequest,
+        response_choice: ChatCompletionResponseChoice,
+        current_turn: int,
     ) -> dict[str, Any]:
         text = infer_request.messages[-1]["content"]
         ids = list(response_choice.token_ids or [])
@@ -65,7 +76,9 @@ class MathTipsScheduler(_SecondChance):
         before = len(text) - length(len(ids))
 
         cuts = [place for tag in ("<answer>", "</think>") if (place := text.find(tag)) >= 0]
-        kept = ids[: bisect_right(range(len(ids) + 1), min(cuts, default=len(text)), key=length) - 1]
+        kept = ids[
+            : bisect_right(range(len(ids) + 1), min(cuts, default=len(text)), key=length) - 1
+        ]
         tip = self.tokenizer.encode(self.tips_prompt, add_special_tokens=False)
         infer_request.messages[-1]["content"] = text[: length(len(kept))] + self.tips_prompt
         return {
@@ -91,5 +104,8 @@ class MathEnv(Env):
     async def close(self) -> None: ...
 
 
-multi_turns |= {"math_tip_trick": MathTipsScheduler, "thinking_tips_scheduler": ThinkingModelTipsScheduler}
+multi_turns |= {
+    "math_tip_trick": MathTipsScheduler,
+    "thinking_tips_scheduler": ThinkingModelTipsScheduler,
+}
 envs["math_env"] = MathEnv

@@ -36,13 +36,20 @@ _LINES_S = 60.0  # between two lines about the current work, where there is no t
 
 def progress_bar(console: Console, *more: ProgressColumn) -> Progress:
     """Returns a bar for a terminal; it shows nothing elsewhere."""
-    columns = (BarColumn(bar_width=24), MofNCompleteColumn(), TimeElapsedColumn(), TimeRemainingColumn(), *more)
+    columns = (
+        BarColumn(bar_width=24),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        TimeRemainingColumn(),
+        *more,
+    )
     return Progress(
         TextColumn("{task.description}"),
         *columns,
         console=console,
         disable=not console.is_terminal,
-        speed_estimate_period=1800,  # seconds; a step may take minutes, and rich's 30 s then give no estimate
+        # seconds; a step may take minutes, and rich's 30 s then give no estimate
+        speed_estimate_period=1800,
     )
 
 
@@ -97,19 +104,31 @@ class RunConsole:
     def logged(self, step: int, metrics: Mapping[str, float]) -> None:
         """A line per log step where there is no terminal to draw a bar on."""
         if self._progress.disable:
-            shown = [f"{label} {metrics[name]:{form}}" for name, label, form in _SHOWN if name in metrics]
+            shown = [
+                f"{label} {metrics[name]:{form}}" for name, label, form in _SHOWN if name in metrics
+            ]
             self.say(f"step {step}/{self._total}  " + "  ".join(shown))
 
     def evaluated(self, step: int, metrics: Mapping[str, float]) -> None:
-        for prefix in (name.removesuffix("accuracy") for name in metrics if name.endswith("/accuracy")):
+        for prefix in (
+            name.removesuffix("accuracy") for name in metrics if name.endswith("/accuracy")
+        ):
             dataset = prefix.removeprefix("eval/").rstrip("/")
-            own = {key.removeprefix(prefix): item for key, item in metrics.items() if key.startswith(prefix)}
+            own = {
+                key.removeprefix(prefix): item
+                for key, item in metrics.items()
+                if key.startswith(prefix)
+            }
             value = own["accuracy"]
             self._notes[dataset] = f"held-out accuracy {value:.3f}"
             if "completions" not in own:  # the mean of several sets
                 self.say(f"step {step}: held-out accuracy {value:.3f}, the mean of the data sets")
                 continue
-            bounds = [own[key] for key in sorted(own) if key.startswith("avg@") and key.endswith(("/high", "/low"))]
+            bounds = [
+                own[key]
+                for key in sorted(own)
+                if key.startswith("avg@") and key.endswith(("/high", "/low"))
+            ]
             interval = f"95 %: {bounds[1]:.3f} to {bounds[0]:.3f}; " if bounds else ""
             self.say(
                 f"step {step}: held-out accuracy {value:.3f} on {dataset}"
@@ -123,5 +142,10 @@ class RunConsole:
         for row in rows:
             reward = row["reward"]
             advantage = row["advantage"]
-            table.add_row(Text(row["prompt"][-400:]), Text(row["completion"]), f"{reward:.3f}", f"{advantage:.3f}")
+            table.add_row(
+                Text(row["prompt"][-400:]),
+                Text(row["completion"]),
+                f"{reward:.3f}",
+                f"{advantage:.3f}",
+            )
         self._progress.console.print(table)

@@ -44,7 +44,9 @@ class AppendedLines:
                     raise OSError("the disk is full")
         except OSError as error:
             if not self._warned:
-                logger.warning("%s is not complete: %s; the run continues", self.path, error.strerror or error)
+                logger.warning(
+                    "%s is not complete: %s; the run continues", self.path, error.strerror or error
+                )
             self._warned = True
 
 
@@ -58,4 +60,6 @@ class Events:
 
     def __call__(self, kind: Kind, text: str, **more: Any) -> None:
         if self._file is not None:
-            self._file.write({"time": time.time(), "step": self.step, "kind": kind, "text": text, **more})
+            self._file.write(
+                {"time": time.time(), "step": self.step, "kind": kind, "text": text, **more}
+            )

@@ -12,7 +12,14 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
-from swift_r1.errors import EXIT_INTERRUPTED, EXIT_OK, EXIT_TERMINATED, UsageError, for_each, one_line
+from swift_r1.errors import (
+    EXIT_INTERRUPTED,
+    EXIT_OK,
+    EXIT_TERMINATED,
+    UsageError,
+    for_each,
+    one_line,
+)
 from swift_r1.record.lines import GrowingFile, json_rows, read_rows
 from swift_r1.runtime.processes import run_folder_is_held
 
@@ -26,7 +33,18 @@ _VERSION = re.compile(r"v(\d+)-\d{8}-\d{6}$")
 _SIGNS = ("args.json", "logging.jsonl", COMPLETIONS)
 _DEPTH = 3  # how far below a given folder runs are looked for: OUTPUT/model/v0-...
 _MOST_LOOKED_AT = 20_000  # folders
-_NOT_ENTERED = ("checkpoint-", ".", "images", "tokens", "spans", "tensorboard", "wandb", "swanlab", "trackio", "mlflow")
+_NOT_ENTERED = (
+    "checkpoint-",
+    ".",
+    "images",
+    "tokens",
+    "spans",
+    "tensorboard",
+    "wandb",
+    "swanlab",
+    "trackio",
+    "mlflow",
+)
 
 
 @dataclass(frozen=True)
@@ -67,8 +85,13 @@ class RunFolder:
         plan = _mapping(self._file.get("plan"))
         if plan:
             return plan
-        known = {"total_steps": self.args.get("max_steps"), "world_size": self._file.get("world_size")}
-        return {name: count for name, count in known.items() if isinstance(count, int) and count > 0}
+        known = {
+            "total_steps": self.args.get("max_steps"),
+            "world_size": self._file.get("world_size"),
+        }
+        return {
+            name: count for name, count in known.items() if isinstance(count, int) and count > 0
+        }
 
     @property
     def started(self) -> float | None:
@@ -119,7 +142,9 @@ class RunFolder:
         marks = ("started", "resumed", "stopping", "failed", "ended")
         if self._file and "args" not in self._file:
             return "ended"  # of ms-swift, which does not say how
-        last = next((event["kind"] for event in reversed(self.events) if event.get("kind") in marks), None)
+        last = next(
+            (event["kind"] for event in reversed(self.events) if event.get("kind") in marks), None
+        )
         return "failed" if last == "failed" else "killed"
 
     def _object(self, name: str, needed: bool = False) -> Mapping[str, Any]:
@@ -156,7 +181,8 @@ def checkpoints_of(folder: Path) -> dict[int, Path]:
 
 
 def is_run(folder: Path) -> bool:
-    return any(os.path.isfile(folder / name) for name in _SIGNS)  # False too where that cannot be found out
+    # False too where that cannot be found out
+    return any(os.path.isfile(folder / name) for name in _SIGNS)
 
 
 def newest_version(base: Path) -> tuple[int, Path | None]:
@@ -170,7 +196,9 @@ def find_runs(paths: Sequence[str | Path] = ()) -> list[RunFolder]:
     """Returns the runs that `paths` name, each a run's folder or one with runs in it; without any those in `output`.
     The oldest first, each once. Raises UsageError with a line for each path that is neither."""
     if not paths and not Path(DEFAULT).exists():
-        raise UsageError(f"there is no folder {DEFAULT} here: name the folder of a run (--output_dir of swift rlhf)")
+        raise UsageError(
+            f"there is no folder {DEFAULT} here: name the folder of a run (--output_dir of swift rlhf)"
+        )
     found = {run: None for runs in for_each(paths or (DEFAULT,), _runs_of) for run in runs}
     opened = [RunFolder(path, name) for path, name in zip(found, _names(list(found)), strict=True)]
     return sorted(opened, key=lambda run: (run.started or 0.0, run.path))
@@ -182,7 +210,9 @@ def _runs_of(path: str | Path) -> list[Path]:
         if not folder.exists():
             raise UsageError(f"{path}: there is no such folder")
         if not folder.is_dir():
-            raise UsageError(f"{path} is a file: name the folder of a run, in which args.json and logging.jsonl are")
+            raise UsageError(
+                f"{path} is a file: name the folder of a run, in which args.json and logging.jsonl are"
+            )
         folder = folder.resolve()
         found = [folder] if is_run(folder) else _below(folder)
     except OSError as error:
@@ -190,7 +220,9 @@ def _runs_of(path: str | Path) -> list[Path]:
     if not found and is_run(folder.parent):
         raise UsageError(f"{path} is a part of a run: name the run's folder, {folder.parent}")
     if not found:
-        raise UsageError(f"{path}: there is no run in it (a folder with args.json, logging.jsonl or completions.jsonl)")
+        raise UsageError(
+            f"{path}: there is no run in it (a folder with args.json, logging.jsonl or completions.jsonl)"
+        )
     return found
 
 
@@ -203,8 +235,12 @@ def _below(folder: Path) -> list[Path]:
         below: list[Path] = []
         for parent in level:
             try:
-                entries = sorted(entry for entry in parent.iterdir() if not entry.name.startswith(_NOT_ENTERED))
-                folders = [entry for entry in entries if os.path.isdir(entry) and not os.path.islink(entry)]
+                entries = sorted(
+                    entry for entry in parent.iterdir() if not entry.name.startswith(_NOT_ENTERED)
+                )
+                folders = [
+                    entry for entry in entries if os.path.isdir(entry) and not os.path.islink(entry)
+                ]
                 runs = [entry for entry in folders if is_run(entry)]
             except OSError:  # closed, or removed meanwhile
                 if parent == folder:

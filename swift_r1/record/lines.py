@@ -11,9 +11,11 @@ from typing import Any
 from swift_r1.errors import one_line
 
 CHUNK = 16 << 20  # bytes of one read
-LONGEST_LINE = 16 << 20  # bytes; a longer line is damage, such as the zeros that a crashed file system leaves
+# bytes; a longer line is damage, such as the zeros that a crashed file system leaves
+LONGEST_LINE = 16 << 20
 _PIECE = 1 << 20  # bytes that are turned into objects at once, which take many times their room
-_TAIL = 64  # bytes before the place reached, by which a file that was cut and has grown again is known
+# bytes before the place reached, by which a file that was cut and has grown again is known
+_TAIL = 64
 
 
 class GrowingFile:
@@ -157,7 +159,9 @@ def line_problems(file: GrowingFile, damaged: int) -> list[str]:
     problems = [file.fault] if file.fault else []
     if damaged or file.too_long:
         count = damaged + file.too_long
-        problems.append(f"{file.path.name}: {count} damaged line{'s are' if count > 1 else ' is'} left out")
+        problems.append(
+            f"{file.path.name}: {count} damaged line{'s are' if count > 1 else ' is'} left out"
+        )
     if file.half_written:
         problems.append(f"{file.path.name}: the last line is half-written, and left out")
     return problems

@@ -21,13 +21,37 @@ LARGEST_STEP = 1 << 62  # larger ones are damage
 _EVALUATED = re.compile(r"eval/(?P<benchmark>.+)/(?P<name>accuracy|reward|(avg|pass|maj)@\d+)$")
 # What ms-swift's `logging.jsonl` calls otherwise.
 _MS_SWIFT_STEP = "global_step/max_steps"
-_MS_SWIFT = {f"clip_ratio/{side}_mean": f"clip_ratio/{side}" for side in ("low", "high")} | {"step_time": "time/step"}
+_MS_SWIFT = {f"clip_ratio/{side}_mean": f"clip_ratio/{side}" for side in ("low", "high")} | {
+    "step_time": "time/step"
+}
 # Flags that say where a run is and what it shows, not what it learns; --data_seed is --seed where it is not given.
 _NOT_LEARNED = frozenset(
     (
-        *("seed", "data_seed", "output_dir", "add_version", "resume_from_checkpoint", "resume_force", "report_to"),
-        *("run_name", "view", "view_port", "log_tokens", "log_tokens_groups", "log_tokens_limit", "log_completions"),
-        *("probe_prompts", "vllm_server_host", "vllm_server_port", "vllm_server_base_url", "vllm_server_file"),
+        *(
+            "seed",
+            "data_seed",
+            "output_dir",
+            "add_version",
+            "resume_from_checkpoint",
+            "resume_force",
+            "report_to",
+        ),
+        *(
+            "run_name",
+            "view",
+            "view_port",
+            "log_tokens",
+            "log_tokens_groups",
+            "log_tokens_limit",
+            "log_completions",
+        ),
+        *(
+            "probe_prompts",
+            "vllm_server_host",
+            "vllm_server_port",
+            "vllm_server_base_url",
+            "vllm_server_file",
+        ),
     )
 )
 
@@ -70,7 +94,8 @@ class MetricLog:
 
     def _forget(self) -> None:
         self.series: dict[str, Series] = {}
-        self._hours: dict[str, tuple[tuple[int, int], Series]] = {}  # by phase; the state that it is of
+        # by phase; the state that it is of
+        self._hours: dict[str, tuple[tuple[int, int], Series]] = {}
 
     def refresh(self) -> bool:
         """Reads what has been written since; whether there was anything. A half-written line waits."""
@@ -79,13 +104,23 @@ class MetricLog:
     def _add(self, row: Mapping[str, Any]) -> bool:
         found = re.match(r"(\d{1,18})/", str(row.get(_MS_SWIFT_STEP)))
         if found:
-            row = {"step": int(found[1])} | {_MS_SWIFT.get(name, name): value for name, value in row.items()}
+            row = {"step": int(found[1])} | {
+                _MS_SWIFT.get(name, name): value for name, value in row.items()
+            }
         step = row.get("step")
-        if isinstance(step, bool) or not isinstance(step, int | float) or not abs(step) < LARGEST_STEP:
+        if (
+            isinstance(step, bool)
+            or not isinstance(step, int | float)
+            or not abs(step) < LARGEST_STEP
+        ):
             return False
         for name, value in row.items():
             if value is None or isinstance(value, int | float):
-                known = math.nan if value is None or not abs(value) <= sys.float_info.max else float(value)
+                known = (
+                    math.nan
+                    if value is None or not abs(value) <= sys.float_info.max
+                    else float(value)
+                )
                 self.series.setdefault(name, Series()).add(int(step), known)
         return True
 
@@ -128,9 +163,16 @@ class MetricLog:
         series = self.get(f"eval/{benchmark}/{name}")
         own = name
         if name == "accuracy":
-            own = next((one for one in self.benchmarks()[benchmark] if one.startswith("avg@")), name)
-        low, high = (dict(_items(self.get(f"eval/{benchmark}/{own}/{end}"))) for end in ("low", "high"))
-        return [BenchmarkEstimate(step, value, low.get(step), high.get(step)) for step, value in _items(series)]
+            own = next(
+                (one for one in self.benchmarks()[benchmark] if one.startswith("avg@")), name
+            )
+        low, high = (
+            dict(_items(self.get(f"eval/{benchmark}/{own}/{end}"))) for end in ("low", "high")
+        )
+        return [
+            BenchmarkEstimate(step, value, low.get(step), high.get(step))
+            for step, value in _items(series)
+        ]
 
     def hours(self, phase: str = "step") -> Series:
         """Returns the hours of training (or of a phase of it) that had passed at each logged step, from `time/<phase>`,
@@ -184,7 +226,9 @@ def smoothed(values: Sequence[float], weight: float) -> list[float]:
     return found
 
 
-def thinned(xs: Sequence[float], ys: Sequence[float], most: int = MOST_POINTS) -> list[tuple[float, float | None]]:
+def thinned(
+    xs: Sequence[float], ys: Sequence[float], most: int = MOST_POINTS
+) -> list[tuple[float, float | None]]:
     """Returns at most `most` of the points, in order; None for what is not finite. Of too many each part keeps its
     lowest and its highest, so that a single outlier is still seen."""
     points = [(x, y if math.isfinite(y) else None) for x, y in zip(xs, ys, strict=True)]
@@ -207,7 +251,8 @@ def over_seeds(runs: Sequence[Series]) -> list[tuple[int, float, float, float]]:
         for step, value in _items(series):
             by_step.setdefault(step, []).append(value)
     return [
-        (step, math.fsum(values) / len(values), min(values), max(values)) for step, values in sorted(by_step.items())
+        (step, math.fsum(values) / len(values), min(values), max(values))
+        for step, values in sorted(by_step.items())
     ]
 
 
@@ -215,5 +260,7 @@ def same_but_seed(args: Mapping[str, Any]) -> str:
     """Returns a text that is equal for runs whose flags differ in the seed alone, and in what does not change what is
     learned."""
     return json.dumps(
-        {name: args[name] for name in sorted(args) if name not in _NOT_LEARNED}, sort_keys=True, default=str
+        {name: args[name] for name in sorted(args) if name not in _NOT_LEARNED},
+        sort_keys=True,
+        default=str,
     )

@@ -36,7 +36,10 @@ def slowdown(what: str, times: Sequence[float]) -> dict[str, float]:
         return {}
     slowest = max(known, key=known.__getitem__)
     others = median(seconds for number, seconds in known.items() if number != slowest)
-    return {f"time/{what}_slowdown": known[slowest] / others, f"time/slowest_{what}": float(slowest)}
+    return {
+        f"time/{what}_slowdown": known[slowest] / others,
+        f"time/slowest_{what}": float(slowest),
+    }
 
 
 class JsonLines:

@@ -26,7 +26,15 @@ _NEEDED = (
 )
 FIELDS = frozenset(
     (
-        *(*_NEEDED, "advantage", "tokens", "newest_weight_version", "weight_versions", "turns", "messages"),
+        *(
+            *_NEEDED,
+            "advantage",
+            "tokens",
+            "newest_weight_version",
+            "weight_versions",
+            "turns",
+            "messages",
+        ),
         *("tool_calls", "dropped", "entropy", "sequences", "other_messages", "failure", "invalid"),
     )
 )
@@ -79,13 +87,19 @@ class RecordedRun:
         """Raises UsageError: no folder of one run, or one of a version that wrote down less."""
         found = find_runs([path])
         if len(found) > 1:
-            raise UsageError(f"{path} holds {len(found)} runs: name the folder of one, such as {found[0].path}")
+            raise UsageError(
+                f"{path} holds {len(found)} runs: name the folder of one, such as {found[0].path}"
+            )
         [folder] = found
         if not folder.args or folder.problems:
-            raise UsageError(f"{folder.path}: {', '.join(folder.problems) or 'args.json has no flags'}")
+            raise UsageError(
+                f"{folder.path}: {', '.join(folder.problems) or 'args.json has no flags'}"
+            )
         missing = [name for name in _PLAN if name not in folder.plan]
         if missing:
-            raise UsageError(f"{folder.path} is of another version: the plan in its args.json has no {missing[0]}")
+            raise UsageError(
+                f"{folder.path} is of another version: the plan in its args.json has no {missing[0]}"
+            )
         return cls(folder.path, json.loads((folder.path / "args.json").read_text(encoding="utf-8")))
 
     @cached_property
@@ -112,7 +126,9 @@ class RecordedRun:
         """Returns the last optimizer step up to which, from the one after `after` on, the completions of each are
         recorded. Raises UsageError where there is none, or one lacks what a replay needs."""
         recorded = frozenset(self.tokens.steps())
-        last = after + sum(1 for _ in takewhile(lambda step: self._file(step) in recorded, count(after + 1)))
+        last = after + sum(
+            1 for _ in takewhile(lambda step: self._file(step) in recorded, count(after + 1))
+        )
         if last == after:
             raise UsageError(self.why_not(after + 1))
         self._of_file(self._file(last))
@@ -121,7 +137,12 @@ class RecordedRun:
     def whole_rounds(self, first: int) -> int:
         """Returns how many rounds are recorded from round `first` on. Raises UsageError as `last_step`."""
         recorded = frozenset(self.tokens.steps())
-        rounds = sum(1 for _ in takewhile(lambda number: recorded.issuperset(self._first_pass(number)), count(first)))
+        rounds = sum(
+            1
+            for _ in takewhile(
+                lambda number: recorded.issuperset(self._first_pass(number)), count(first)
+            )
+        )
         if rounds:
             self.first_of(first)
         return rounds
@@ -150,7 +171,11 @@ class RecordedRun:
         recorded = frozenset(self.tokens.steps())
         for number in count(first):
             steps = self._first_pass(number)
-            found = [row for step in takewhile(recorded.__contains__, steps) for row in self._of_file(step)]
+            found = [
+                row
+                for step in takewhile(recorded.__contains__, steps)
+                for row in self._of_file(step)
+            ]
             if not found:
                 return
             rows = next((own for step, own in lines if step == steps[0]), [])
@@ -181,7 +206,11 @@ class RecordedRun:
     def _first_pass(self, number: int) -> range:
         """Returns the optimizer steps of the first pass over a round."""
         first = number * int(self.plan["optimizer_steps_per_round"]) + 1
-        return range(first, first + self.plan["completions_per_round"] // self.plan["completions_per_optimizer_step"])
+        return range(
+            first,
+            first
+            + self.plan["completions_per_round"] // self.plan["completions_per_optimizer_step"],
+        )
 
     def _file(self, step: int) -> int:
         """Returns the step whose file has the completions that an optimizer step is on."""
@@ -202,9 +231,13 @@ class RecordedRun:
                 f"{self.path}: {len(rows)} of the {size} completions of step {step} are recorded (--log_tokens {flag}):"
                 " a run with --log_tokens all has them all"
             )
-        lacking = [name for name in WholeCompletion._fields if any(row[name] is None for row in rows)]
+        lacking = [
+            name for name in WholeCompletion._fields if any(row[name] is None for row in rows)
+        ]
         if lacking:
-            raise UsageError(f"{self.path} is of another version: its token record has no column {lacking[0]}")
+            raise UsageError(
+                f"{self.path} is of another version: its token record has no column {lacking[0]}"
+            )
         return [WholeCompletion(**row) for row in rows]
 
     def _lines(self) -> Iterator[tuple[int, list[dict[str, Any]]]]:
@@ -230,10 +263,16 @@ class RecordedRun:
         except OSError as error:
             raise UsageError(f"{path}: {error.strerror or error}") from error
         except (ValueError, KeyError, TypeError) as error:
-            raise UsageError(f"{path}: line {number} is damaged, or of another version ({one_line(error)})") from error
+            raise UsageError(
+                f"{path}: line {number} is damaged, or of another version ({one_line(error)})"
+            ) from error
 
 
 def row_columns(row: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the data's columns in a line of `completions.jsonl`."""
-    own = {name: value for name, value in row.items() if name not in FIELDS and not name.startswith("rewards/")}
+    own = {
+        name: value
+        for name, value in row.items()
+        if name not in FIELDS and not name.startswith("rewards/")
+    }
     return {name.removeprefix("columns/"): value for name, value in own.items()}

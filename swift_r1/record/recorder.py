@@ -20,7 +20,14 @@ _CURVES: Mapping[str, tuple[str, ...]] = {
     "reward": ("reward", "reward_std", "frac_reward_zero_std"),
     "length": ("completions/mean_length", "completions/max_length", "completions/clipped_ratio"),
     "loss": ("loss", "grad_norm", "learning_rate"),
-    "policy": ("kl", "teacher_kl", "entropy", "clip_ratio/low", "clip_ratio/high", "rollout/logp_diff"),
+    "policy": (
+        "kl",
+        "teacher_kl",
+        "entropy",
+        "clip_ratio/low",
+        "clip_ratio/high",
+        "rollout/logp_diff",
+    ),
     "critic": (
         *("value_loss", "explained_variance", "returns/mean", "values/mean"),
         *("critic/grad_norm", "clip_ratio/value"),
@@ -201,7 +208,9 @@ class RunRecorder(Recorder):
         if self._window:
             self._log_window()
         draw_curves(read_json_lines(self.run_dir / "logging.jsonl"), self.run_dir / "images")
-        (self.run_dir / "summary.json").write_text(json.dumps(dict(summary), indent=2) + "\n", encoding="utf-8")
+        (self.run_dir / "summary.json").write_text(
+            json.dumps(dict(summary), indent=2) + "\n", encoding="utf-8"
+        )
         self.event("ended", f"after step {summary['steps']}", exit_code=summary["exit_code"])
         self.console.say(f"run folder: {self.run_dir}")
 
@@ -214,9 +223,13 @@ def draw_curves(rows: Sequence[Mapping[str, Any]], folder: Path) -> list[Path]:
     folder.mkdir(parents=True, exist_ok=True)
     names = sorted({name for row in rows for name in row})
     families = dict(_CURVES)
-    families["rewards"] = tuple(name for name in names if name.startswith("rewards/") and name.endswith("/mean"))
+    families["rewards"] = tuple(
+        name for name in names if name.startswith("rewards/") and name.endswith("/mean")
+    )
     families["eval"] = tuple(
-        name for name in names if name.startswith("eval/") and name.endswith(("/accuracy", "/reward"))
+        name
+        for name in names
+        if name.startswith("eval/") and name.endswith(("/accuracy", "/reward"))
     )
     files = []
     for family, wanted in families.items():
@@ -233,7 +246,10 @@ def _draw(rows: Sequence[Mapping[str, Any]], names: Sequence[str], path: Path) -
     panels = figure.subplots(len(names), 1, squeeze=False)[:, 0]
     for panel, name in zip(panels, names, strict=True):
         points = [(row["step"], row[name]) for row in rows if row.get(name) is not None]
-        panel.plot(*zip(*points, strict=True) if points else ((), ()), marker="." if len(points) < 60 else "")
+        panel.plot(
+            *zip(*points, strict=True) if points else ((), ()),
+            marker="." if len(points) < 60 else "",
+        )
         panel.set_title(name, fontsize=9, loc="left")
         panel.grid(alpha=0.3)
     panels[-1].set_xlabel("step")

@@ -69,7 +69,9 @@ class TensorBoard:
         for number, row in enumerate(rows):
             text = f"reward {row['reward']}\n\n{row['prompt']}\n\n{row['completion']}"
             # Indented text is shown as it is by TensorBoard's Markdown.
-            self._writer.add_text(f"completions/{number}", "    " + text.replace("\n", "\n    "), step)
+            self._writer.add_text(
+                f"completions/{number}", "    " + text.replace("\n", "\n    "), step
+            )
 
     def close(self) -> None:
         self._writer.close()
@@ -82,9 +84,13 @@ class WeightsAndBiases:
         import wandb
 
         netrc = Path(os.environ.get("NETRC", Path.home() / ".netrc"))
-        has_key = os.environ.get("WANDB_API_KEY") or (netrc.is_file() and "wandb" in netrc.read_text(errors="replace"))
+        has_key = os.environ.get("WANDB_API_KEY") or (
+            netrc.is_file() and "wandb" in netrc.read_text(errors="replace")
+        )
         if "WANDB_MODE" not in os.environ and not has_key:
-            logger.warning("wandb has no API key: this run is kept offline in %s", run_dir / "wandb")
+            logger.warning(
+                "wandb has no API key: this run is kept offline in %s", run_dir / "wandb"
+            )
             os.environ["WANDB_MODE"] = "offline"
         self._wandb = wandb
         self._unique = flags.wandb_log_unique_prompts
@@ -93,7 +99,9 @@ class WeightsAndBiases:
             name=flags.run_name or run_dir.name,
             dir=str(run_dir),
             config=dict(config),
-            settings=wandb.Settings(silent=True, console="off", disable_git=True, x_disable_stats=True),
+            settings=wandb.Settings(
+                silent=True, console="off", disable_git=True, x_disable_stats=True
+            ),
         )
 
     def log(self, metrics: Mapping[str, float], step: int) -> None:
@@ -115,10 +123,19 @@ class SwanLab:
     def __init__(self, flags: TrackerFlags, run_dir: Path, config: Mapping[str, Any]) -> None:
         swanlab = importlib.import_module("swanlab")
         self._swanlab = swanlab
-        has_key = bool(os.environ.get("SWANLAB_API_KEY")) or Path.home().joinpath(".swanlab", ".netrc").is_file()
-        mode = flags.swanlab_mode or os.environ.get("SWANLAB_MODE") or ("cloud" if has_key else "local")
+        has_key = (
+            bool(os.environ.get("SWANLAB_API_KEY"))
+            or Path.home().joinpath(".swanlab", ".netrc").is_file()
+        )
+        mode = (
+            flags.swanlab_mode
+            or os.environ.get("SWANLAB_MODE")
+            or ("cloud" if has_key else "local")
+        )
         if mode == "cloud" and not has_key:
-            logger.warning("swanlab has no key (--swanlab_token): this run is kept in %s", run_dir / "swanlab")
+            logger.warning(
+                "swanlab has no key (--swanlab_token): this run is kept in %s", run_dir / "swanlab"
+            )
             mode = "local"
         swanlab.init(
             project=flags.swanlab_project or os.environ.get("SWANLAB_PROJ_NAME", "swift-r1"),
@@ -133,7 +150,10 @@ class SwanLab:
         self._swanlab.log(dict(metrics), step=step)
 
     def log_completions(self, rows: Sequence[Mapping[str, Any]], step: int) -> None:
-        texts = [self._swanlab.Text(f"{row['prompt']}\n{row['completion']}\nreward {row['reward']}") for row in rows]
+        texts = [
+            self._swanlab.Text(f"{row['prompt']}\n{row['completion']}\nreward {row['reward']}")
+            for row in rows
+        ]
         self._swanlab.log({"completions": texts}, step=step)
 
     def close(self) -> None:
@@ -146,7 +166,9 @@ class Trackio:
     def __init__(self, flags: TrackerFlags, run_dir: Path, config: Mapping[str, Any]) -> None:
         space = flags.trackio_space_id or os.environ.get("TRACKIO_SPACE_ID")
         if space and importlib.import_module("huggingface_hub").get_token() is None:
-            logger.warning("trackio has no login to Hugging Face: this run is kept in %s", run_dir / "trackio")
+            logger.warning(
+                "trackio has no login to Hugging Face: this run is kept in %s", run_dir / "trackio"
+            )
             space = None
         if not space:
             os.environ.pop("TRACKIO_SPACE_ID", None)
@@ -191,8 +213,14 @@ class MLflow:
         name = os.environ.get("MLFLOW_EXPERIMENT_NAME", "swift-r1")
         self._client = client = importlib.import_module("mlflow").MlflowClient(uri)
         experiment = client.get_experiment_by_name(name)
-        number = client.create_experiment(name, files) if experiment is None else experiment.experiment_id
-        self._run: str = client.create_run(number, run_name=flags.run_name or run_dir.name).info.run_id
+        number = (
+            client.create_experiment(name, files)
+            if experiment is None
+            else experiment.experiment_id
+        )
+        self._run: str = client.create_run(
+            number, run_name=flags.run_name or run_dir.name
+        ).info.run_id
         params = [self._entities.Param(key, str(value)[:500]) for key, value in config.items()]
         for first in range(0, len(params), 100):  # at most, in a batch
             self._client.log_batch(self._run, params=params[first : first + 100])
@@ -200,7 +228,10 @@ class MLflow:
     def log(self, metrics: Mapping[str, float], step: int) -> None:
         now = int(time.time() * 1000)
         names = {name: re.sub(r"[^\w\-. :/]", "_", name) for name in metrics}  # avg@4
-        found = [self._entities.Metric(names[name], float(value), now, step) for name, value in metrics.items()]
+        found = [
+            self._entities.Metric(names[name], float(value), now, step)
+            for name, value in metrics.items()
+        ]
         self._send(self._client.log_batch, self._run, found)
 
     def log_completions(self, rows: Sequence[Mapping[str, Any]], step: int) -> None:
@@ -228,7 +259,11 @@ REPORTERS: Mapping[str, Callable[[TrackerFlags, Path, Mapping[str, Any]], Report
 
 def chosen_trackers(names: Sequence[str]) -> list[str]:
     """Returns the trackers that `--report_to` names: none, or with `all` those that are installed."""
-    return [name for name in REPORTERS if is_installed(name)] if "all" in names else [n for n in names if n != "none"]
+    return (
+        [name for name in REPORTERS if is_installed(name)]
+        if "all" in names
+        else [n for n in names if n != "none"]
+    )
 
 
 def is_installed(name: str) -> bool:
@@ -254,5 +289,11 @@ def open_reporters(flags: TrackerFlags, run_dir: Path, config: Mapping[str, Any]
         raise UsageError(*faults)
     for name in flags.report_to:
         if not is_installed(name):
-            logger.warning("--report_to %s: it is not installed, so nothing is sent there: pip install %s", name, name)
-    return [REPORTERS[name](flags, run_dir, config) for name in flags.report_to if is_installed(name)]
+            logger.warning(
+                "--report_to %s: it is not installed, so nothing is sent there: pip install %s",
+                name,
+                name,
+            )
+    return [
+        REPORTERS[name](flags, run_dir, config) for name in flags.report_to if is_installed(name)
+    ]

@@ -103,7 +103,8 @@ class Busy:
         self._lock = threading.Lock()
         self._count = 0
         self._lines = 0
-        self._began = self._ended = 0.0  # of the span that is not written yet; none where they are equal
+        # of the span that is not written yet; none where they are equal
+        self._began = self._ended = 0.0
 
     def add(self) -> None:
         """One more is under way."""

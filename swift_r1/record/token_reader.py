@@ -29,7 +29,8 @@ class RecordedCompletion:
     request_id: str | None = None
     number: int | None = None  # its place in the group
     group: int | None = None
-    sequence: int | None = None  # which of the completion's rows it is: an agent's episode may have several
+    # which of the completion's rows it is: an agent's episode may have several
+    sequence: int | None = None
     prompt_token_ids: list[int] | None = None
     token_ids: list[int] | None = None  # `T`, as all below
     mask: list[bool] | None = None  # in the loss
@@ -70,9 +71,13 @@ class TokenRecord:
             names = [entry.name for entry in self.folder.iterdir()]
         except OSError as error:
             if not isinstance(error, FileNotFoundError):
-                self._faults["tokens"] = f"tokens/ cannot be read: {error.strerror or one_line(error)}"
+                self._faults["tokens"] = (
+                    f"tokens/ cannot be read: {error.strerror or one_line(error)}"
+                )
             return []
-        return sorted(int(found[2]) for name in names if (found := _FILE.fullmatch(name)) and found[1] == kind)
+        return sorted(
+            int(found[2]) for name in names if (found := _FILE.fullmatch(name)) and found[1] == kind
+        )
 
     def completions(self, step: int) -> list[RecordedCompletion]:
         """Returns the completions that an optimizer step recorded, without their tokens."""
@@ -87,7 +92,9 @@ class TokenRecord:
         """Returns the probe prompts' completions at the evaluation of a step."""
         return _rows(self._table("probe", step))
 
-    def completion(self, round_step: int, request_id: str, number: int | None) -> list[RecordedCompletion]:
+    def completion(
+        self, round_step: int, request_id: str, number: int | None
+    ) -> list[RecordedCompletion]:
         """Returns a completion in each recorded optimizer step that trained on it."""
         found: list[RecordedCompletion] = []
         for step in self.steps():
@@ -128,7 +135,10 @@ class TokenRecord:
         say."""
         known, special = self._vocabulary
         own = frozenset(one for one, (_, is_special) in enumerate(vocabulary) if is_special)
-        return not known or (known, special) == ({one: text for one, (text, _) in enumerate(vocabulary)}, own)
+        return not known or (known, special) == (
+            {one: text for one, (text, _) in enumerate(vocabulary)},
+            own,
+        )
 
     def is_special(self, token_id: int) -> bool:
         return token_id in self._vocabulary[1]
@@ -139,7 +149,9 @@ class TokenRecord:
         known, _ = self._vocabulary
         decoder = codecs.getincrementaldecoder("utf-8")("replace")
         found = [
-            decoder.decode(known[one]) if known.get(one) is not None else decoder.decode(b"", True) + f"<{one}>"
+            decoder.decode(known[one])
+            if known.get(one) is not None
+            else decoder.decode(b"", True) + f"<{one}>"
             for one in token_ids
         ]
         if found:
@@ -149,7 +161,9 @@ class TokenRecord:
     def text(self, token_ids: Sequence[int]) -> str:
         return "".join(self.pieces(token_ids))
 
-    def _table(self, kind: Literal["step", "probe"], step: int, columns: Sequence[str] = ()) -> pyarrow.Table | None:
+    def _table(
+        self, kind: Literal["step", "probe"], step: int, columns: Sequence[str] = ()
+    ) -> pyarrow.Table | None:
         return self._read(f"{kind}-{step:06d}.parquet", columns)
 
     def _read(self, name: str, columns: Sequence[str]) -> pyarrow.Table | None:

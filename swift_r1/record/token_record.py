@@ -26,7 +26,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-Vocabulary = Sequence[tuple[bytes, bool]]  # of each token id its bytes, and whether it is a special token
+# of each token id its bytes, and whether it is a special token
+Vocabulary = Sequence[tuple[bytes, bool]]
 
 TOKENS = "tokens"  # the record's folder in a run folder
 # files of optimizer steps, and of the probe prompts at evaluations
@@ -66,15 +67,21 @@ _TOKENS = {
 
 # Floats with their bytes of like significance together: a third smaller, and faster.
 _SPLIT = [f"{name}.list.element" for name, kind in _TOKENS.items() if kind == "float"]
-_ENCODING: Any = {"compression": "zstd", "use_byte_stream_split": _SPLIT, "use_dictionary": ["prompt_id", "request_id"]}
-_ENCODING |= {"write_statistics": False, "store_schema": False}  # which take longer than all the rest of a small file
+_ENCODING: Any = {
+    "compression": "zstd",
+    "use_byte_stream_split": _SPLIT,
+    "use_dictionary": ["prompt_id", "request_id"],
+}
+# which take longer than all the rest of a small file
+_ENCODING |= {"write_statistics": False, "store_schema": False}
 
 
 @dataclass(frozen=True)
 class TokenRows:
     """Recorded completions: `R` of them, of `K` tokens in all."""
 
-    completions: Sequence[Mapping[str, Any]]  # `R`: round_step, prompt_id, request_id, number, group, sequence
+    # `R`: round_step, prompt_id, request_id, number, group, sequence
+    completions: Sequence[Mapping[str, Any]]
     prompt_lengths: numpy.ndarray  # int `[R]`
     prompt_token_ids: numpy.ndarray  # int `[sum of prompt lengths]`
     lengths: numpy.ndarray  # int `[R]`, of the completions
@@ -92,14 +99,19 @@ class TokenRows:
             if values is None:
                 return pa.nulls(len(lengths), pa.list_(of))
             offsets = numpy.concatenate([[0], lengths.cumsum()]).astype(numpy.int32)
-            return pa.ListArray.from_arrays(offsets, pa.array(values.astype(of.to_pandas_dtype(), copy=False)))
+            return pa.ListArray.from_arrays(
+                offsets, pa.array(values.astype(of.to_pandas_dtype(), copy=False))
+            )
 
         columns = {"step": pa.array([step] * len(self.completions), "int32")}
         columns |= {
-            name: pa.array([row.get(name) for row in self.completions], kind) for name, kind in _COMPLETION.items()
+            name: pa.array([row.get(name) for row in self.completions], kind)
+            for name, kind in _COMPLETION.items()
         }
         columns["prompt_token_ids"] = lists(self.prompt_token_ids, self.prompt_lengths, "int32")
-        columns |= {name: lists(self.tokens.get(name), self.lengths, kind) for name, kind in _TOKENS.items()}
+        columns |= {
+            name: lists(self.tokens.get(name), self.lengths, kind) for name, kind in _TOKENS.items()
+        }
         return pa.table(columns)
 
 
@@ -125,8 +137,13 @@ class TokenWriter:
     def write(self, kind: str, step: int, rows: TokenRows) -> None:
         """Takes the rows of a file, of `STEP` or `PROBE`; does not wait for the disk."""
         with self._changed:
-            if self._pending and sum(one.nbytes for *_, one in self._pending) + rows.nbytes > _PENDING_BYTES:
-                self._leave_out(_name(kind, step), f"{_PENDING_BYTES >> 20} MiB wait for a slow disk already")
+            if (
+                self._pending
+                and sum(one.nbytes for *_, one in self._pending) + rows.nbytes > _PENDING_BYTES
+            ):
+                self._leave_out(
+                    _name(kind, step), f"{_PENDING_BYTES >> 20} MiB wait for a slow disk already"
+                )
                 return
             self._pending.append((kind, step, rows))
             self._changed.notify_all()
@@ -138,7 +155,9 @@ class TokenWriter:
         """Waits until all is written, for `_DEADLINE_S` at most."""
         with self._changed:
             if not self._changed.wait_for(lambda: not self._pending, _DEADLINE_S):
-                logger.warning("after %g s %d files of the token record wait", _DEADLINE_S, len(self._pending))
+                logger.warning(
+                    "after %g s %d files of the token record wait", _DEADLINE_S, len(self._pending)
+                )
 
     def close(self) -> None:
         """Flushes; then ends the thread, unless it is stuck, and says how many files are not there."""
@@ -201,7 +220,10 @@ class TokenWriter:
 
         if not (self.folder / _VOCABULARY).exists():
             tokens, special = zip(*self._vocabulary(), strict=True)
-            columns = {"token_id": pa.array(range(len(tokens)), "int32"), "bytes": pa.array(tokens, "binary")}
+            columns = {
+                "token_id": pa.array(range(len(tokens)), "int32"),
+                "bytes": pa.array(tokens, "binary"),
+            }
             self._put(_VOCABULARY, pa.table(columns | {"special": pa.array(special, "bool")}))
 
     def _put(self, name: str, table: pyarrow.Table) -> int:
@@ -235,7 +257,11 @@ class TokenWriter:
     def _leave_out(self, name: str, why: str) -> None:
         self._left_out += 1
         if self._left_out == 1:
-            logger.warning("%s is left out of the token record: %s; later files are tried all the same", name, why)
+            logger.warning(
+                "%s is left out of the token record: %s; later files are tried all the same",
+                name,
+                why,
+            )
 
 
 def cut_record(run_dir: Path, step: int) -> None:

@@ -21,7 +21,14 @@ from dataclasses import dataclass, replace
 from typing import Any, Self
 
 from swift_r1.record.spans import Spans
-from swift_r1.rewards.types import InvalidReward, Item, ItemOutcome, RewardBatch, RewardColumn, RewardFlags
+from swift_r1.rewards.types import (
+    InvalidReward,
+    Item,
+    ItemOutcome,
+    RewardBatch,
+    RewardColumn,
+    RewardFlags,
+)
 from swift_r1.rewards.worker import load_nothing
 from swift_r1.workers.pool import WorkerCall
 
@@ -128,7 +135,9 @@ class RewardCaller(ABC):
         whole.add(0, batch)
         return whole.result()[1]
 
-    def open(self, trainer_state: Mapping[str, int], names: Sequence[str] | None = None) -> OpenRewardBatch:
+    def open(
+        self, trainer_state: Mapping[str, int], names: Sequence[str] | None = None
+    ) -> OpenRewardBatch:
         """Returns a batch to which groups are added, for all functions or those of some `names`."""
         self.wait_ready()
         return OpenRewardBatch(self, self.names if names is None else names, trainer_state)
@@ -138,7 +147,9 @@ class OpenRewardBatch:
     """Takes groups in any order; the result is in the order of their numbers. The `trainer_state` of the batches added
     does not count."""
 
-    def __init__(self, caller: RewardCaller, names: Sequence[str], trainer_state: Mapping[str, int]) -> None:
+    def __init__(
+        self, caller: RewardCaller, names: Sequence[str], trainer_state: Mapping[str, int]
+    ) -> None:
         self._caller = caller
         self._names = names
         self._state = dict(trainer_state)
@@ -155,7 +166,11 @@ class OpenRewardBatch:
         self._groups |= groups
         if not self._waits:
             names = [name for name in self._names if name not in self._caller.at_the_end]
-            calls = [call for name in names for call in split_calls(name, groups, self._caller.calls_at_once)]
+            calls = [
+                call
+                for name in names
+                for call in split_calls(name, groups, self._caller.calls_at_once)
+            ]
             submitted = self._caller.submit(calls, self._state)
             self._submitted += submitted
             self._waits = len(submitted) < len(calls)
@@ -174,7 +189,9 @@ class OpenRewardBatch:
         longest = self._caller.timeout * min(2 * len(batch.completions), 2 * LONGEST_CALL)
         deadline = time.monotonic() + _SLACK_SECONDS + longest
 
-        def run(calls: Sequence[RewardCall], submitted: Sequence[Submitted] = ()) -> Iterator[RewardAnswer]:
+        def run(
+            calls: Sequence[RewardCall], submitted: Sequence[Submitted] = ()
+        ) -> Iterator[RewardAnswer]:
             nonlocal deadline
             for answer in self._caller.run(calls, self._state, deadline, submitted):
                 self._spent[answer.call.name] += answer.seconds
@@ -185,7 +202,9 @@ class OpenRewardBatch:
         results = isolated(run(self._not_submitted(), self._submitted), groups, run)
         columns = []
         for name in self._names:
-            column = column_of(name, (results[name, number] for number in range(len(groups))), self._spent[name])
+            column = column_of(
+                name, (results[name, number] for number in range(len(groups))), self._spent[name]
+            )
             _warn(column, batch)
             columns.append(column)
         return batch, columns
@@ -193,9 +212,16 @@ class OpenRewardBatch:
     def _not_submitted(self) -> list[RewardCall]:
         calls: list[RewardCall] = []
         for name in self._names:
-            done = {number for one in self._submitted if one.call.name == name for number in one.call.key}
+            done = {
+                number
+                for one in self._submitted
+                if one.call.name == name
+                for number in one.call.key
+            }
             rest = {number: item for number, item in self._groups.items() if number not in done}
-            calls += split_calls(name, rest, 1 if name in self._caller.at_the_end else self._caller.calls_at_once)
+            calls += split_calls(
+                name, rest, 1 if name in self._caller.at_the_end else self._caller.calls_at_once
+            )
         return calls
 
 
@@ -230,7 +256,9 @@ def groups_of(batch: RewardBatch) -> list[Item]:
         raise ValueError(f"{count} completions are not whole groups of {size}")
     wrong = [name for name, column in batch.columns.items() if len(column) != count]
     if wrong:
-        raise ValueError(f"column {wrong[0]} has {len(batch.columns[wrong[0]])} values for {count} completions")
+        raise ValueError(
+            f"column {wrong[0]} has {len(batch.columns[wrong[0]])} values for {count} completions"
+        )
     whole = Item(batch.completions, batch.columns)
     return [_picked(whole, range(first, first + size)) for first in range(0, count, size)]
 
@@ -246,7 +274,9 @@ def join_batches(parts: Sequence[RewardBatch], trainer_state: Mapping[str, int])
     )
 
 
-def column_of(name: str, outcomes: Iterable[ItemOutcome | RewardColumn], seconds: float) -> RewardColumn:
+def column_of(
+    name: str, outcomes: Iterable[ItemOutcome | RewardColumn], seconds: float
+) -> RewardColumn:
     """Returns the column of a function from the outcomes of all groups, or its columns of several batches, in order."""
     values: list[float | None] = []
     invalid: list[InvalidReward] = []
@@ -257,7 +287,9 @@ def column_of(name: str, outcomes: Iterable[ItemOutcome | RewardColumn], seconds
 
 
 def isolated(
-    first: Iterable[RewardAnswer], groups: Sequence[Item], run: Callable[[Sequence[RewardCall]], Iterator[RewardAnswer]]
+    first: Iterable[RewardAnswer],
+    groups: Sequence[Item],
+    run: Callable[[Sequence[RewardCall]], Iterator[RewardAnswer]],
 ) -> dict[tuple[str, int], ItemOutcome]:
     """Returns the outcome of each group from each function, by the function's name and the group's number; none is a
     failure.
@@ -280,7 +312,9 @@ def isolated(
 
     sizes = [len(group.completions) for group in groups]
     blamed: dict[tuple[str, int], dict[int, ItemOutcome]] = {
-        key: {} for key, outcome in results.items() if outcome.failure is not None and outcome.isolate
+        key: {}
+        for key, outcome in results.items()
+        if outcome.failure is not None and outcome.isolate
     }
     probes = [
         RewardCall((name, number, index), name, (_picked(groups[number], [index]),))
@@ -299,7 +333,10 @@ def isolated(
         if len(causes) < sizes[number]
     ]
     results |= {answer.call.key: answer.outcomes[0] for answer in run(again)}
-    return {key: _settled(outcome, blamed.get(key, {}), sizes[key[1]]) for key, outcome in results.items()}
+    return {
+        key: _settled(outcome, blamed.get(key, {}), sizes[key[1]])
+        for key, outcome in results.items()
+    }
 
 
 def _picked(item: Item, picks: Sequence[int]) -> Item:
@@ -325,7 +362,9 @@ def _settled(outcome: ItemOutcome, blamed: Mapping[int, ItemOutcome], size: int)
         values = (math.nan,) * size
         failures = dict.fromkeys(range(size), outcome) | failures
     invalid = {bad.index: bad for bad in outcome.invalid}
-    invalid |= {i: InvalidReward(i, bad.failure or "failed", bad.kind) for i, bad in failures.items()}
+    invalid |= {
+        i: InvalidReward(i, bad.failure or "failed", bad.kind) for i, bad in failures.items()
+    }
     return ItemOutcome(
         values=tuple(math.nan if index in invalid else value for index, value in enumerate(values)),
         invalid=tuple(invalid[index] for index in sorted(invalid)),

@@ -25,13 +25,18 @@ _END = "</answer>"
 _WORDS = re.compile(r"(?=.*[A-Za-z]{2})[-\w.,:;%'!? ]*")
 _WORD = re.compile(r"(?<![\\A-Za-z])[A-Za-z]{2}")
 _IN_DOLLARS = re.compile(r"\$+([^$]*)\$+\.?")
-_ANCHOR = re.compile(r"\\boxed|(?<!\\)(?:\$|\\[(\[])")  # where the library finds an answer in a text
+# where the library finds an answer in a text
+_ANCHOR = re.compile(r"\\boxed|(?<!\\)(?:\$|\\[(\[])")
 
 
 def _after_thought(completion: str, next_: str) -> int | None:
     """Returns where the text after a first think block and `next_` begins. Linear: the earliest leaves most room."""
     start = "<think>"
-    match = _THOUGHT_THEN[next_].search(completion, len(start)) if completion.startswith(start) else None
+    match = (
+        _THOUGHT_THEN[next_].search(completion, len(start))
+        if completion.startswith(start)
+        else None
+    )
     return None if match is None else match.end()
 
 
@@ -64,7 +69,11 @@ class ReActFormat(ORM):
 def last_call(text: str) -> tuple[str, Any]:
     """Returns the last `Action:` of a ReAct text and its `Action Input:`, as JSON where it is that; `none` and no
     arguments where they are left out."""
-    action = text.rpartition("Action:")[2].partition("Action Input:")[0].strip() if "Action:" in text else "none"
+    action = (
+        text.rpartition("Action:")[2].partition("Action Input:")[0].strip()
+        if "Action:" in text
+        else "none"
+    )
     words = text.rpartition("Action Input:")[2].strip() if "Action Input:" in text else "{}"
     try:
         return action, json.loads(words)
@@ -89,7 +98,9 @@ class GymReward(ORM):
 
     key = "total_reward"
 
-    def __call__(self, completions: list[str], rollout_infos: list[dict[str, Any]], **kwargs: Any) -> Rewards:
+    def __call__(
+        self, completions: list[str], rollout_infos: list[dict[str, Any]], **kwargs: Any
+    ) -> Rewards:
         return [infos.get(self.key) for infos in rollout_infos]
 
 
@@ -109,7 +120,9 @@ class Countdown(ORM):
         target: Any,
         **kwargs: Any,
     ) -> Rewards:
-        return [grade_countdown(*item).score for item in zip(completions, nums, target, strict=True)]
+        return [
+            grade_countdown(*item).score for item in zip(completions, nums, target, strict=True)
+        ]
 
 
 class Gsm8k(ORM):
@@ -205,7 +218,9 @@ def _read_answer(completion: str) -> tuple[list[Any], str]:
     if tagged is not None:
         return _read(tagged.strip()), tidied(last_boxed(tagged) or tagged)
     latex = LatexExtractionConfig(
-        normalization_config=NormalizationConfig(basic_latex=True, units=True, malformed_operators=False, boxed="all"),
+        normalization_config=NormalizationConfig(
+            basic_latex=True, units=True, malformed_operators=False, boxed="all"
+        ),
         boxed_match_priority=0,
         try_extract_without_anchor=False,
     )
@@ -242,14 +257,24 @@ class CosineReward(ORM):
     Raises ValueError: there is no reward `accuracy`.
     """
 
-    def __init__(self, args: Any, accuracy_orm: Callable[..., Sequence[float | None]] | None = None) -> None:
+    def __init__(
+        self, args: Any, accuracy_orm: Callable[..., Sequence[float | None]] | None = None
+    ) -> None:
         super().__init__(args)
-        self.at_zero = {True: args.cosine_min_len_value_correct, False: args.cosine_min_len_value_wrong}
-        self.at_full = {True: args.cosine_max_len_value_correct, False: args.cosine_max_len_value_wrong}
+        self.at_zero = {
+            True: args.cosine_min_len_value_correct,
+            False: args.cosine_min_len_value_wrong,
+        }
+        self.at_full = {
+            True: args.cosine_max_len_value_correct,
+            False: args.cosine_max_len_value_wrong,
+        }
         self.max_len = args.cosine_max_len
         if accuracy_orm is None:
             if "accuracy" not in orms:
-                raise ValueError("cosine scales the reward accuracy, and no reward of that name is registered")
+                raise ValueError(
+                    "cosine scales the reward accuracy, and no reward of that name is registered"
+                )
             accuracy_orm = orms["accuracy"](args=args)
         self.accuracy_orm = accuracy_orm
 
@@ -260,7 +285,9 @@ class CosineReward(ORM):
         response_token_ids: list[Any],
         **kwargs: Any,
     ) -> Rewards:
-        accuracies = self.accuracy_orm(completions, solution, response_token_ids=response_token_ids, **kwargs)
+        accuracies = self.accuracy_orm(
+            completions, solution, response_token_ids=response_token_ids, **kwargs
+        )
         return [
             None if accuracy is None else self.scaled(accuracy >= 1.0, token_count(ids))
             for accuracy, ids in zip(accuracies, response_token_ids, strict=True)
@@ -282,7 +309,10 @@ class RepetitionPenalty(ORM):
         self.max_penalty = args.repetition_max_penalty
 
     def __call__(self, completions: list[str], **kwargs: Any) -> Rewards:
-        return [self.max_penalty * repeated_share(completion, self.ngram_size) for completion in completions]
+        return [
+            self.max_penalty * repeated_share(completion, self.ngram_size)
+            for completion in completions
+        ]
 
 
 def repeated_share(text: str, size: int) -> float:
@@ -299,11 +329,15 @@ class SoftOverlong(ORM):
     def __init__(self, args: Any, **kwargs: Any) -> None:
         super().__init__(args)
         if not 0 < args.soft_cache_length < args.soft_max_length:
-            raise ValueError(f"soft_cache_length {args.soft_cache_length} is not below {args.soft_max_length}")
+            raise ValueError(
+                f"soft_cache_length {args.soft_cache_length} is not below {args.soft_max_length}"
+            )
         self.soft_max_length = args.soft_max_length
         self.soft_cache_length = args.soft_cache_length
 
-    def __call__(self, completions: list[str], response_token_ids: list[Any], **kwargs: Any) -> Rewards:
+    def __call__(
+        self, completions: list[str], response_token_ids: list[Any], **kwargs: Any
+    ) -> Rewards:
         free = self.soft_max_length - self.soft_cache_length
         lengths = map(token_count, response_token_ids)
         return [max(-1.0, min((free - length) / self.soft_cache_length, 0.0)) for length in lengths]

@@ -11,7 +11,8 @@ from swift_r1.rewards.orm import ORM, Rewards, orms
 from swift_r1.workers.sandbox.box import Run, Sandbox
 
 _CPU_SECONDS = 5.0  # for one test, as many as ms-swift gives
-_SHARE_OF_TIMEOUT = 0.8  # for all tests of a completion: its call must not become late because of it
+# for all tests of a completion: its call must not become late because of it
+_SHARE_OF_TIMEOUT = 0.8
 
 
 class CodeReward(ORM):
@@ -38,7 +39,9 @@ class CodeReward(ORM):
     ) -> Rewards:
         columns = [column for column in (verification_info, input_output) if column is not None]
         if not columns:
-            raise ValueError("the data has no column verification_info or input_output with tests; --columns renames")
+            raise ValueError(
+                "the data has no column verification_info or input_output with tests; --columns renames"
+            )
         rewards: Rewards = []
         for text, *tests in zip(completions, *columns, strict=True):
             given = next((entry for entry in tests if entry is not None), None)

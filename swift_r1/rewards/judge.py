@@ -45,7 +45,9 @@ class Answers:
 
     def __init__(self, path: Path | None) -> None:
         # Calls come one after another, maybe from several threads.
-        self._db = sqlite3.connect(path or ":memory:", timeout=30, isolation_level=None, check_same_thread=False)
+        self._db = sqlite3.connect(
+            path or ":memory:", timeout=30, isolation_level=None, check_same_thread=False
+        )
         self._db.executescript(
             "PRAGMA synchronous=OFF;"
             "CREATE TABLE IF NOT EXISTS answers (key TEXT PRIMARY KEY, question TEXT, answer TEXT);"
@@ -72,7 +74,9 @@ class Answers:
     def take_call(self, calls: int | None, tokens: int | None) -> bool:
         """Returns whether one more call is within these limits; it is counted then."""
         most = [2**62 if limit is None else limit for limit in (calls, tokens)]
-        counted = self._db.execute("UPDATE spent SET calls = calls + 1 WHERE calls < ? AND tokens < ?", most)
+        counted = self._db.execute(
+            "UPDATE spent SET calls = calls + 1 WHERE calls < ? AND tokens < ?", most
+        )
         return counted.rowcount == 1
 
 
@@ -94,7 +98,9 @@ class Judge(AsyncORM):
         self.config: JudgeConfig = read_judge(args.judge)
         self.key = (own_key(self.config.api_key_env or KEY_VARIABLE) or "").strip()
         if self.config.api_key_env is not None and not self.key:
-            raise ValueError(f"the environment variable {self.config.api_key_env} with the judge's key is not set")
+            raise ValueError(
+                f"the environment variable {self.config.api_key_env} with the judge's key is not set"
+            )
         timeout = float(self.config.timeout or args.reward_timeout)
         self._client = JsonClient(self.key, timeout, patience=timeout)
         folder = Path(getattr(args, "output_dir", None) or ".")
@@ -102,12 +108,16 @@ class Judge(AsyncORM):
         self._model = self.config.model
         self._places = asyncio.Semaphore(self.config.at_once)
 
-    async def __call__(self, completions: list[str], messages: list[Messages], **columns: Any) -> list[Any]:
+    async def __call__(
+        self, completions: list[str], messages: list[Messages], **columns: Any
+    ) -> list[Any]:
         """Returns an exception in the place of an invalid reward."""
         lists = {name: values for name, values in columns.items() if isinstance(values, list)}
         rows = []
         for index, completion in enumerate(completions):
-            row = {name: values[index] for name, values in lists.items() if values[index] is not None}
+            row = {
+                name: values[index] for name, values in lists.items() if values[index] is not None
+            }
             rows.append(row | {"prompt": task_of(messages[index]), "completion": completion})
         if self.config.mode == "rank":
             return await self._ranked(completions, rows)
@@ -119,14 +129,20 @@ class Judge(AsyncORM):
 
     async def _score(self, question: Question) -> float | Exception | None:
         """Returns the reward of a completion: that of its votes together, or in the place of one that is not clear."""
-        votes = await self._votes([question] * self.config.votes, lambda _, text: self._read_score(text))
+        votes = await self._votes(
+            [question] * self.config.votes, lambda _, text: self._read_score(text)
+        )
         if not isinstance(votes, list):
             return votes
         if self.config.combine == "median":
             return statistics.median(votes)
-        return statistics.fmean(statistics.multimode(votes) if self.config.combine == "majority" else votes)
+        return statistics.fmean(
+            statistics.multimode(votes) if self.config.combine == "majority" else votes
+        )
 
-    async def _ranked(self, completions: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> list[Any]:
+    async def _ranked(
+        self, completions: Sequence[str], rows: Sequence[Mapping[str, Any]]
+    ) -> list[Any]:
         """Returns the reward of each completion of a group: the mean share of the others that it beats."""
         different = list(dict.fromkeys(completions))
         if len(different) == 1:
@@ -134,7 +150,10 @@ class Judge(AsyncORM):
         orders = [shuffled(different, number) for number in range(self.config.votes)]
         questions = []
         for order in orders:
-            answers = [f'<answer number="{at}">\n{text}\n</answer>' for at, text in enumerate(order, start=1)]
+            answers = [
+                f'<answer number="{at}">\n{text}\n</answer>'
+                for at, text in enumerate(order, start=1)
+            ]
             questions.append(self._question({**rows[0], "completions": "\n\n".join(answers)}))
 
         def read(number: int, text: str) -> dict[str, float]:
@@ -151,7 +170,9 @@ class Judge(AsyncORM):
     ) -> list[Vote] | float | Exception | None:
         """Returns what the answers say, those that `read` can read by their number; the reward instead, where most of
         them say nothing. A judge that cannot be reached is always a fault."""
-        answers = await asyncio.gather(*map(self._ask, questions, range(len(questions))), return_exceptions=True)
+        answers = await asyncio.gather(
+            *map(self._ask, questions, range(len(questions))), return_exceptions=True
+        )
         votes = list[Vote]()
         causes = list[Exception]()
         for number, answer in enumerate(answers):
@@ -168,7 +189,9 @@ class Judge(AsyncORM):
         for cause in causes:
             if isinstance(cause, RemoteRewardError):
                 return cause
-        meaning: Otherwise = self.config.over_budget if isinstance(causes[0], OverBudget) else self.config.invalid
+        meaning: Otherwise = (
+            self.config.over_budget if isinstance(causes[0], OverBudget) else self.config.invalid
+        )
         if meaning == "invalid":
             return causes[0]
         return None if meaning == "none" else float(meaning)
@@ -187,7 +210,10 @@ class Judge(AsyncORM):
             system, user = question
             request = {
                 "model": self._model,
-                "messages": [{"role": "system", "content": system}, {"role": "user", "content": user}],
+                "messages": [
+                    {"role": "system", "content": system},
+                    {"role": "user", "content": user},
+                ],
                 "temperature": config.temperature,
                 "max_tokens": config.max_tokens,
                 "seed": number,
@@ -202,12 +228,20 @@ class Judge(AsyncORM):
                 raise OverBudget("the budget of --judge is spent")
             answer = await self._request("/chat/completions", body.encode())
             try:
-                text = str(answer["choices"][0]["message"]["content"] or "").encode(errors="replace").decode()
+                text = (
+                    str(answer["choices"][0]["message"]["content"] or "")
+                    .encode(errors="replace")
+                    .decode()
+                )
                 tokens = int((answer.get("usage") or {}).get("total_tokens") or 0)
             except (KeyError, IndexError, TypeError, AttributeError, ValueError) as error:
-                raise RemoteRewardError(f"{config.url} did not answer with a chat completion") from error
+                raise RemoteRewardError(
+                    f"{config.url} did not answer with a chat completion"
+                ) from error
             if config.max_total_tokens is not None and tokens <= 0:
-                raise RemoteRewardError(f"{config.url} does not say total_tokens, which max_total_tokens counts")
+                raise RemoteRewardError(
+                    f"{config.url} does not say total_tokens, which max_total_tokens counts"
+                )
             self.answers.put(key, body, text, tokens)
             return text
 
@@ -216,7 +250,9 @@ class Judge(AsyncORM):
         try:
             return str((await self._request("/models"))["data"][0]["id"])
         except (KeyError, IndexError, TypeError) as error:
-            raise RemoteRewardError(f"{self.config.url}/models lists no model: give `model`") from error
+            raise RemoteRewardError(
+                f"{self.config.url}/models lists no model: give `model`"
+            ) from error
 
     async def _request(self, path: str, body: bytes | None = None) -> Any:
         return await self._client.ask(self.config.url.rstrip("/") + path, body)
@@ -267,7 +303,9 @@ def task_of(conversation: Sequence[Mapping[str, Any]]) -> str:
         conversation = conversation[:-1]
     if len(conversation) == 1:
         return str(conversation[0].get("content"))
-    return "\n\n".join(f"{message.get('role')}: {message.get('content')}" for message in conversation)
+    return "\n\n".join(
+        f"{message.get('role')}: {message.get('content')}" for message in conversation
+    )
 
 
 def shuffled(texts: Sequence[str], number: int) -> list[str]:

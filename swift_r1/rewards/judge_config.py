@@ -41,18 +41,21 @@ class JudgeConfig(BaseModel):
     url: str = Field(pattern=r"^https?://[^@?#]+$")  # of the OpenAI protocol, up to `/v1`
     model: str | None = None  # None: the first that the address lists
     api_key_env: str | None = None  # the environment variable that holds the key
-    mode: Literal["score", "rank"] = "score"  # each completion for itself, or a group's completions in an order
+    # each completion for itself, or a group's completions in an order
+    mode: Literal["score", "rank"] = "score"
     rubric: str = _RUBRIC
     system: str = ""  # the system message and the question, with `{placeholders}`
     prompt: str = ""
     # the numbers of the worst and the best answer, which become 0 and 1; or the verdicts, with the reward of each
     scale: tuple[float, float] | dict[str, float] = (0.0, 10.0)
-    answer: str | None = None  # a pattern whose first group is the score or verdict; its last match counts
+    # a pattern whose first group is the score or verdict; its last match counts
+    answer: str | None = None
     votes: int = Field(default=1, ge=1, le=64)
     combine: Literal["majority", "median", "mean"] = "majority"
     temperature: float = Field(default=0.0, ge=0.0, le=2.0)
     max_tokens: int = Field(default=1024, ge=1)
-    timeout: float | None = Field(default=None, gt=0)  # seconds of one request; None: --reward_timeout
+    # seconds of one request; None: --reward_timeout
+    timeout: float | None = Field(default=None, gt=0)
     at_once: int = Field(default=16, ge=1)  # requests of one reward process
     invalid: Otherwise = "invalid"  # of an answer that cannot be read
     max_calls: int | None = Field(default=None, ge=0)  # budget of the run
@@ -65,7 +68,9 @@ class JudgeConfig(BaseModel):
     def _has_no_key(cls, value: object) -> object:
         for name in keys_in(value):
             if name != "url":  # which has its own rule
-                raise ValueError(f"{name}: a key has no place in a file: name its variable in api_key_env")
+                raise ValueError(
+                    f"{name}: a key has no place in a file: name its variable in api_key_env"
+                )
         return value
 
     @field_validator("scale", mode="before")
@@ -82,7 +87,9 @@ class JudgeConfig(BaseModel):
         if self.mode == "score" and self.votes > 1 and self.temperature == 0:
             raise ValueError(f"votes {self.votes} are all the same at temperature 0: give one")
         if not isinstance(self.scale, dict) and self.scale[0] == self.scale[1]:
-            raise ValueError("scale needs two different numbers: of the worst and of the best answer")
+            raise ValueError(
+                "scale needs two different numbers: of the worst and of the best answer"
+            )
         if isinstance(self.scale, dict) and not self.scale:
             raise ValueError("scale has no verdicts")
 
@@ -136,7 +143,12 @@ class JudgeConfig(BaseModel):
     def own_words(self) -> dict[str, str]:
         """Returns the placeholders that do not depend on the data, and their texts."""
         low, high = (0.0, 0.0) if isinstance(self.scale, dict) else self.scale
-        return {"rubric": self.rubric, "low": f"{low:g}", "high": f"{high:g}", "words": ", ".join(self.words)}
+        return {
+            "rubric": self.rubric,
+            "low": f"{low:g}",
+            "high": f"{high:g}",
+            "words": ", ".join(self.words),
+        }
 
 
 def judge_text(value: str) -> str:
@@ -151,7 +163,9 @@ def read_judge(value: str) -> JudgeConfig:
 
     where = "--judge" if value.lstrip().startswith("{") else f"--judge {value}"
     try:
-        content = read_yaml(value if where == "--judge" else Path(value).expanduser().read_text(encoding="utf-8"))
+        content = read_yaml(
+            value if where == "--judge" else Path(value).expanduser().read_text(encoding="utf-8")
+        )
         return JudgeConfig.model_validate(content)
     except OSError as error:
         raise UsageError(f"{where}: {error.strerror or error}") from error
@@ -162,6 +176,10 @@ def read_judge(value: str) -> JudgeConfig:
         faults = {}
         for fault in error.errors():
             key = "".join(f"{name}: " for name in fault["loc"][:1])
-            text = known if fault["type"] == "extra_forbidden" else fault["msg"].removeprefix("Value error, ")
+            text = (
+                known
+                if fault["type"] == "extra_forbidden"
+                else fault["msg"].removeprefix("Value error, ")
+            )
             faults[key] = f"{where}: {key}{text}"
         raise UsageError(*faults.values()) from error

@@ -19,7 +19,9 @@ class InvalidRewardMonitor:
     it after a few steps, one that fails now and then does not.
     """
 
-    def __init__(self, max_ratio: float, write: Callable[[Mapping[str, Any]], object] = lambda _row: None) -> None:
+    def __init__(
+        self, max_ratio: float, write: Callable[[Mapping[str, Any]], object] = lambda _row: None
+    ) -> None:
         self.max_ratio = max_ratio
         self._write = write
         self._steps: dict[str, deque[tuple[int, int]]] = {}
@@ -30,7 +32,9 @@ class InvalidRewardMonitor:
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Takes the counts that `state` returned."""
-        self._steps = {name: deque(map(tuple, steps), maxlen=WINDOW) for name, steps in state["steps"].items()}
+        self._steps = {
+            name: deque(map(tuple, steps), maxlen=WINDOW) for name, steps in state["steps"].items()
+        }
 
     def update(self, columns: Sequence[RewardColumn], batch: RewardBatch) -> None:
         """Takes the columns of one training step; raises RunFailed where a function is over the limit."""
@@ -68,7 +72,11 @@ class InvalidRewardMonitor:
 
 def _invalid_row(name: str, bad: InvalidReward, batch: RewardBatch) -> dict[str, Any]:
     """Returns which reward failed on what: the completion, and every column that the reward was given."""
-    columns = {key: column[bad.index] for key, column in batch.columns.items() if key != "response_token_ids"}
+    columns = {
+        key: column[bad.index]
+        for key, column in batch.columns.items()
+        if key != "response_token_ids"
+    }
     step = batch.trainer_state.get("global_step", -1) + 1
     row = {"step": step, "reward": name, "kind": bad.kind, "cause": bad.cause}
     return columns | row | {"completion": batch.completions[bad.index]}

@@ -42,7 +42,9 @@ class AsyncORM:
     def __init__(self, args: Any = None, **kwargs: Any) -> None:
         self.args = args
 
-    async def __call__(self, completions: list[str], *args: Any, **kwargs: Any) -> list[float | None]:
+    async def __call__(
+        self, completions: list[str], *args: Any, **kwargs: Any
+    ) -> list[float | None]:
         raise NotImplementedError
 
 
@@ -55,7 +57,9 @@ orms: dict[str, Callable[..., Any]] = {}
 
 def is_built_in(name: str) -> bool:
     """Returns whether the reward registered as `name` is this package's own."""
-    return name in orms and str(getattr(orms[name], "__module__", "")).startswith("swift_r1.rewards.")
+    return name in orms and str(getattr(orms[name], "__module__", "")).startswith(
+        "swift_r1.rewards."
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +75,11 @@ class Reward:
 
     def call(self, completions: Sequence[str], columns: Mapping[str, Any]) -> Any:
         """Calls it with the completions and those columns that it takes."""
-        taken = {key: value for key, value in columns.items() if self.accepts is None or key in self.accepts}
+        taken = {
+            key: value
+            for key, value in columns.items()
+            if self.accepts is None or key in self.accepts
+        }
         return self.function(list(completions), **taken)
 
 
@@ -83,7 +91,9 @@ def build_reward(name: str, args: Any = None) -> Reward:
     UsageError: unknown name, or its construction fails; one line with the cause.
     """
     if name not in orms:
-        raise UsageError(no_such("reward function", name, sorted(orms), "; others come from --external_plugins"))
+        raise UsageError(
+            no_such("reward function", name, sorted(orms), "; others come from --external_plugins")
+        )
     entry = orms[name]
     if not callable(entry):
         raise UsageError(f"reward {name} is {a_kind(entry)}, not a class or a function")
@@ -123,7 +133,10 @@ def _constructor_arguments(cls: Callable[..., Any], args: Any) -> dict[str, Any]
     for name, parameter in inspect.signature(cls).parameters.items():
         if name == "args" or parameter.kind is parameter.VAR_KEYWORD:
             arguments["args"] = args
-        elif parameter.kind in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY) and hasattr(args, name):
+        elif parameter.kind in (
+            parameter.POSITIONAL_OR_KEYWORD,
+            parameter.KEYWORD_ONLY,
+        ) and hasattr(args, name):
             arguments[name] = getattr(args, name)
     return arguments
 
@@ -132,7 +145,8 @@ def _reward(name: str, function: Callable[..., Any]) -> Reward:
     """Returns a callable as a reward, with what its signature says of its columns."""
     called = function if inspect.isroutine(function) else type(function).__call__
     parameters = list(inspect.signature(function).parameters.values())
-    named = [p for p in parameters if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)][1:]  # the first: completions
+    # the first: completions
+    named = [p for p in parameters if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)][1:]
     takes_any = any(p.kind is p.VAR_KEYWORD for p in parameters)
     return Reward(
         name=name,

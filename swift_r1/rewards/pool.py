@@ -77,7 +77,9 @@ class RewardPool(RewardCaller):
             for call in calls:
                 submitted.append(self._submit(call, state))
         except RuntimeError as error:
-            _logger.warning("the reward workers broke down (%s); later groups are scored at the end", error)
+            _logger.warning(
+                "the reward workers broke down (%s); later groups are scored at the end", error
+            )
         return submitted
 
     def run(
@@ -101,7 +103,9 @@ class RewardPool(RewardCaller):
     def _limit(self, call: RewardCall) -> float:
         return self.timeout * min(call.size, LONGEST_CALL)
 
-    def _submit(self, call: RewardCall, state: Mapping[str, int], surely: bool = False) -> Submitted:
+    def _submit(
+        self, call: RewardCall, state: Mapping[str, int], surely: bool = False
+    ) -> Submitted:
         """Raises RuntimeError where the pool has broken down, unless `surely`."""
         limit = self._limit(call)
         grace = _ASYNC_GRACE_SECONDS if call.name in self._asynchronous else 0.0
@@ -126,16 +130,22 @@ class RewardPool(RewardCaller):
                 return _failed(call, "not reached before the deadline of the batch", "timeout")
             if error.kind == "timeout":
                 limit = self._limit(call)
-                return _failed(call, f"no answer within {limit:g} s, worker killed", "timeout", limit)
+                return _failed(
+                    call, f"no answer within {limit:g} s, worker killed", "timeout", limit
+                )
             if error.kind == "memory":
                 memory = float(self._args.reward_memory_limit)
-                return _failed(call, f"MemoryError: over --reward_memory_limit {memory:g} GiB", "memory")
+                return _failed(
+                    call, f"MemoryError: over --reward_memory_limit {memory:g} GiB", "memory"
+                )
             return _failed(call, f"its worker process died (exit code {error.code})", "died")
         return None if returned is None else RewardAnswer(call, *returned)
 
 
 def _failed(call: RewardCall, reason: str, kind: str, seconds: float = 0.0) -> RewardAnswer:
-    return RewardAnswer(call, [ItemOutcome(failure=reason, isolate=True, kind=kind)] * len(call.items), seconds)
+    return RewardAnswer(
+        call, [ItemOutcome(failure=reason, isolate=True, kind=kind)] * len(call.items), seconds
+    )
 
 
 class InlineRewards(RewardCaller):
@@ -181,6 +191,11 @@ class InlineRewards(RewardCaller):
 
 
 def rewards_for(
-    args: RewardFlags, names: Sequence[str], load: Callable[[], object] = load_nothing, spans: Spans | None = None
+    args: RewardFlags,
+    names: Sequence[str],
+    load: Callable[[], object] = load_nothing,
+    spans: Spans | None = None,
 ) -> RewardCaller:
-    return (InlineRewards if args.reward_isolation == "inline" else RewardPool)(args, names, load, spans)
+    return (InlineRewards if args.reward_isolation == "inline" else RewardPool)(
+        args, names, load, spans
+    )

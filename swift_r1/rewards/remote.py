@@ -47,7 +47,9 @@ class RemoteReward(AsyncORM):
         answer = await self._client.ask(self.url, json.dumps(body, default=str).encode())
         rewards = answer.get("rewards") if isinstance(answer, dict) else None
         if not isinstance(rewards, list):
-            raise RemoteRewardError(f"{self.url} did not answer with an object that has a list of rewards")
+            raise RemoteRewardError(
+                f"{self.url} did not answer with an object that has a list of rewards"
+            )
         return rewards
 
 
@@ -76,7 +78,8 @@ class JsonClient:
 
         headers = {"Content-Type": "application/json"}
         if self._token:
-            if not (self._token.isascii() and self._token.isprintable()):  # the error of httpx would quote it
+            # the error of httpx would quote it
+            if not (self._token.isascii() and self._token.isprintable()):
                 raise RemoteRewardError(f"the key for {url} has characters that no header can have")
             headers["Authorization"] = f"Bearer {self._token}"
 
@@ -100,11 +103,15 @@ class JsonClient:
                     try:
                         return response.json()
                     except ValueError as error:
-                        raise RemoteRewardError(f"{url} answered with something that is not JSON") from error
+                        raise RemoteRewardError(
+                            f"{url} answered with something that is not JSON"
+                        ) from error
                 text = response.text.replace(self._token, "***") if self._token else response.text
                 failure = RemoteRewardError(f"{url} answered {response.status_code}: {text[:200]}")
                 wished = _retry_after(response)
-                if wished > self._timeout or (response.status_code != 429 and response.status_code < 500):
+                if wished > self._timeout or (
+                    response.status_code != 429 and response.status_code < 500
+                ):
                     raise failure
                 pause = max(pause, wished)
             if attempts >= ATTEMPTS and time.monotonic() + pause - began > self._patience:

@@ -80,7 +80,8 @@ class RewardColumn:
     """One reward function's values for a batch of `N` completions."""
 
     name: str
-    values: tuple[float | None, ...]  # `N` floats; NaN where invalid, None where the function had no opinion
+    # `N` floats; NaN where invalid, None where the function had no opinion
+    values: tuple[float | None, ...]
     invalid: tuple[InvalidReward, ...]  # one entry for each invalid value
     seconds: float  # time spent in the function, summed over the worker processes
 
@@ -100,5 +101,6 @@ class ItemOutcome:
     values: tuple[float | None, ...] = ()
     invalid: tuple[InvalidReward, ...] = ()
     failure: str | None = None
-    isolate: bool = False  # single completions may be to blame for the failure, so it is worth looking for them
+    # single completions may be to blame for the failure, so it is worth looking for them
+    isolate: bool = False
     kind: str = "exception"  # of the failure, as in `InvalidReward`

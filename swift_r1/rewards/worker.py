@@ -82,7 +82,9 @@ def call_reward(
     return outcomes, seconds
 
 
-def call_inline(name: str, items: Sequence[Item], trainer_state: Mapping[str, int], limit: float) -> list[ItemOutcome]:
+def call_inline(
+    name: str, items: Sequence[Item], trainer_state: Mapping[str, int], limit: float
+) -> list[ItemOutcome]:
     """Calls one reward in the trainer's process; only a coroutine can be stopped after `limit` seconds."""
     reward = _rewards[name]
     assert isinstance(reward, Reward), reward
@@ -112,8 +114,12 @@ def _call_all(
 
 def _call(reward: Reward, item: Item, state: Mapping[str, Any]) -> ItemOutcome:
     columns = item.columns
-    if "rollout_infos" in columns:  # ms-swift's: the samples of each conversation, which is one here
-        samples = [dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)]
+    # ms-swift's: the samples of each conversation, which is one here
+    if "rollout_infos" in columns:
+        samples = [
+            dict(zip(columns, values, strict=True))
+            for values in zip(*columns.values(), strict=True)
+        ]
         state = {**state, "trajectory_inputs": {one["request_id"]: [one] for one in samples}}
     try:
         return checked(reward.call(item.completions, {**columns, **state}), len(item.completions))
@@ -123,11 +129,15 @@ def _call(reward: Reward, item: Item, state: Mapping[str, Any]) -> ItemOutcome:
         return ItemOutcome(failure=describe(error), isolate=True)
 
 
-def _call_joined(reward: Reward, items: Sequence[Item], state: Mapping[str, Any]) -> list[ItemOutcome] | None:
+def _call_joined(
+    reward: Reward, items: Sequence[Item], state: Mapping[str, Any]
+) -> list[ItemOutcome] | None:
     """Calls a reward once for all items; None where it fails."""
     sizes = [len(item.completions) for item in items]
     texts = [text for item in items for text in item.completions]
-    columns = {name: [value for item in items for value in item.columns[name]] for name in items[0].columns}
+    columns = {
+        name: [value for item in items for value in item.columns[name]] for name in items[0].columns
+    }
     whole = _call(reward, Item(texts, columns), state)
     if whole.failure is not None:
         return None
@@ -172,7 +182,9 @@ async def _call_together(
             raise
         except Exception as error:  # noqa: BLE001  a user's reward may raise anything, a TimeoutError of its own too
             if isinstance(error, TimeoutError) and late.expired():
-                return ItemOutcome(failure=f"no answer within {own:g} s", isolate=True, kind="timeout")
+                return ItemOutcome(
+                    failure=f"no answer within {own:g} s", isolate=True, kind="timeout"
+                )
             return ItemOutcome(failure=describe(error), isolate=True)
 
     return list(await asyncio.gather(*map(one, items)))
@@ -185,11 +197,14 @@ def checked(returned: Any, count: int) -> ItemOutcome:
     Numbers and booleans are taken as floats and None is kept ("no opinion"); NaN, infinity and anything else are
     invalid, an exception for its own cause. Nothing is ever broadcast.
     """
-    if hasattr(returned, "tolist"):  # numpy arrays and torch tensors, whichever library the plugin uses
+    # numpy arrays and torch tensors, whichever library the plugin uses
+    if hasattr(returned, "tolist"):
         returned = returned.tolist()
     if not isinstance(returned, list | tuple) or len(returned) != count:
         if isinstance(returned, numbers.Real):
-            failure = f"returned one value ({returned!r}) for {count} completions, not a list of {count}"
+            failure = (
+                f"returned one value ({returned!r}) for {count} completions, not a list of {count}"
+            )
         elif not isinstance(returned, list | tuple):
             failure = f"returned {a_kind(returned)}, not a list of {count} values"
         else:
@@ -212,7 +227,8 @@ def checked(returned: Any, count: int) -> ItemOutcome:
 
 def _number(item: Any) -> float:
     """Raises ValueError with the cause where it is not a finite number."""
-    if hasattr(item, "item") and not isinstance(item, numbers.Real):  # a tensor of one element in a list
+    # a tensor of one element in a list
+    if hasattr(item, "item") and not isinstance(item, numbers.Real):
         try:
             item = item.item()
         except (RuntimeError, ValueError, TypeError) as error:

@@ -27,7 +27,8 @@ from swift_r1.wire.protocol import (
 )
 
 OnDone = Callable[[int], None]  # told how many more completions have ended
-OnOutput = Callable[[RolloutOutput], None]  # given each request's completions at once, on rank 0; must not wait
+# given each request's completions at once, on rank 0; must not wait
+OnOutput = Callable[[RolloutOutput], None]
 
 
 class GroupRequest(NamedTuple):
@@ -40,7 +41,9 @@ class GroupRequest(NamedTuple):
     request: RolloutRequest
 
     @classmethod
-    def of(cls, prompt: Prompt, request_id: str, seeds: Sequence[int], sampling: SamplingParams) -> GroupRequest:
+    def of(
+        cls, prompt: Prompt, request_id: str, seeds: Sequence[int], sampling: SamplingParams
+    ) -> GroupRequest:
         """Makes the request for as many completions of a prompt as there are seeds."""
         request = RolloutRequest(
             request_id=request_id,
@@ -74,7 +77,8 @@ class Generator(Protocol):
 
 class Rollouts(Generator, Protocol):
     weight_version: int  # of the weights that the next completions come from
-    max_model_length: int | None  # of prompt and completion in tokens, known on rank 0; None for no limit
+    # of prompt and completion in tokens, known on rank 0; None for no limit
+    max_model_length: int | None
     unwanted: Callable[[], bool]
     """Asked while completions are generated, on each rank: once it is True they end as they are, for nobody wants them.
     """

@@ -27,7 +27,8 @@ _CAUSES = 5  # of failures, that are printed after a round
 _QUOTED = re.compile(r"""'.*'|".*"|[0-9]+""")
 
 Asked = Sequence[GroupRequest]
-OnGroup = Callable[[Sequence[Trajectory]], None]  # given the trajectories of a prompt, on rank 0; must not wait
+# given the trajectories of a prompt, on rank 0; must not wait
+OnGroup = Callable[[Sequence[Trajectory]], None]
 
 
 class ConversationDriver(Protocol):
@@ -50,16 +51,22 @@ class SingleTurn:
 
         def answered(output: RolloutOutput) -> None:
             prompt = prompts[output.request_id]
-            on_group([self._trajectory(output.request_id, prompt, one) for one in output.completions])
+            on_group(
+                [self._trajectory(output.request_id, prompt, one) for one in output.completions]
+            )
 
-        self.rollouts.generate(None if asked is None else [request for _, request in asked], on_done, answered)
+        self.rollouts.generate(
+            None if asked is None else [request for _, request in asked], on_done, answered
+        )
 
     def _trajectory(self, request_id: str, prompt: Prompt, completion: Completion) -> Trajectory:
         ids = completion.token_ids
         text = prompt.response_prefix + self.decode(ids)
         messages = [*map(dict, prompt.messages), {"role": "assistant", "content": text}]
         whole = TokenSequence.of_completion(prompt.token_ids, completion)
-        return Trajectory(request_id, prompt, (whole,), (ids,), messages, text, completion.finish_reason)
+        return Trajectory(
+            request_id, prompt, (whole,), (ids,), messages, text, completion.finish_reason
+        )
 
 
 @dataclass(eq=False)
@@ -153,7 +160,9 @@ class ConversationLoop:
     """Runs the conversations of one `generate`, each a task of the runner's event loop. With `calls` each turn of the
     model is put there as it is asked for. `busy` has the conversation first that is so for longest."""
 
-    def __init__(self, runner: ConversationRunner, asked: Asked, calls: OpenCalls | None = None) -> None:
+    def __init__(
+        self, runner: ConversationRunner, asked: Asked, calls: OpenCalls | None = None
+    ) -> None:
         self.busy: dict[OpenConversation, None] = {}
         self._runner = runner
         self._calls = calls
@@ -207,14 +216,18 @@ class ConversationLoop:
         if self._fault is not None:
             raise self._fault
         if time.monotonic() >= self._look_at:
-            self._look_at = self._runner.check(list(self.busy))  # a copy: the other thread changes it
+            # a copy: the other thread changes it
+            self._look_at = self._runner.check(list(self.busy))
 
     # In the event loop's thread
 
-    def ask(self, conversation: OpenConversation, request: RolloutRequest) -> asyncio.Future[Completion]:
+    def ask(
+        self, conversation: OpenConversation, request: RolloutRequest
+    ) -> asyncio.Future[Completion]:
         future = self._runner.loop.create_future()
         self._waiting[request.request_id] = _Call(conversation, request, future)
-        future.add_done_callback(lambda _future: self._take(request.request_id))  # it may be cancelled
+        # it may be cancelled
+        future.add_done_callback(lambda _future: self._take(request.request_id))
         self._changed.set()
         if self._calls is not None:
             self._calls.put(request)
@@ -224,13 +237,17 @@ class ConversationLoop:
         for prompt, request in asked:
             group = _Group()
             for index in range(request.n):
-                conversation = OpenConversation(len(self._tasks), prompt, _one_of(request, index), self)
+                conversation = OpenConversation(
+                    len(self._tasks), prompt, _one_of(request, index), self
+                )
                 task = self._runner.loop.create_task(self._runner.lead(conversation))
                 task.add_done_callback(partial(self._over, conversation, group))
                 group.tasks.append(task)
                 self._tasks.append(task)
 
-    def _over(self, conversation: OpenConversation, group: _Group, task: asyncio.Task[Trajectory]) -> None:
+    def _over(
+        self, conversation: OpenConversation, group: _Group, task: asyncio.Task[Trajectory]
+    ) -> None:
         self.busy.pop(conversation, None)
         fault = asyncio.CancelledError() if task.cancelled() else task.exception()
         self._fault = self._fault or fault
@@ -274,7 +291,9 @@ class BatchedTurns:
     for one or has ended. So batches, and with seeds the tokens, do not depend on how long a scheduler or an agent
     takes. `runner` is on rank 0."""
 
-    def __init__(self, rollouts: Generator, ranks: Ranks, runner: ConversationRunner | None) -> None:
+    def __init__(
+        self, rollouts: Generator, ranks: Ranks, runner: ConversationRunner | None
+    ) -> None:
         self.rollouts = rollouts
         self.ranks = ranks
         self.runner = runner
@@ -302,7 +321,9 @@ class BatchedTurns:
 
     def _count(self, requests: Sequence[RolloutRequest] | None) -> int:
         """Returns how many turns rank 0 asks for, on every rank."""
-        return int(self.ranks.broadcast(None if requests is None else [torch.tensor([len(requests)])])[0])
+        return int(
+            self.ranks.broadcast(None if requests is None else [torch.tensor([len(requests)])])[0]
+        )
 
 
 class Answerer(Protocol):
@@ -345,7 +366,9 @@ class ServedTurns:
 def _one_of(request: RolloutRequest, index: int) -> RolloutRequest:
     """Returns the request for one of its completions."""
     seeds = request.seeds and request.seeds[index : index + 1]
-    return request.model_copy(update={"request_id": f"{request.request_id}/{index}", "n": 1, "seeds": seeds})
+    return request.model_copy(
+        update={"request_id": f"{request.request_id}/{index}", "n": 1, "seeds": seeds}
+    )
 
 
 def _report_failures(outcomes: Sequence[str | None]) -> None:
@@ -356,7 +379,13 @@ def _report_failures(outcomes: Sequence[str | None]) -> None:
     for cause, count in causes.most_common(_CAUSES):
         alike = Counter(failure for failure in failures if _cause(failure) == cause)
         example = ", for example" if len(alike) > 1 else ""
-        logger.warning("%d of %d episodes have no reward%s: %s", count, len(outcomes), example, next(iter(alike)))
+        logger.warning(
+            "%d of %d episodes have no reward%s: %s",
+            count,
+            len(outcomes),
+            example,
+            next(iter(alike)),
+        )
     more = len(causes) - _CAUSES
     if more > 0:
         logger.warning("%d more causes are in completions.jsonl (failure)", more)

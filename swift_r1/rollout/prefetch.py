@@ -31,7 +31,8 @@ MakeTurns = Callable[[Generator, Ranks], ConversationDriver]
 _LOOK_S = 0.5  # between two looks at the servers
 _CLOSE_S = 10.0
 _MAX_STALE_ANSWERS = 3  # to one request
-_ENOUGH = 0.25  # of a round answered, so that the next may begin: groups with a long completion are answered late
+# of a round answered, so that the next may begin: groups with a long completion are answered late
+_ENOUGH = 0.25
 
 
 def prefetches(args: RlhfArguments) -> bool:
@@ -48,7 +49,8 @@ class _Round:
     asked: int = 0
     answered: int = 0
     told: int = 0  # of these, to the trainer
-    position: tuple[int, str] | None = None  # of the prompts after it, once the next round may begin
+    # of the prompts after it, once the next round may begin
+    position: tuple[int, str] | None = None
     scored: ScoredRound | None = None
     fault: Exception | None = None
     ended: bool = False
@@ -73,7 +75,11 @@ class Prefetcher:
     is collective."""
 
     def __init__(
-        self, sampler: RoundSampler, pool: ServerPool, make_turns: MakeTurns, spans: Spans | None = None
+        self,
+        sampler: RoundSampler,
+        pool: ServerPool,
+        make_turns: MakeTurns,
+        spans: Spans | None = None,
     ) -> None:
         self.sampler = sampler
         self.pool = pool
@@ -82,7 +88,9 @@ class Prefetcher:
         self.position = sampler.position
         self._staleness = sampler.args.max_staleness
         # These rounds take further prompts on their way, or are led by a scheduler: each waits for the end of the last.
-        self._in_order = sampler.args.multi_turn_scheduler is not None or sampler.args.dynamic_sample
+        self._in_order = (
+            sampler.args.multi_turn_scheduler is not None or sampler.args.dynamic_sample
+        )
         self._changed = threading.Condition()
         self._rounds: dict[int, _Round] = {}
         self._next: int | None = None
@@ -171,7 +179,9 @@ class Prefetcher:
         self._rounds[number] = round_ = _Round(number)
         self._next = number + 1
         self._threads = [thread for thread in self._threads if thread.is_alive()]
-        thread = threading.Thread(target=self._run, args=(round_,), name=f"round {number}", daemon=True)
+        thread = threading.Thread(
+            target=self._run, args=(round_,), name=f"round {number}", daemon=True
+        )
         self._threads.append(thread)
         thread.start()
 
@@ -241,7 +251,9 @@ class PrefetchRollouts:
         assert calls is not None
 
         def answered(output: RolloutOutput) -> None:
-            rounds = oldest_rounds((one.weight_version for one in output.completions), self.pool.served)
+            rounds = oldest_rounds(
+                (one.weight_version for one in output.completions), self.pool.served
+            )
             if rounds < self.oldest:
                 self.pool.count_stale()
                 times = calls.again(output.request_id)
@@ -268,7 +280,11 @@ class PrefetchedRounds:
     """`RoundSampler` of a run that prefetches; `prefetcher` on rank 0 alone. All methods are collective."""
 
     def __init__(
-        self, sampler: RoundSampler, rollouts: ServerRollouts, make_turns: MakeTurns, spans: Spans | None = None
+        self,
+        sampler: RoundSampler,
+        rollouts: ServerRollouts,
+        make_turns: MakeTurns,
+        spans: Spans | None = None,
     ) -> None:
         self.sampler = sampler
         self.rollouts = rollouts
@@ -302,8 +318,12 @@ class PrefetchedRounds:
         if prefetcher is None:
             return None
         scored = prefetcher.take(number)
-        sequences = [sequence for trajectory in scored.generated for sequence in trajectory.sequences]
-        rounds = oldest_rounds((sequence.oldest_version for sequence in sequences), self.rollouts.served)
+        sequences = [
+            sequence for trajectory in scored.generated for sequence in trajectory.sequences
+        ]
+        rounds = oldest_rounds(
+            (sequence.oldest_version for sequence in sequences), self.rollouts.served
+        )
         allowed = sampler.args.max_staleness
         if number - rounds > allowed:
             raise RunFailed(

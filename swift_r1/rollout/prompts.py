@@ -45,7 +45,11 @@ class Prompts:
     """
 
     def __init__(
-        self, load: Callable[[Prompts, int], Iterable[list[_Encoded]]], workers: int, taken: int, digest: str = ""
+        self,
+        load: Callable[[Prompts, int], Iterable[list[_Encoded]]],
+        workers: int,
+        taken: int,
+        digest: str = "",
     ) -> None:
         self.taken = taken
         self.digest = digest
@@ -55,7 +59,8 @@ class Prompts:
         self._loaded: list[Iterator[list[_Encoded]]] = [iter(load(self, workers))]
         # A loader's iterator that is forgotten ends its processes. Python would wait for them before it forgets it.
         self.close = weakref.finalize(self, self._loaded.clear)
-        if workers:  # torch's handler would raise the death of one wherever the trainer happens to be
+        # torch's handler would raise the death of one wherever the trainer happens to be
+        if workers:
             signal.signal(signal.SIGCHLD, handler)
 
     def choose(self, count: int, round_: int) -> None:
@@ -94,12 +99,19 @@ class PromptStream(Prompts):
     (`PromptEncoder.fitting`)."""
 
     def __init__(
-        self, rows: Sequence[Row], encoder: PromptEncoder, sampler: PromptSampler, workers: int, ahead: int = 2
+        self,
+        rows: Sequence[Row],
+        encoder: PromptEncoder,
+        sampler: PromptSampler,
+        workers: int,
+        ahead: int = 2,
     ) -> None:
         def load(stream: Prompts, workers: int) -> DataLoader[Any]:
             # The sampler itself runs ahead by what workers prepare.
             sampler.load_state_dict(sampler.state_dict() | {"drawn": stream.taken})
-            return DataLoader(_EncodedRows(rows, encoder), batch_sampler=sampler, **_by(workers, ahead))
+            return DataLoader(
+                _EncodedRows(rows, encoder), batch_sampler=sampler, **_by(workers, ahead)
+            )
 
         super().__init__(load, workers, int(sampler.state_dict()["drawn"]))
 
@@ -128,7 +140,9 @@ class StreamedPrompts(Prompts):
 class ChosenPrompts(Prompts):
     """Prompts of the rows that a sampler chooses when they are taken."""
 
-    def __init__(self, rows: Sequence[Row], encoder: PromptEncoder, choices: Choices, taken: int) -> None:
+    def __init__(
+        self, rows: Sequence[Row], encoder: PromptEncoder, choices: Choices, taken: int
+    ) -> None:
         def load(stream: Prompts, _workers: int) -> Iterator[list[_Encoded]]:
             for number in count(stream.taken):
                 row = choices.row(number)
@@ -170,10 +184,13 @@ class _EncodedStream(IterableDataset[_Encoded]):
             for number, row in enumerate(self.rows):
                 digest = chained(digest, row)
                 if number + 1 == self.taken and digest != self.digest:
-                    raise UsageError("the data that the run has read so far is not what it was: it cannot be resumed")
+                    raise UsageError(
+                        "the data that the run has read so far is not what it was: it cannot be resumed"
+                    )
                 if number >= self.taken:
                     yield _Encoded(self.encoder.encode(row), digest)
-        except UsageError as error:  # from a worker process, an exception would come as its traceback
+        except UsageError as error:
+            # from a worker process, an exception would come as its traceback
             yield _Encoded(None, fault=str(error))
 
 

@@ -94,10 +94,14 @@ class ServerRollouts:
             self.answer(None)
             return None
         answers = answers_of(requests, self.answer, on_done, on_output)
-        nothing = Completion(token_ids=(), logprobs=(), finish_reason="length", weight_version=self.weight_version)
+        nothing = Completion(
+            token_ids=(), logprobs=(), finish_reason="length", weight_version=self.weight_version
+        )
         for request in requests:
             if request.request_id not in answers:
-                output = RolloutOutput(request_id=request.request_id, completions=(nothing,) * request.n)
+                output = RolloutOutput(
+                    request_id=request.request_id, completions=(nothing,) * request.n
+                )
                 answers[request.request_id] = output
                 on_done(request.n)
                 on_output(output)
@@ -142,7 +146,9 @@ class ServerRollouts:
         returned = self._on_all_ranks(lambda pool: (pool.health.take_returned(),))
         self._updates = 1 if any(returned) else self._updates + 1
         # Nothing else tells whether the server's base weights are those that an adapter was trained on.
-        if (self._updates == 1 and checks_first) or (self._check_steps and self._updates % self._check_steps == 0):
+        if (self._updates == 1 and checks_first) or (
+            self._check_steps and self._updates % self._check_steps == 0
+        ):
             self._check_weights()
 
     def sleep(self, level: int) -> None:
@@ -218,7 +224,8 @@ class ServerRollouts:
         what they have loaded: that of some models is above the usual one."""
 
         def rounds(pool: ServerPool) -> tuple[float]:
-            as_loaded = pool.version == 0 and pool.first.broken is None  # an engine may sleep without weights
+            # an engine may sleep without weights
+            as_loaded = pool.version == 0 and pool.first.broken is None
             return (as_loaded and self._explained(pool) == TOLERANCE_16_BIT,)
 
         if any(self._on_all_ranks(rounds)):
@@ -227,7 +234,9 @@ class ServerRollouts:
             if allowed < 2 * difference <= TOLERANCE_FP8:
                 self._rounding = 2 * difference
                 if self.pool is not None:
-                    logger.info("weight check: rounding is %.3g nats, twice that is allowed", difference)
+                    logger.info(
+                        "weight check: rounding is %.3g nats, twice that is allowed", difference
+                    )
 
     def _on_all_ranks(self, of: Callable[[ServerPool], Sequence[float]]) -> list[float]:
         """Returns on every rank what `of` returns for rank 0's pool, in float32."""
@@ -236,7 +245,9 @@ class ServerRollouts:
         return found
 
     def _explained(self, pool: ServerPool) -> float:
-        return explained_difference(str(self.backend.model.dtype).removeprefix("torch."), pool.first.dtype)
+        return explained_difference(
+            str(self.backend.model.dtype).removeprefix("torch."), pool.first.dtype
+        )
 
     def _check_weights(self) -> None:
         """Compares the engines' log-probs with the trainer's; one full push is tried as a repair, then RunFailed
@@ -245,7 +256,9 @@ class ServerRollouts:
         self._metrics["rollout/weight_check"] = difference
         if difference <= allowed:
             return
-        what = f"the engine's log-probs differ from the trainer's by {difference:.3g} nats on average"
+        what = (
+            f"the engine's log-probs differ from the trainer's by {difference:.3g} nats on average"
+        )
         if self.pool is not None:
             logger.warning(
                 "%s after weight version %d (rounding explains %g): pushing all weights once more",
@@ -254,7 +267,11 @@ class ServerRollouts:
         self._gather()
         again, allowed = self._difference()
         if again > allowed:
-            base = ", or its base weights (its --model) are not those of --model" if self._adapter else ""
+            base = (
+                ", or its base weights (its --model) are not those of --model"
+                if self._adapter
+                else ""
+            )
             raise RunFailed(
                 f"{what}, and by {again:.3g} after a full push (rounding explains {allowed:g}): "
                 f"the engine does not use the weights that it was sent{base}"
@@ -273,7 +290,9 @@ class ServerRollouts:
         differences: list[float] = []
 
         def compare(pool: ServerPool) -> None:
-            differences.append(pool.largest_difference(sequences, lambda rows: mean_difference(rows, own)))
+            differences.append(
+                pool.largest_difference(sequences, lambda rows: mean_difference(rows, own))
+            )
 
         self.attend(compare)
         difference, allowed = self._on_all_ranks(
@@ -284,14 +303,19 @@ class ServerRollouts:
 
 @torch.no_grad()
 def own_logprobs(
-    backend: TrainedPolicy, sequences: Sequence[Sequence[int]], device: torch.device, temperature: float = 1.0
+    backend: TrainedPolicy,
+    sequences: Sequence[Sequence[int]],
+    device: torch.device,
+    temperature: float = 1.0,
 ) -> list[list[float]]:
     """The policy's log-probs of each sequence's tokens after the first; sequences of one length. Collective."""
     token_ids = torch.tensor(sequences, device=device)
     rows, length = token_ids.shape
     positions = torch.arange(rows * length, device=device).view(rows, length)[:, :-1].flatten()
     inputs = ModelInputs(token_ids, positions, token_ids[:, 1:].flatten())
-    logps: list[list[float]] = backend.logprobs(inputs, temperature).logps.float().view(rows, length - 1).tolist()
+    logps: list[list[float]] = (
+        backend.logprobs(inputs, temperature).logps.float().view(rows, length - 1).tolist()
+    )
     return logps
 
 
@@ -303,7 +327,11 @@ def probe_sequences(config: Any) -> list[tuple[int, ...]]:
 
 def mean_difference(one: Sequence[Sequence[float]], other: Sequence[Sequence[float]]) -> float:
     """Mean absolute difference of two lists of log-probs of the same tokens, in nats."""
-    differences = [abs(a - b) for left, right in zip(one, other, strict=True) for a, b in zip(left, right, strict=True)]
+    differences = [
+        abs(a - b)
+        for left, right in zip(one, other, strict=True)
+        for a, b in zip(left, right, strict=True)
+    ]
     return sum(differences) / len(differences)
 
 

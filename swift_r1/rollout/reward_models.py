@@ -38,21 +38,31 @@ class ModelReward:
     Raises UsageError: it cannot be loaded, or the plugin cannot be built.
     """
 
-    takes_groups_together = True  # `rewards.worker` asks for it, and calls `rest` of those that have it
+    # `rewards.worker` asks for it, and calls `rest` of those that have it
+    takes_groups_together = True
 
-    def __init__(self, about: RewardModel, dtype: str | None, device: torch.device, leaves: bool) -> None:
+    def __init__(
+        self, about: RewardModel, dtype: str | None, device: torch.device, leaves: bool
+    ) -> None:
         from swift_r1.models.loading import load_judging_model, load_tokenizer
 
         self._device = device
         self._leaves = leaves
         self.model: Any = load_judging_model(about.path, dtype, about.adapters)
         tokenizer = load_tokenizer(about.path, "--reward_model")
-        ids = (getattr(self.model.config, "pad_token_id", None), tokenizer.pad_token_id, tokenizer.eos_token_id, 0)
+        ids = (
+            getattr(self.model.config, "pad_token_id", None),
+            tokenizer.pad_token_id,
+            tokenizer.eos_token_id,
+            0,
+        )
         pad = next(one for one in ids if one is not None)
         # A classification head finds the end of a padded row by it.
         self.model.config.pad_token_id = pad
         if about.template is None and not getattr(tokenizer, "chat_template", None):
-            raise UsageError(f"--reward_model {about.path}: its tokenizer has no chat template: give --reward_template")
+            raise UsageError(
+                f"--reward_model {about.path}: its tokenizer has no chat template: give --reward_template"
+            )
         template = RewardTemplate(tokenizer, pad, about.template)
         made_by = known_plugins()[about.plugin]
         _ask_here(made_by)
@@ -60,14 +70,18 @@ class ModelReward:
             self.plugin = made_by(model=self.model, template=template)
         except (Exception, SystemExit) as error:
             cause = describe(error)
-            raise UsageError(f"--reward_model_plugin {about.plugin} cannot be constructed: {cause}") from error
+            raise UsageError(
+                f"--reward_model_plugin {about.plugin} cannot be constructed: {cause}"
+            ) from error
         kind = f"{type(self.model).__name__} of {sum(one.numel() for one in self.model.parameters()):,} weights"
         _logger.info("reward model %s: a %s through %s", about.name, kind, about.plugin)
 
     def __call__(self, completions: list[str], **columns: Any) -> Any:
         self.model.to(self._device)
         lists = {name: values for name, values in columns.items() if isinstance(values, list)}
-        inputs = [{name: values[i] for name, values in lists.items()} for i in range(len(completions))]
+        inputs = [
+            {name: values[i] for name, values in lists.items()} for i in range(len(completions))
+        ]
         return self.plugin(inputs=inputs, **columns)
 
     def rest(self) -> None:
@@ -81,7 +95,11 @@ def _ask_here(plugin: Any) -> None:
     templates: they get ours."""
     for cls in inspect.getmro(plugin) if inspect.isclass(plugin) else ():
         names = vars(sys.modules[cls.__module__])
-        names.update((name, TransformersEngine) for name in ("TransformersEngine", "PtEngine") if name in names)
+        names.update(
+            (name, TransformersEngine)
+            for name in ("TransformersEngine", "PtEngine")
+            if name in names
+        )
 
 
 class FunctionsAndModels(RewardCaller):

@@ -43,7 +43,9 @@ class RewardTemplate:
         """Returns the tokens of a conversation: `{"messages": ...}` or an `InferRequest`. Raises UsageError as
         `rendered`."""
         messages = inputs["messages"] if isinstance(inputs, Mapping) else inputs.messages
-        return token_ids(self.tokenizer, rendered(self.tokenizer, messages, add_generation_prompt, **self._given))
+        return token_ids(
+            self.tokenizer, rendered(self.tokenizer, messages, add_generation_prompt, **self._given)
+        )
 
     def encode(self, inputs: Any) -> dict[str, Any]:
         return {"input_ids": list(self.token_ids(inputs))}
@@ -55,8 +57,12 @@ class RewardTemplate:
         longest = max(len(one["input_ids"]) for one in batch)
         rows = [(list(one["input_ids"]), longest - len(one["input_ids"])) for one in batch]
         return {
-            "input_ids": torch.tensor([ids + [self.pad_token_id] * missing for ids, missing in rows]),
-            "attention_mask": torch.tensor([[1] * len(ids) + [0] * missing for ids, missing in rows]),
+            "input_ids": torch.tensor(
+                [ids + [self.pad_token_id] * missing for ids, missing in rows]
+            ),
+            "attention_mask": torch.tensor(
+                [[1] * len(ids) + [0] * missing for ids, missing in rows]
+            ),
         }
 
 
@@ -88,13 +94,19 @@ class TransformersEngine:
         config = request_config or RequestConfig()
         own = self.model.generation_config
         sampled = bool(own.do_sample)
-        temperature = config.temperature if config.temperature is not None else (own.temperature or 1.0) * sampled
+        temperature = (
+            config.temperature
+            if config.temperature is not None
+            else (own.temperature or 1.0) * sampled
+        )
         requests = []
         for number, one in enumerate(infer_requests):
             prompt = self.template.token_ids(one, add_generation_prompt=True)
             room = self.model.config.get_text_config().max_position_embeddings - len(prompt)
             if room < 1:
-                raise ValueError(f"a conversation of {len(prompt)} tokens fills the reward model's length")
+                raise ValueError(
+                    f"a conversation of {len(prompt)} tokens fills the reward model's length"
+                )
             sampling = SamplingParams(
                 max_tokens=min(room, config.max_tokens or LONGEST_ANSWER),
                 temperature=temperature,
@@ -103,21 +115,31 @@ class TransformersEngine:
                 repetition_penalty=config.repetition_penalty or own.repetition_penalty or 1.0,
                 stop=tuple(config.stop or ()),
             )
-            seeds = tuple(completion_seed(config.seed or 0, index, *prompt) for index in range(config.n))
+            seeds = tuple(
+                completion_seed(config.seed or 0, index, *prompt) for index in range(config.n)
+            )
             requests.append(
                 RolloutRequest(
-                    request_id=str(number), prompt_token_ids=prompt, n=config.n, seeds=seeds, sampling=sampling
+                    request_id=str(number),
+                    prompt_token_ids=prompt,
+                    n=config.n,
+                    seeds=seeds,
+                    sampling=sampling,
                 )
             )
         tokenizer = self.template.tokenizer
-        engine = Engine(self.model, tokenizer, end_tokens(self.model, tokenizer), self.template.pad_token_id)
+        engine = Engine(
+            self.model, tokenizer, end_tokens(self.model, tokenizer), self.template.pad_token_id
+        )
         return [
             ChatCompletionResponse(
                 model=str(self.model.config.name_or_path),
                 choices=[
                     ChatCompletionResponseChoice(
                         index=index,
-                        message=ChatMessage("assistant", tokenizer.decode(one.token_ids, skip_special_tokens=True)),
+                        message=ChatMessage(
+                            "assistant", tokenizer.decode(one.token_ids, skip_special_tokens=True)
+                        ),
                         finish_reason=one.finish_reason,
                         token_ids=list(one.token_ids),
                     )
@@ -170,7 +192,9 @@ class GenRMPlugin(DefaultRMPlugin):
         )
 
     def __call__(self, inputs: list[dict[str, Any]], **kwargs: Any) -> Any:
-        answers = self.engine.infer(self.prepare_rm_inputs(inputs), self.request_config, use_tqdm=False)
+        answers = self.engine.infer(
+            self.prepare_rm_inputs(inputs), self.request_config, use_tqdm=False
+        )
         return self.compute_rewards(answers)
 
     def prepare_rm_inputs(self, inputs: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -206,7 +230,9 @@ class GenRMPlugin(DefaultRMPlugin):
             texts = [str(choice.message.content) for choice in result.choices]
             found = [value for text in texts if (value := self.extract_reward(text)) is not None]
             end = " ".join(texts[0].split())[-160:]
-            missing = ValueError(f"the reward model's answer has no `Reward:` and a number: {end!r}")
+            missing = ValueError(
+                f"the reward model's answer has no `Reward:` and a number: {end!r}"
+            )
             rewards.append(sum(found) / len(found) if found else missing)
         return rewards
 

@@ -73,15 +73,21 @@ class RoundSampler:
                     scored = scored.with_groups_replaced(silent, fresh, self.plan.num_generations)
                 silent = self._without_signal(scored)
             if scored is not None:
-                scored.metrics["dynamic_sample/resampled"] = len(scored.dropped) / self.plan.num_generations
+                scored.metrics["dynamic_sample/resampled"] = (
+                    len(scored.dropped) / self.plan.num_generations
+                )
                 scored.metrics["dynamic_sample/kept_without_signal"] = float(len(silent))
         if scored is not None:
             _check_episodes(scored)
         if self.args.async_generate and not self.args.max_staleness and scored is not None:
-            scored.metrics.update(dict.fromkeys(("rollout/staleness/mean", "rollout/staleness/max"), 0.0))
+            scored.metrics.update(
+                dict.fromkeys(("rollout/staleness/mean", "rollout/staleness/max"), 0.0)
+            )
         return scored
 
-    def _generate_and_score(self, number: int, step: int, count: int, first: int) -> ScoredRound | None:
+    def _generate_and_score(
+        self, number: int, step: int, count: int, first: int
+    ) -> ScoredRound | None:
         """Completions of the next `count` prompts and their rewards, on rank 0; this round has asked for `first`
         already. Rewards are computed while other completions are still generated; `time/reward` is what is left of
         that."""
@@ -93,7 +99,9 @@ class RoundSampler:
                 completion_seed(self.args.seed, number, position, prompt.prompt_id, index)
                 for index in range(self.plan.num_generations)
             ]
-            groups.append(GroupRequest.of(prompt, f"{self.run_id}/{number}/{position}", seeds, self.sampling))
+            groups.append(
+                GroupRequest.of(prompt, f"{self.run_id}/{number}/{position}", seeds, self.sampling)
+            )
         self.recorder.phase("generating", count * self.plan.num_generations)
         self.progress("generation")
         compose = from_flags(Composition, self.args)
@@ -149,7 +157,11 @@ class RoundSampler:
         found = None
         if scored is not None:
             per_turn = self.args.advantage_per == "turn"
-            found = [torch.tensor(silent_groups(scored, self.plan.num_generations, per_turn), dtype=torch.long)]
+            found = [
+                torch.tensor(
+                    silent_groups(scored, self.plan.num_generations, per_turn), dtype=torch.long
+                )
+            ]
         places: list[int] = self.ranks.broadcast(found)[0].tolist()
         return places
 
@@ -163,11 +175,17 @@ def silent_groups(scored: ScoredRound, num_generations: int, per_turn: bool = Fa
         return silent
     valid = [[] if math.isnan(one.objective) else one.turn_rewards for one in scored.trained]
     ends = {place: (place * num_generations, (place + 1) * num_generations) for place in silent}
-    return [place for place, (first, end) in ends.items() if len(set(chain.from_iterable(valid[first:end]))) < 2]
+    return [
+        place
+        for place, (first, end) in ends.items()
+        if len(set(chain.from_iterable(valid[first:end]))) < 2
+    ]
 
 
 def _check_episodes(scored: ScoredRound) -> None:
     """Raises RunFailed where no episode of an agent came to a result."""
     failures = [trajectory.failure for trajectory in scored.generated]
     if failures[0] is not None and all(failure is not None for failure in failures):
-        raise RunFailed(f"all {len(failures)} episodes of the round failed, the first one: {failures[0]}")
+        raise RunFailed(
+            f"all {len(failures)} episodes of the round failed, the first one: {failures[0]}"
+        )

@@ -41,7 +41,8 @@ class Limits:
     """How long conversations may get; None for no limit."""
 
     model_length: int | None  # tokens that the engine takes, prompt included
-    total: bool  # whether `max_tokens` of the sampling holds for all turns together instead of for each
+    # whether `max_tokens` of the sampling holds for all turns together instead of for each
+    total: bool
     turns: int | None
     temperature: float  # of training; evaluation may use another, which a scheduler need not know
 
@@ -76,7 +77,10 @@ class TurnEngine:
         self.template = self.default_template = SimpleNamespace(tokenizer=self.tokenizer)
 
     async def infer_async(
-        self, infer_request: InferRequest, request_config: RequestConfig | None = None, **kwargs: Any
+        self,
+        infer_request: InferRequest,
+        request_config: RequestConfig | None = None,
+        **kwargs: Any,
     ) -> ChatCompletionResponse:
         """The model's answer to the request's messages: `choices[0]` with its message, finish reason and token ids.
         Where the engine takes no more tokens it is empty, and its finish reason `length`.
@@ -97,15 +101,21 @@ class TurnEngine:
         transcript = conversation.transcript
         if transcript is None:
             prompt = self._opening(conversation.prompt, messages)
-            transcript = Transcript(prompt.token_ids, messages, self._encoder, self._ends, prompt.tools)
+            transcript = Transcript(
+                prompt.token_ids, messages, self._encoder, self._ends, prompt.tools
+            )
             conversation.prompt = prompt
             conversation.transcript = transcript
         else:
             turns = len(transcript.turns)
             if self._limits.turns is not None and turns >= self._limits.turns:
-                raise TurnFault(f"turn {turns + 1} was asked for, --max_turns is {self._limits.turns}")
+                raise TurnFault(
+                    f"turn {turns + 1} was asked for, --max_turns is {self._limits.turns}"
+                )
             if transcript.full:
-                raise TurnFault("another turn was asked for after the engine had said that no more tokens fit")
+                raise TurnFault(
+                    "another turn was asked for after the engine had said that no more tokens fit"
+                )
             transcript.follow(messages)
         sampling = self._sampling(conversation.request.sampling, transcript, request_config)
         if sampling.max_tokens < 1:
@@ -123,10 +133,13 @@ class TurnEngine:
             )
         )
         text = self.tokenizer.decode(completion.token_ids, skip_special_tokens=True)
-        if transcript.messages[-1]["role"] != "assistant":  # a turn that begins, not one that goes on
+        # a turn that begins, not one that goes on
+        if transcript.messages[-1]["role"] != "assistant":
             text = self._encoder.response_prefix + text
         versions = versions_of_tokens(completion.stretches, len(completion.token_ids))
-        transcript.answer(completion.token_ids, completion.logprobs, text, versions, completion.finish_reason)
+        transcript.answer(
+            completion.token_ids, completion.logprobs, text, versions, completion.finish_reason
+        )
         return _response(transcript, completion.token_ids, text)
 
     def revise(self, token_ids: Sequence[int] | None, loss_mask: Sequence[int] | None) -> None:
@@ -160,9 +173,13 @@ class TurnEngine:
                 own = getattr(sampling, name, None)
                 allowed = unchanged if own in (None, *unchanged) else (own,)
                 if asked is not None and asked not in allowed:
-                    raise TurnFault(f"a scheduler cannot change {name} to {asked}: ratios would be biased")
+                    raise TurnFault(
+                        f"a scheduler cannot change {name} to {asked}: ratios would be biased"
+                    )
             if config.temperature not in (None, sampling.temperature, self._limits.temperature):
-                raise TurnFault(f"a scheduler cannot change temperature to {config.temperature}: use --temperature")
+                raise TurnFault(
+                    f"a scheduler cannot change temperature to {config.temperature}: use --temperature"
+                )
             room.append(sampling.max_tokens if config.max_tokens is None else config.max_tokens)
             stop = tuple(dict.fromkeys((*stop, *(config.stop or ()))))
         return sampling.model_copy(update={"max_tokens": min(room), "stop": stop})
@@ -178,12 +195,19 @@ def _as_text(message: Mapping[str, Any]) -> dict[str, Any]:
         raise TurnFault(f"the content of a {message['role']} message {error}") from error
 
 
-def _response(transcript: Transcript, token_ids: Sequence[int], text: str) -> ChatCompletionResponse:
+def _response(
+    transcript: Transcript, token_ids: Sequence[int], text: str
+) -> ChatCompletionResponse:
     read = len(transcript.prompt_token_ids) + len(transcript.token_ids) - len(token_ids)
     logprobs = transcript.logprobs[len(transcript.logprobs) - len(token_ids) :]
-    content = [{"token_id": token, "logprob": value} for token, value in zip(token_ids, logprobs, strict=True)]
+    content = [
+        {"token_id": token, "logprob": value}
+        for token, value in zip(token_ids, logprobs, strict=True)
+    ]
     message = ChatMessage("assistant", text)
-    choice = ChatCompletionResponseChoice(0, message, transcript.finish_reason, {"content": content}, list(token_ids))
+    choice = ChatCompletionResponseChoice(
+        0, message, transcript.finish_reason, {"content": content}, list(token_ids)
+    )
     usage = UsageInfo(read, len(token_ids), read + len(token_ids))
     return ChatCompletionResponse("policy", [choice], usage)
 
@@ -210,7 +234,9 @@ class SchedulerRunner:
         self._last_message_only = last_message_only
         self._scheduler = make_scheduler(TurnEngine(encoder, ends, limits))
         self.loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self.loop.run_forever, name="schedulers", daemon=True)
+        self._thread = threading.Thread(
+            target=self.loop.run_forever, name="schedulers", daemon=True
+        )
         self._thread.start()
 
     def check(self, busy: Sequence[OpenConversation]) -> float:
@@ -237,7 +263,9 @@ class SchedulerRunner:
         except Exception as error:  # noqa: BLE001 - whatever a scheduler raises ends the run
             failure = error
         request_id = conversation.request.request_id
-        raise RunFailed(f"--multi_turn_scheduler {self._name} failed in {request_id}: {describe(failure)}") from failure
+        raise RunFailed(
+            f"--multi_turn_scheduler {self._name} failed in {request_id}: {describe(failure)}"
+        ) from failure
 
     async def _lead(self, conversation: OpenConversation) -> Trajectory:
         sampling = conversation.request.sampling
@@ -247,7 +275,10 @@ class SchedulerRunner:
             uuid=conversation.request.request_id,
         )
         config = RequestConfig(
-            max_tokens=sampling.max_tokens, temperature=sampling.temperature, stop=list(sampling.stop), logprobs=True
+            max_tokens=sampling.max_tokens,
+            temperature=sampling.temperature,
+            stop=list(sampling.stop),
+            logprobs=True,
         )
         try:
             output = await _run_of(self._scheduler)(request, config)
@@ -300,7 +331,9 @@ def _trajectory(one: OpenConversation, output: Any, last_message_only: bool) -> 
         prompt_token_ids=one.prompt.token_ids,
         token_ids=tuple(transcript.token_ids[:end]),
         logprobs=tuple(transcript.logprobs[:end]),
-        loss_mask=tuple(own and place >= first for place, own in enumerate(transcript.loss_mask[:end])),
+        loss_mask=tuple(
+            own and place >= first for place, own in enumerate(transcript.loss_mask[:end])
+        ),
         versions=spans_of(transcript.versions[:end]),
     )
     return Trajectory(

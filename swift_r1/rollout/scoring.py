@@ -22,7 +22,8 @@ from swift_r1.rewards.batch import OpenRewardBatch, column_of
 from swift_r1.rewards.types import RIGHT, RewardBatch, RewardColumn, reward_batch
 from swift_r1.rollout.trajectory import FAILURES, Trajectory
 
-OpenRewards = Callable[[Mapping[str, int]], OpenRewardBatch]  # takes the trainer state that rewards are called with
+# takes the trainer state that rewards are called with
+OpenRewards = Callable[[Mapping[str, int]], OpenRewardBatch]
 N = 8  # tokens of an n-gram
 _POWERS = np.uint64(0x9E3779B97F4A7C15) ** np.arange(N, dtype=np.uint64)  # odd, so none is 0
 
@@ -34,7 +35,8 @@ class ScoredRound:
 
     trained: Sequence[Trajectory]  # whole groups, one after another
     calls: Sequence[tuple[RewardBatch, Sequence[RewardColumn]]]
-    dropped: Sequence[Trajectory] = ()  # of groups without signal that others have replaced (`--dynamic_sample`)
+    # of groups without signal that others have replaced (`--dynamic_sample`)
+    dropped: Sequence[Trajectory] = ()
     metrics: dict[str, float] = field(default_factory=dict)  # more to log of the round
 
     @property
@@ -46,11 +48,17 @@ class ScoredRound:
         """Says why no completion has a reward; None where one has."""
         if not all(math.isnan(item.reward) for item in self.generated):
             return None
-        failures = [trajectory.failure for trajectory in self.generated if trajectory.failure is not None]
-        invalid = [f"reward {one.name}: {one.invalid[0].cause}" for one in self.columns() if one.invalid]
+        failures = [
+            trajectory.failure for trajectory in self.generated if trajectory.failure is not None
+        ]
+        invalid = [
+            f"reward {one.name}: {one.invalid[0].cause}" for one in self.columns() if one.invalid
+        ]
         return next(chain(failures, invalid), "each reward function returned None for all of them")
 
-    def with_groups_replaced(self, places: Sequence[int], fresh: ScoredRound, size: int) -> ScoredRound:
+    def with_groups_replaced(
+        self, places: Sequence[int], fresh: ScoredRound, size: int
+    ) -> ScoredRound:
         """Returns the round with groups of `fresh` (of `size` completions each) in the place of those at `places`."""
         trained = list(self.trained)
         dropped = list(self.dropped)
@@ -60,12 +68,16 @@ class ScoredRound:
             trained[group] = fresh.trained[number * size : (number + 1) * size]
         return replace(self, trained=trained, dropped=dropped, calls=[*self.calls, *fresh.calls])
 
-    def with_advantages(self, advantages: Sequence[float], entropies: Sequence[float] | None) -> ScoredRound:
+    def with_advantages(
+        self, advantages: Sequence[float], entropies: Sequence[float] | None
+    ) -> ScoredRound:
         """Returns the round with the advantage of each trained completion, and its entropy where that is logged."""
         of_trained = [None] * len(advantages) if entropies is None else entropies
         trained = [
             replace(trajectory, advantage=advantage, entropy=entropy)
-            for trajectory, advantage, entropy in zip(self.trained, advantages, of_trained, strict=True)
+            for trajectory, advantage, entropy in zip(
+                self.trained, advantages, of_trained, strict=True
+            )
         ]
         return replace(self, trained=trained)
 
@@ -97,7 +109,9 @@ class Scoring:
         self._by_turns = by_turns
         self._places = {request_id: place for place, request_id in enumerate(request_ids)}
         if len(self._places) != len(prompts):
-            raise ValueError(f"{len(prompts)} prompts have {len(self._places)} different request ids")
+            raise ValueError(
+                f"{len(prompts)} prompts have {len(self._places)} different request ids"
+            )
         self._names = sorted({name for prompt in prompts for name in prompt.columns})
         self._batch = open_rewards(trainer_state)
         self._groups: dict[int, Sequence[Trajectory]] = {}
@@ -118,13 +132,17 @@ class Scoring:
             for place in sorted(self._groups)
             for number, trajectory in enumerate(self._groups[place])
         ]
-        failed = {place for place, trajectory in enumerate(trajectories) if trajectory.failure is not None}
+        failed = {
+            place for place, trajectory in enumerate(trajectories) if trajectory.failure is not None
+        }
         columns = [_without(column, failed) for column in columns] if failed else columns
         more = batch.columns["is_truncated"], batch.group_size
         totals = self._compose([column.values for column in columns], *more)
         outcomes = totals.objectives
         if self._by_turns:
-            outcomes = self._compose([_without_turns(column) for column in columns], *more).objectives
+            outcomes = self._compose(
+                [_without_turns(column) for column in columns], *more
+            ).objectives
         scored = [
             replace(
                 trajectory,
@@ -150,10 +168,12 @@ class Scoring:
             len(group),
             messages=[one.messages for one in group],
             prompt_id=[one.prompt.prompt_id for one in group],
-            request_id=[f"{one.request_id}/{number}" for number, one in enumerate(group)],  # a scheduler's uuid
+            # a scheduler's uuid
+            request_id=[f"{one.request_id}/{number}" for number, one in enumerate(group)],
             dataset=[one.prompt.dataset for one in group],
             finish_reason=[one.finish_reason for one in group],
-            response_token_ids=turns if scheduled else [own[0] for own in turns],  # with a scheduler a list per turn
+            # with a scheduler a list per turn
+            response_token_ids=turns if scheduled else [own[0] for own in turns],
             **more,
         )
 
@@ -161,7 +181,11 @@ class Scoring:
 def _without(column: RewardColumn, failed: Collection[int]) -> RewardColumn:
     """Leaves out what a function said of episodes that failed: it is no reward, and no fault of its own."""
     values = tuple(None if place in failed else value for place, value in enumerate(column.values))
-    return replace(column, values=values, invalid=tuple(bad for bad in column.invalid if bad.index not in failed))
+    return replace(
+        column,
+        values=values,
+        invalid=tuple(bad for bad in column.invalid if bad.index not in failed),
+    )
 
 
 def _without_turns(column: RewardColumn) -> list[float | None]:
@@ -181,7 +205,9 @@ def outcomes_of(scored: ScoredRound, step: int) -> list[Outcome]:
 def _outcome(group: Sequence[Trajectory], step: int, total: float) -> Outcome:
     """Returns what became of a group of a round whose absolute advantages sum to `total`."""
     valid = [trajectory.reward for trajectory in group if not math.isnan(trajectory.reward)]
-    objectives = {trajectory.objective for trajectory in group if not math.isnan(trajectory.objective)}
+    objectives = {
+        trajectory.objective for trajectory in group if not math.isnan(trajectory.objective)
+    }
     judged = [next(iter(trajectory.rewards.values())) for trajectory in group]
     return Outcome(
         row=group[0].prompt.row,
@@ -193,7 +219,9 @@ def _outcome(group: Sequence[Trajectory], step: int, total: float) -> Outcome:
     )
 
 
-def reward_metrics(scored: Sequence[Trajectory], columns: Sequence[RewardColumn]) -> dict[str, float]:
+def reward_metrics(
+    scored: Sequence[Trajectory], columns: Sequence[RewardColumn]
+) -> dict[str, float]:
     """Returns `reward`, `reward_std` (mean of the groups' standard deviations), `frac_reward_zero_std`,
     `frac_groups_all_invalid` (groups without one usable reward), and under `rewards/<name>/` mean, std, invalid share
     (in all and by kind) and seconds."""
@@ -229,14 +257,18 @@ def completion_metrics(scored: Sequence[Trajectory]) -> dict[str, float]:
     metrics |= agent_metrics(scored)
     metrics["completions/mean_length"] = mean(lengths)
     metrics["completions/max_length"] = float(max(lengths))
-    metrics["completions/clipped_ratio"] = mean([float(trajectory.finish_reason == "length") for trajectory in scored])
+    metrics["completions/clipped_ratio"] = mean(
+        [float(trajectory.finish_reason == "length") for trajectory in scored]
+    )
     return metrics
 
 
 def made_calls(trajectory: Trajectory) -> list[dict[str, Any]] | None:
     """Returns the calls of `tool_scheduler`; another scheduler may note anything under that name."""
     calls = (trajectory.infos or {}).get("tool_calls")
-    own = isinstance(calls, list) and all(isinstance(one, dict) and "outcome" in one for one in calls)
+    own = isinstance(calls, list) and all(
+        isinstance(one, dict) and "outcome" in one for one in calls
+    )
     return calls if own else None
 
 
@@ -252,7 +284,9 @@ def tool_metrics(trajectories: Sequence[Trajectory]) -> dict[str, float]:
     for kind in ("unknown", "unread"):
         metrics[f"tools/{kind}_calls"] = float(sum(call["outcome"] == kind for call in every))
     made = [call for call in every if call["outcome"] not in ("unknown", "unread")]
-    described = {tool["function"]["name"] for trajectory in trajectories for tool in trajectory.prompt.tools}
+    described = {
+        tool["function"]["name"] for trajectory in trajectories for tool in trajectory.prompt.tools
+    }
     for name in sorted(described | {call["name"] for call in made}):
         own = [call for call in made if call["name"] == name]
         outcomes = Counter(call["outcome"] for call in own)
@@ -285,7 +319,9 @@ def agent_metrics(trajectories: Sequence[Trajectory]) -> dict[str, float]:
     for kind in FAILURES:
         metrics[f"agent/{kind}"] = float(failed[kind])
     metrics["agent/limited"] = float(sum(episode["limited"] for episode in episodes))
-    metrics["agent/sequences"] = sum(len(trajectory.sequences) for trajectory in trajectories) / len(episodes)
+    metrics["agent/sequences"] = sum(
+        len(trajectory.sequences) for trajectory in trajectories
+    ) / len(episodes)
     metrics["agent/seconds"] = sum(episode["seconds"] for episode in episodes) / len(episodes)
     for name in ("overruled", "constrained"):
         metrics[f"agent/{name}"] = float(sum(episode[name] for episode in episodes))
@@ -305,7 +341,9 @@ def round_metrics(scored: ScoredRound) -> dict[str, float]:
     everything = scored.generated
     metrics = reward_metrics(everything, scored.columns()) | completion_metrics(everything)
     metrics |= text_metrics(everything)
-    versions = [sequence.oldest_version for trajectory in everything for sequence in trajectory.sequences]
+    versions = [
+        sequence.oldest_version for trajectory in everything for sequence in trajectory.sequences
+    ]
     metrics["rollout/weight_version"] = float(min(versions))
     return metrics | scored.metrics
 
@@ -337,7 +375,11 @@ def completion_row(trajectory: Trajectory, step: int, dropped: bool = False) -> 
             row["weight_versions"] = sequences[0].versions
     if len(sequences) != 1:
         row["sequences"] = len(sequences)
-    invalid = [name for name, value in trajectory.rewards.items() if value is not None and math.isnan(value)]
+    invalid = [
+        name
+        for name, value in trajectory.rewards.items()
+        if value is not None and math.isnan(value)
+    ]
     if invalid:
         row["invalid"] = invalid
     if trajectory.failure is not None:
@@ -347,12 +389,17 @@ def completion_row(trajectory: Trajectory, step: int, dropped: bool = False) -> 
         row |= {"other_messages": trajectory.other_messages} if trajectory.other_messages else {}
         calls = made_calls(trajectory)
         if calls is not None:  # without what a repeated run has otherwise
-            row["tool_calls"] = [{key: value for key, value in call.items() if key != "seconds"} for call in calls]
+            row["tool_calls"] = [
+                {key: value for key, value in call.items() if key != "seconds"} for call in calls
+            ]
     if dropped:
         row["dropped"] = True
     # A column of the data may have the name of a field, also of one that this line lacks: they are told apart.
     columns = trajectory.prompt.columns.items()
-    row |= {f"columns/{name}" if name in row or name in FIELDS else name: value for name, value in columns}
+    row |= {
+        f"columns/{name}" if name in row or name in FIELDS else name: value
+        for name, value in columns
+    }
     return row if trajectory.entropy is None else row | {"entropy": trajectory.entropy}
 
 
@@ -365,7 +412,9 @@ def text_metrics(trajectories: Sequence[Trajectory]) -> dict[str, float]:
     letters = 0
     foreign = 0
     prompts = {trajectory.request_id: trajectory.prompt for trajectory in trajectories}
-    scripts = {request_id: letter_counts(prompt.text).keys() for request_id, prompt in prompts.items()}
+    scripts = {
+        request_id: letter_counts(prompt.text).keys() for request_id, prompt in prompts.items()
+    }
     for trajectory in trajectories:
         for sequence in trajectory.sequences:
             found, again = repeated_ngrams(sequence.token_ids)

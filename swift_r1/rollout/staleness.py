@@ -45,10 +45,16 @@ def oldest_rounds(versions: Iterable[int], served: ServedVersions) -> int:
     return min(map(served.rounds_of, versions))
 
 
-def staleness_metrics(sequences: Sequence[TokenSequence], trained: int, served: ServedVersions) -> dict[str, float]:
+def staleness_metrics(
+    sequences: Sequence[TokenSequence], trained: int, served: ServedVersions
+) -> dict[str, float]:
     """Returns `rollout/staleness/mean` over tokens and `rollout/staleness/max`, against weights with `trained` rounds
     behind. Where the engine does not tell which of several versions wrote a token, it counts as the oldest's."""
-    ages = [trained - served.rounds_of(version) for sequence in sequences for version in sequence.versions_of_tokens()]
+    ages = [
+        trained - served.rounds_of(version)
+        for sequence in sequences
+        for version in sequence.versions_of_tokens()
+    ]
     oldest = oldest_rounds((sequence.oldest_version for sequence in sequences), served)
     return {
         "rollout/staleness/mean": sum(ages) / len(ages) if ages else 0.0,

@@ -31,14 +31,19 @@ class TokenSequence:
 
     prompt_token_ids: Sequence[int]
     token_ids: Sequence[int]  # `T`, a stop token included
-    logprobs: Sequence[float]  # `T`, the engine's (natural log); 0 for tokens that the policy did not write
+    # `T`, the engine's (natural log); 0 for tokens that the policy did not write
+    logprobs: Sequence[float]
     loss_mask: Sequence[bool]  # `T`, True where the policy wrote it and it is trained
     versions: Stretches = ((0, 0),)  # where the engine cannot tell, the oldest weights wrote all
-    newest_untold: int | None = None  # the newest weight version, where the engine cannot tell which tokens it wrote
-    turns: Sequence[int] = ()  # `T`, the number of the agent's turn that wrote it, -1 where none did; empty: not asked
+    # the newest weight version, where the engine cannot tell which tokens it wrote
+    newest_untold: int | None = None
+    # `T`, the number of the agent's turn that wrote it, -1 where none did; empty: not asked
+    turns: Sequence[int] = ()
 
     @classmethod
-    def of_completion(cls, prompt_token_ids: Sequence[int], completion: Completion) -> TokenSequence:
+    def of_completion(
+        cls, prompt_token_ids: Sequence[int], completion: Completion
+    ) -> TokenSequence:
         """Makes the sequence of a prompt that the policy answered in one turn."""
         return cls(
             prompt_token_ids=prompt_token_ids,
@@ -89,20 +94,28 @@ class Trajectory:
     prompt: Prompt  # with the tokens of the first turn's prompt (an environment makes its own)
     sequences: Sequence[TokenSequence]  # calls of an agent may make several, or none
     turns: Sequence[Sequence[int]]  # the tokens of each turn of the policy
-    messages: list[dict[str, Any]]  # the whole conversation; of several sequences of an agent, the last one's
+    # the whole conversation; of several sequences of an agent, the last one's
+    messages: list[dict[str, Any]]
     text: str  # what rewards see: the last turn, a response prefix included
     finish_reason: FinishReason
-    infos: Mapping[str, Any] | None = None  # what scheduler or agent noted, `num_turns` at least; None without one
-    other_messages: Sequence[list[dict[str, Any]]] = ()  # of the sequences before, by their last call
-    failure: str | None = None  # of an agent's episode without a valid reward: one of `FAILURES`, and `: cause`
-    group: int = 0  # number of its prompt within the round; those of resampled prompts follow the first ones
+    # what scheduler or agent noted, `num_turns` at least; None without one
+    infos: Mapping[str, Any] | None = None
+    # of the sequences before, by their last call
+    other_messages: Sequence[list[dict[str, Any]]] = ()
+    # of an agent's episode without a valid reward: one of `FAILURES`, and `: cause`
+    failure: str | None = None
+    # number of its prompt within the round; those of resampled prompts follow the first ones
+    group: int = 0
     number: int = 0  # its place in the group
-    rewards: Mapping[str, float | None] = field(default_factory=dict)  # by function; None: no opinion, NaN: invalid
+    # by function; None: no opinion, NaN: invalid
+    rewards: Mapping[str, float | None] = field(default_factory=dict)
     reward: float = nan  # their weighted sum; NaN where no advantage can be computed from it
-    objective: float = nan  # what the advantage is computed from: the reward, except with `normalize_then_sum`
+    # what the advantage is computed from: the reward, except with `normalize_then_sum`
+    objective: float = nan
     outcome: float = nan  # the objective without what the rewards of turns add by themselves
     advantage: float | None = None  # of tokens their mean; None where nothing is trained on it
-    entropy: float | None = None  # nats a token, before the round's first update; None where it is not logged
+    # nats a token, before the round's first update; None where it is not logged
+    entropy: float | None = None
 
     @property
     def rows(self) -> Sequence[TokenSequence]:

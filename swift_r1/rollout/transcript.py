@@ -50,10 +50,14 @@ class Transcript(ExactTokens):
         before has changed."""
         place = len(self.messages) - 1
         if len(messages) <= place:
-            raise TurnFault(f"{len(self.messages)} messages were there, now {len(messages)}: the past cannot change")
+            raise TurnFault(
+                f"{len(self.messages)} messages were there, now {len(messages)}: the past cannot change"
+            )
         for number, (was, now) in enumerate(zip(self.messages[:place], messages, strict=False)):
             if (was["role"], was["content"]) != (now["role"], now["content"]):
-                raise TurnFault(f"message {number} ({was['role']}) has changed: the past cannot change")
+                raise TurnFault(
+                    f"message {number} ({was['role']}) has changed: the past cannot change"
+                )
         last = messages[place]
         rest = messages[place + 1 :]
         content = last["content"] or ""
@@ -103,26 +107,39 @@ class Transcript(ExactTokens):
         same = 0
         while same < min(len(written), len(wanted)) and written[same] == wanted[same]:
             same += 1
-        mask = [place < same for place in range(len(wanted))] if loss_mask is None else [bool(one) for one in loss_mask]
+        mask = (
+            [place < same for place in range(len(wanted))]
+            if loss_mask is None
+            else [bool(one) for one in loss_mask]
+        )
         if len(mask) != len(wanted):
             raise TurnFault(f"response_loss_mask has {len(mask)} values for {len(wanted)} tokens")
         if any(mask[same:]):
             place = same + mask[same:].index(True)
-            raise TurnFault(f"response_loss_mask trains token {place} of the turn, which the model did not write there")
+            raise TurnFault(
+                f"response_loss_mask trains token {place} of the turn, which the model did not write there"
+            )
         self._revised = self._revised or wanted != written
         self.token_ids[start:] = wanted
         self.logprobs[start:] = [*logprobs[:same], *[0.0] * (len(wanted) - same)]
         self.loss_mask[start:] = mask
-        self.versions[start:] = [*self.versions[start : start + same], *[None] * (len(wanted) - same)]
+        self.versions[start:] = [
+            *self.versions[start : start + same],
+            *[None] * (len(wanted) - same),
+        ]
         self.sampled_length = start + same
         self.turns[-1] = slice(start, len(self.token_ids))
 
-    def check_turns(self, token_ids: Sequence[Sequence[int]], loss_mask: Sequence[Sequence[int]]) -> None:
+    def check_turns(
+        self, token_ids: Sequence[Sequence[int]], loss_mask: Sequence[Sequence[int]]
+    ) -> None:
         """Compares the rows that a scheduler returned at its end; a 0 of its mask leaves a token out. A row begins with
         a turn of the model; text added to the turn's end and turns that continue it may follow in it. Raises TurnFault
         where these are not the conversation's tokens."""
         if token_ids and loss_mask and list(map(len, token_ids)) != list(map(len, loss_mask)):
-            raise TurnFault("response_token_ids and response_loss_mask have rows of different lengths")
+            raise TurnFault(
+                "response_token_ids and response_loss_mask have rows of different lengths"
+            )
         turn = 0
         for number, row in enumerate(token_ids or loss_mask):
             if turn == len(self.turns):
@@ -131,14 +148,21 @@ class Transcript(ExactTokens):
                 )
             start = self.turns[turn].start
             end = self.turns[turn].start + len(row)
-            if not token_ids and end - self.turns[turn].stop not in (0, 1):  # 1: an end token that was taken back
+            # 1: an end token that was taken back
+            if not token_ids and end - self.turns[turn].stop not in (0, 1):
                 length = self.turns[turn].stop - start
-                raise TurnFault(f"response_loss_mask of turn {turn + 1} has {len(row)} values for {length} tokens")
+                raise TurnFault(
+                    f"response_loss_mask of turn {turn + 1} has {len(row)} values for {length} tokens"
+                )
             if token_ids and list(row) != self.token_ids[start:end]:
                 end -= 1  # except a last end token, which was taken back
                 if row[-1] not in self._ends or list(row[:-1]) != self.token_ids[start:end]:
-                    raise TurnFault(f"row {number} of response_token_ids are not the tokens of turn {turn + 1}")
-            for place, trained in zip(range(start, end), loss_mask[number] if loss_mask else (), strict=False):
+                    raise TurnFault(
+                        f"row {number} of response_token_ids are not the tokens of turn {turn + 1}"
+                    )
+            for place, trained in zip(
+                range(start, end), loss_mask[number] if loss_mask else (), strict=False
+            ):
                 self.loss_mask[place] = self.loss_mask[place] and bool(trained)
             turn += 1
             while turn < len(self.turns) and self.turns[turn].start < end:
@@ -160,7 +184,9 @@ class Transcript(ExactTokens):
             self.turns[-1] = slice(self.turns[-1].start, len(self.token_ids))
 
     def _behind(self, messages: Sequence[Mapping[str, Any]], place: int) -> str:
-        behind = behind_turn(lambda shown, _opening: self._encoder.render(shown, self._tools), messages, place)
+        behind = behind_turn(
+            lambda shown, _opening: self._encoder.render(shown, self._tools), messages, place
+        )
         if behind is None:
             raise TurnFault("the chat template leaves the model's last turn out")
         return behind

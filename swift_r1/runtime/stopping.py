@@ -48,7 +48,9 @@ class StopRequest:
         os.register_at_fork(after_in_child=lambda: signal.set_wakeup_fd(-1))
         for number in _EXIT_CODES:
             signal.signal(number, lambda _number, _frame: None)
-        threading.Thread(target=self._read_signals, args=(read_end,), name="signals", daemon=True).start()
+        threading.Thread(
+            target=self._read_signals, args=(read_end,), name="signals", daemon=True
+        ).start()
         return self
 
     def in_order(self, heard: Callable[[str], None] = lambda _text: None) -> None:
@@ -108,7 +110,9 @@ class Watchdog:
     30 s later, with exit code 1.
     """
 
-    def __init__(self, timeout_s: float, rank: int, stuck: Callable[[str], None] = lambda _text: None) -> None:
+    def __init__(
+        self, timeout_s: float, rank: int, stuck: Callable[[str], None] = lambda _text: None
+    ) -> None:
         self.timeout_s = timeout_s
         self.rank = rank
         self._stuck = stuck

@@ -48,7 +48,8 @@ class Admission:
         self.running = 0
         self._scoring = False
         self._changed = asyncio.Event()
-        self._pending: Counter[bool] = Counter()  # completions; those of the lease's holder are under True
+        # completions; those of the lease's holder are under True
+        self._pending: Counter[bool] = Counter()
         self._work: dict[asyncio.Future[Any], _Work] = {}
 
     @property
@@ -119,7 +120,9 @@ class Admission:
     async def _idle(self, waiting_for: str) -> None:
         await self._until(
             lambda: self.running == 0,
-            lambda timeout: f"{waiting_for} waited {timeout:g} s for {self.running} running requests to finish",
+            lambda timeout: (
+                f"{waiting_for} waited {timeout:g} s for {self.running} running requests to finish"
+            ),
         )
 
     async def _until(self, condition: Callable[[], bool], too_late: Callable[[float], str]) -> None:
@@ -139,7 +142,8 @@ class Admission:
         own = self._machine.holds(lease)
         if completions > limit:
             raise HTTPError(
-                422, f"{completions} completions at once are more than this server takes ({limit}): ask for fewer"
+                422,
+                f"{completions} completions at once are more than this server takes ({limit}): ask for fewer",
             )
         pending = self._pending[True] if own else self._pending.total()
         if pending + completions > limit:
@@ -195,11 +199,15 @@ def check_request(request: RolloutRequest, info: EngineInfo, max_n: int) -> None
     if request.n > max_n:
         raise HTTPError(422, f"{name} asks for n = {request.n}, this server gives at most {max_n}")
     if request.seeds is not None and len(request.seeds) != request.n:
-        raise HTTPError(422, f"{name} has {len(request.seeds)} seeds for n = {request.n} completions")
+        raise HTTPError(
+            422, f"{name} has {len(request.seeds)} seeds for n = {request.n} completions"
+        )
     prompt = len(request.prompt_token_ids)
     new = request.sampling.max_tokens
     if prompt + new > limit:
-        raise HTTPError(422, f"{name} is too long: {prompt} prompt + {new} new tokens, max_model_len is {limit}")
+        raise HTTPError(
+            422, f"{name} is too long: {prompt} prompt + {new} new tokens, max_model_len is {limit}"
+        )
     if any(not text for text in request.sampling.stop):
         raise HTTPError(422, f"{name} has an empty stop string")
 
@@ -207,4 +215,6 @@ def check_request(request: RolloutRequest, info: EngineInfo, max_n: int) -> None
 def check_tokens(name: str, tokens: Sequence[int], vocab_size: int) -> None:
     """Raises HTTPError (422) for a token that the model does not have."""
     if tokens and max(tokens) >= vocab_size:
-        raise HTTPError(422, f"{name} has token {max(tokens)}, the vocabulary ends at {vocab_size - 1}")
+        raise HTTPError(
+            422, f"{name} has token {max(tokens)}, the vocabulary ends at {vocab_size - 1}"
+        )

@@ -31,7 +31,9 @@ MAX_HEADER_BYTES = 32 << 10
 _SESSION_PATH = re.compile(r"/v1/sessions/([^/]*)/v1/")
 _PORT = re.compile(r":\d*$")
 _BUCKET_PATH = "/v1/weights/bucket"  # its bodies have a limit of their own
-_OPENAI = re.compile(r"(/v1/sessions/[^/]*)?/v1/(chat|completions|models|responses|embeddings)(?=/|$)")
+_OPENAI = re.compile(
+    r"(/v1/sessions/[^/]*)?/v1/(chat|completions|models|responses|embeddings)(?=/|$)"
+)
 
 
 class Refusal(BaseModel):
@@ -72,7 +74,9 @@ WHY = {
 }
 
 
-def refusals(*statuses: int | tuple[int, str], openai: bool = False) -> dict[int | str, dict[str, Any]]:
+def refusals(
+    *statuses: int | tuple[int, str], openai: bool = False
+) -> dict[int | str, dict[str, Any]]:
     """FastAPI's `responses` of a route that refuses with these statuses, each with its own reason or that of `WHY`."""
     known = [one if isinstance(one, tuple) else (one, WHY[one]) for one in statuses]
     shape = OpenAIRefusal if openai else Refusal
@@ -83,7 +87,9 @@ def add_errors(app: FastAPI) -> None:
     @app.exception_handler(HTTPError)
     async def refused(request: Request, error: HTTPError) -> Response:
         full = {wire.FULL_HEADER: str(error.retry_after)} if isinstance(error, Overloaded) else None
-        return error_answer(error.status, error.message, error.retry_after, request.scope["path"], headers=full)
+        return error_answer(
+            error.status, error.message, error.retry_after, request.scope["path"], headers=full
+        )
 
     @app.exception_handler(EngineDead)
     async def engine_dead(request: Request, error: EngineDead) -> Response:
@@ -100,16 +106,21 @@ def add_errors(app: FastAPI) -> None:
             sentence = f"the body is not JSON: {first['ctx']['error']} at byte {first['loc'][-1]}"
         else:
             where = ".".join(str(part) for part in first["loc"] if part not in ("body", "header"))
-            sentence = f"{where or 'body'}: {first['msg']}" + (f" (and {len(found) - 1} more)" if found[1:] else "")
+            sentence = f"{where or 'body'}: {first['msg']}" + (
+                f" (and {len(found) - 1} more)" if found[1:] else ""
+            )
         return error_answer(422, sentence, path=request.scope["path"], param=where or None)
 
     @app.exception_handler(HTTPException)
     async def http(request: Request, error: HTTPException) -> Response:
-        return error_answer(error.status_code, str(error.detail), path=request.scope["path"], headers=error.headers)
+        return error_answer(
+            error.status_code, str(error.detail), path=request.scope["path"], headers=error.headers
+        )
 
     @app.exception_handler(ClientDisconnect)
     async def gone(request: Request, error: ClientDisconnect) -> Response:
-        return error_answer(499, "the client hung up", path=request.scope["path"])  # nobody reads it, and no traceback
+        # nobody reads it, and no traceback
+        return error_answer(499, "the client hung up", path=request.scope["path"])
 
     @app.exception_handler(Exception)
     async def defect(request: Request, error: Exception) -> Response:
@@ -134,7 +145,9 @@ class BodyRoute(APIRoute):
                 body = models[0].model_validate_json(await request.body())
             except ValidationError:
                 return await by_fastapi(request)
-            response: Response = await self.endpoint(**request.path_params, request=request, body=body)
+            response: Response = await self.endpoint(
+                **request.path_params, request=request, body=body
+            )
             return response
 
         return answer
@@ -153,13 +166,17 @@ def error_answer(
     headers: Mapping[str, str] | None = None,
 ) -> Response:
     """One sentence; in OpenAI's shape (and with its 400 for what is not valid) where `path` is OpenAI's."""
-    headers = dict(headers or {}) | ({"Retry-After": str(retry_after)} if retry_after is not None else {})
+    headers = dict(headers or {}) | (
+        {"Retry-After": str(retry_after)} if retry_after is not None else {}
+    )
     spoken = _OPENAI.match(path)
     if spoken is None:
         return JSONResponse({"error": sentence}, status_code=status, headers=headers)
     status = 400 if status == 422 else status
     code = "model_not_found" if status == 404 and spoken[1] is None else None
-    return JSONResponse(openai_error(status, sentence, param, code), status_code=status, headers=headers)
+    return JSONResponse(
+        openai_error(status, sentence, param, code), status_code=status, headers=headers
+    )
 
 
 async def unless_gone(request: Request, work: Coroutine[Any, Any, T]) -> T:
@@ -204,12 +221,16 @@ class RequireKey:
     def _refusal(self, scope: Scope) -> ASGIApp | None:
         given = next((value for name, value in scope["headers"] if name == b"authorization"), b"")
         path = scope["path"]
-        if path == "/health" or (self._expected is not None and hmac.compare_digest(given, self._expected)):
+        if path == "/health" or (
+            self._expected is not None and hmac.compare_digest(given, self._expected)
+        ):
             return None
         if given.startswith(f"Bearer {SESSION_KEY}".encode()):
             own = _SESSION_PATH.match(path)
             if own is None:
-                return error_answer(401, "the key of a session opens only its own address", path=path)
+                return error_answer(
+                    401, "the key of a session opens only its own address", path=path
+                )
             try:
                 expected = self._sessions.get(own[1]).key
             except HTTPError as error:
@@ -217,7 +238,9 @@ class RequireKey:
             if not hmac.compare_digest(given, f"Bearer {expected}".encode()):
                 return error_answer(401, "this is the key of another session", path=path)
         elif self._expected is not None:
-            return error_answer(401, "this server needs its API key (Authorization: Bearer ...)", path=path)
+            return error_answer(
+                401, "this server needs its API key (Authorization: Bearer ...)", path=path
+            )
         return None
 
 
@@ -234,14 +257,22 @@ class RefuseOtherSites:
         await (refused or self._app)(scope, receive, send)
 
     def _refusal(self, scope: Scope) -> ASGIApp | None:
-        headers = {name: value.decode("latin-1") for name, value in scope["headers"] if name in (b"host", b"origin")}
+        headers = {
+            name: value.decode("latin-1")
+            for name, value in scope["headers"]
+            if name in (b"host", b"origin")
+        }
         host = headers.get(b"host")
         origin = headers.get(b"origin")
         path = scope["path"]
         if host is not None and _PORT.sub("", host).strip("[]") not in LOOPBACK:
-            return error_answer(421, "without --api_key it is 127.0.0.1 and localhost alone", path=path)
+            return error_answer(
+                421, "without --api_key it is 127.0.0.1 and localhost alone", path=path
+            )
         if origin is not None and origin.partition("://")[2] != host:
-            return error_answer(403, "a page of another site may not use a server without --api_key", path=path)
+            return error_answer(
+                403, "a page of another site may not use a server without --api_key", path=path
+            )
         return None
 
 
@@ -260,7 +291,8 @@ class LimitSizes:
             part = await receive()
             read += len(part.get("body", b""))
             if read > MAX_BODY_BYTES:
-                raise HTTPException(413, message)  # FastAPI lets its own exception through while it reads a body
+                # FastAPI lets its own exception through while it reads a body
+                raise HTTPException(413, message)
             return part
 
         answer = self._app
@@ -270,8 +302,12 @@ class LimitSizes:
             headers = scope["headers"]
             promised = next((value for name, value in headers if name == b"content-length"), b"0")
             if sum(len(name) + len(value) for name, value in headers) > MAX_HEADER_BYTES:
-                answer = error_answer(431, f"the headers are larger than {MAX_HEADER_BYTES} bytes", path=path)
-            elif path != _BUCKET_PATH and promised.isdigit() and int(promised[:20]) > MAX_BODY_BYTES:
+                answer = error_answer(
+                    431, f"the headers are larger than {MAX_HEADER_BYTES} bytes", path=path
+                )
+            elif (
+                path != _BUCKET_PATH and promised.isdigit() and int(promised[:20]) > MAX_BODY_BYTES
+            ):
                 answer = error_answer(413, message, path=path)
             elif path != _BUCKET_PATH:
                 source = counted

@@ -15,14 +15,18 @@ class ServerMetrics:
 
     def __init__(self) -> None:
         own = self._registry = CollectorRegistry()
-        self.requests = Counter("swift_http_requests", "Answers by route and status", ["route", "status"], registry=own)
+        self.requests = Counter(
+            "swift_http_requests", "Answers by route and status", ["route", "status"], registry=own
+        )
         what = "Completions of /v1/rollouts by reason of their end"
         self.completions = Counter("swift_completions", what, ["reason"], registry=own)
         self.tokens = Counter("swift_completion_tokens", "Tokens in them", registry=own)
         what = "Weight updates that were loaded or failed"
         self.updates = Counter("swift_weight_updates", what, ["result"], registry=own)
         what = "Commit to served, waiting included"
-        self.update_seconds = Histogram("swift_weight_update_seconds", what, buckets=_UPDATE_SECONDS, registry=own)
+        self.update_seconds = Histogram(
+            "swift_weight_update_seconds", what, buckets=_UPDATE_SECONDS, registry=own
+        )
 
         what = "Sessions that were opened, expired, deleted or refused"
         self.sessions = Counter("swift_sessions", what, ["event"], registry=own)

@@ -11,15 +11,31 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
-from swift_r1.data.prompt_templates import check_arguments, opening_of, rendered, renders_tools, text_of, tool_template
+from swift_r1.data.prompt_templates import (
+    check_arguments,
+    opening_of,
+    rendered,
+    renders_tools,
+    text_of,
+    tool_template,
+)
 from swift_r1.errors import UsageError
 from swift_r1.plugins.tools.parsing import Parsed, StreamedTurn, ToolCallParser, chosen_parser
 from swift_r1.serving.engines.base import Piece, TokenLogprob
-from swift_r1.wire.protocol import TOP_K_LIMIT, HTTPError, RolloutRequest, SamplingParams, Seed, Text, TokenId
+from swift_r1.wire.protocol import (
+    TOP_K_LIMIT,
+    HTTPError,
+    RolloutRequest,
+    SamplingParams,
+    Seed,
+    Text,
+    TokenId,
+)
 
 Stop = Annotated[str, Field(min_length=1)]
 TokenIds = Annotated[tuple[TokenId, ...], Field(min_length=1)]
-_DEEPEST = 100  # levels of a tool's parameters; templates and records, which write them, stop at some hundreds
+# levels of a tool's parameters; templates and records, which write them, stop at some hundreds
+_DEEPEST = 100
 _ERROR_TYPES = {401: "authentication_error", 404: "not_found_error", 503: "overloaded_error"}
 
 
@@ -32,7 +48,8 @@ class TextPart(OpenAIModel):
     text: Text
 
 
-_SENT_BACK = ConfigDict(extra="ignore")  # clients add to what the model said (`parsed_arguments`, `index`)
+# clients add to what the model said (`parsed_arguments`, `index`)
+_SENT_BACK = ConfigDict(extra="ignore")
 
 
 class CalledFunction(OpenAIModel):
@@ -96,7 +113,11 @@ class ChatMessage(OpenAIModel):
         message: dict[str, Any] = {"role": self.role, "content": self.text}
         if self.tool_calls:
             message["tool_calls"] = [one.model_dump() for one in self.tool_calls]
-        for name in ("name", "tool_call_id", "reasoning_content") if self.role in ("assistant", "tool") else ():
+        for name in (
+            ("name", "tool_call_id", "reasoning_content")
+            if self.role in ("assistant", "tool")
+            else ()
+        ):
             value = getattr(self, name)
             if value is not None:
                 message[name] = value
@@ -119,7 +140,8 @@ class FunctionTool(OpenAIModel):
     name: Annotated[str, Field(pattern=r"^[\w.:/-]{1,128}$")]
     description: Text | None = None
     parameters: dict[str, Any] | None = None
-    strict: bool | None = None  # accepted and ignored: a model that may choose is not held to the schema
+    # accepted and ignored: a model that may choose is not held to the schema
+    strict: bool | None = None
 
     @field_validator("parameters")
     @classmethod
@@ -133,7 +155,9 @@ class RequestTool(OpenAIModel):
 
     def for_template(self) -> dict[str, Any]:
         """Returns the tool as it was sent, without what only servers read."""
-        return self.model_dump(exclude_unset=True, exclude={"function": {"strict"}}) | {"type": self.type}
+        return self.model_dump(exclude_unset=True, exclude={"function": {"strict"}}) | {
+            "type": self.type
+        }
 
 
 class NamedFunction(OpenAIModel):
@@ -159,8 +183,10 @@ class Generation(OpenAIModel):
 
     model: Text  # as GET /v1/models names it
     temperature: float = Field(default=1.0, ge=0.0, le=2.0)  # 0: greedy
-    top_p: float = Field(default=1.0, gt=0.0, le=1.0)  # from the likeliest tokens that have this probability together
-    top_k: int = Field(default=-1, ge=-1, lt=TOP_K_LIMIT)  # not OpenAI's, but every open server has it
+    # from the likeliest tokens that have this probability together
+    top_p: float = Field(default=1.0, gt=0.0, le=1.0)
+    # not OpenAI's, but every open server has it
+    top_k: int = Field(default=-1, ge=-1, lt=TOP_K_LIMIT)
     n: int = Field(default=1, ge=1)  # answers
     stop: Stop | tuple[Stop, ...] | None = None  # texts that end the answer
     stop_token_ids: tuple[TokenId, ...] = ()  # vLLM's
@@ -184,14 +210,22 @@ class Generation(OpenAIModel):
     @classmethod
     def _without_nulls(cls, body: Any) -> Any:
         """OpenAI's `null` stands for what is not given."""
-        return {name: value for name, value in body.items() if value is not None} if isinstance(body, dict) else body
+        return (
+            {name: value for name, value in body.items() if value is not None}
+            if isinstance(body, dict)
+            else body
+        )
 
     @property
     def wants_usage(self) -> bool:
         return self.stream_options is not None and self.stream_options.include_usage
 
     def request(
-        self, prompt: tuple[int, ...], max_tokens: int, turn_end: int | None = None, structural_tag: str | None = None
+        self,
+        prompt: tuple[int, ...],
+        max_tokens: int,
+        turn_end: int | None = None,
+        structural_tag: str | None = None,
     ) -> RolloutRequest:
         """The same request in our words; `turn_end` is one more token that ends a completion."""
         sampling = SamplingParams(
@@ -200,11 +234,15 @@ class Generation(OpenAIModel):
             top_p=self.top_p,
             top_k=self.top_k,
             stop=(self.stop,) if isinstance(self.stop, str) else self.stop or (),
-            stop_token_ids=self.stop_token_ids if turn_end is None else (*self.stop_token_ids, turn_end),
+            stop_token_ids=self.stop_token_ids
+            if turn_end is None
+            else (*self.stop_token_ids, turn_end),
             structural_tag=structural_tag,
         )
         # All of it was checked, and a prompt may be long.
-        return RolloutRequest.model_construct(request_id="openai", prompt_token_ids=prompt, n=self.n, sampling=sampling)
+        return RolloutRequest.model_construct(
+            request_id="openai", prompt_token_ids=prompt, n=self.n, sampling=sampling
+        )
 
 
 class ChatRequest(Generation):
@@ -214,8 +252,10 @@ class ChatRequest(Generation):
     max_tokens: int | None = Field(default=None, ge=1)  # OpenAI's older name of the next
     max_completion_tokens: int | None = Field(default=None, ge=1)  # longest answer
     logprobs: bool = False  # of the tokens of the answer
-    top_logprobs: int | None = Field(default=None, ge=0, le=20)  # likeliest tokens beside each; needs `logprobs`
-    chat_template_kwargs: dict[str, Any] = {}  # vLLM's: arguments of the chat template, over the server's
+    # likeliest tokens beside each; needs `logprobs`
+    top_logprobs: int | None = Field(default=None, ge=0, le=20)
+    # vLLM's: arguments of the chat template, over the server's
+    chat_template_kwargs: dict[str, Any] = {}
     tools: tuple[RequestTool, ...] | None = None  # the chat template describes them to the model
     tool_choice: Literal["auto", "none", "required"] | NamedChoice | None = None
     parallel_tool_calls: bool | None = None  # false: the first call alone is in the answer
@@ -235,8 +275,13 @@ class ChatRequest(Generation):
         names = [one.function.name for one in self.tools or ()]
         if len(set(names)) < len(names):
             raise ValueError("two tools have the same name")
-        if isinstance(self.tool_choice, NamedChoice) and self.tool_choice.function.name not in names:
-            raise ValueError(f"tool_choice names {self.tool_choice.function.name!r}, which is not among tools")
+        if (
+            isinstance(self.tool_choice, NamedChoice)
+            and self.tool_choice.function.name not in names
+        ):
+            raise ValueError(
+                f"tool_choice names {self.tool_choice.function.name!r}, which is not among tools"
+            )
         if self.tool_choice == "required" and not names:
             raise ValueError("tool_choice is required, and there are no tools")
         return self
@@ -285,7 +330,9 @@ class CompletionRequest(Generation):
         return self.prompt
 
 
-def error(status: int, message: str, param: str | None = None, code: str | None = None) -> dict[str, Any]:
+def error(
+    status: int, message: str, param: str | None = None, code: str | None = None
+) -> dict[str, Any]:
     """OpenAI's error object."""
     kind = _ERROR_TYPES.get(status, "invalid_request_error" if status < 500 else "server_error")
     return {"error": {"message": message, "type": kind, "param": param, "code": code}}
@@ -299,7 +346,9 @@ def usage(prompt_tokens: int, completion_tokens: int) -> dict[str, int]:
     }
 
 
-def chat_choice(index: int, choice: Piece, logprobs: bool, parsed: Parsed | None = None) -> dict[str, Any]:
+def chat_choice(
+    index: int, choice: Piece, logprobs: bool, parsed: Parsed | None = None
+) -> dict[str, Any]:
     """`parsed` where calls were looked for in it."""
     content = choice.text if parsed is None else parsed.content
     message: dict[str, Any] = {"role": "assistant", "content": content, "refusal": None}
@@ -307,19 +356,25 @@ def chat_choice(index: int, choice: Piece, logprobs: bool, parsed: Parsed | None
         message["tool_calls"] = [one.as_message() for one in parsed.calls]
     return {
         "index": index,
-        "message": message if parsed is None or parsed.calls else message | {"content": content or ""},
+        "message": message
+        if parsed is None or parsed.calls
+        else message | {"content": content or ""},
         "logprobs": _chat_logprobs(choice.logprobs) if logprobs else None,
         "finish_reason": _finish(choice, parsed),
     }
 
 
-def chat_delta(index: int, piece: Piece, first: bool, logprobs: bool, parsed: Parsed | None = None) -> dict[str, Any]:
+def chat_delta(
+    index: int, piece: Piece, first: bool, logprobs: bool, parsed: Parsed | None = None
+) -> dict[str, Any]:
     """`parsed` where calls are looked for: what the piece adds to the text, and at the end the calls."""
     delta: dict[str, Any] = {"role": "assistant"} if first else {}
     if parsed is None or parsed.content or first:
         delta["content"] = piece.text if parsed is None else parsed.content or ""
     if parsed is not None and parsed.calls:
-        delta["tool_calls"] = [{"index": place} | one.as_message() for place, one in enumerate(parsed.calls)]
+        delta["tool_calls"] = [
+            {"index": place} | one.as_message() for place, one in enumerate(parsed.calls)
+        ]
     return {
         "index": index,
         "delta": delta,
@@ -329,14 +384,24 @@ def chat_delta(index: int, piece: Piece, first: bool, logprobs: bool, parsed: Pa
 
 
 def _finish(piece: Piece, parsed: Parsed | None) -> str | None:
-    return "tool_calls" if piece.finish_reason == "stop" and parsed and parsed.calls else piece.finish_reason
+    return (
+        "tool_calls"
+        if piece.finish_reason == "stop" and parsed and parsed.calls
+        else piece.finish_reason
+    )
 
 
 def _chat_logprobs(tokens: Sequence[TokenLogprob]) -> dict[str, Any]:
     def one(token: TokenLogprob) -> dict[str, Any]:
-        return {"token": token.text, "logprob": token.logprob, "bytes": list(token.text.encode("utf-8", "replace"))}
+        return {
+            "token": token.text,
+            "logprob": token.logprob,
+            "bytes": list(token.text.encode("utf-8", "replace")),
+        }
 
-    content = [one(token) | {"top_logprobs": [one(other) for other in token.top]} for token in tokens]
+    content = [
+        one(token) | {"top_logprobs": [one(other) for other in token.top]} for token in tokens
+    ]
     return {"content": content, "refusal": None}
 
 
@@ -379,7 +444,9 @@ class ToolCalls:
         if self.name is not None:
             return f"tool calls are read by vLLM's parser {self.name} ({self.why})"
         if not renders_tools(self._tokenizer):
-            return "requests with tools are refused: the model's chat template has no place for tools"
+            return (
+                "requests with tools are refused: the model's chat template has no place for tools"
+            )
         return f"requests with tools are refused: {self.why}; --tool_call_parser names one"
 
     async def parser(self) -> ToolCallParser:
@@ -400,7 +467,11 @@ class CallReader:
     """The calls in the completions of one request: in whole ones, or as they come."""
 
     def __init__(
-        self, parser: ToolCallParser, tools: Sequence[dict[str, Any]], prompt: Sequence[int], parallel: bool
+        self,
+        parser: ToolCallParser,
+        tools: Sequence[dict[str, Any]],
+        prompt: Sequence[int],
+        parallel: bool,
     ) -> None:
         self._parser = parser
         self._tools = tools
@@ -409,7 +480,9 @@ class CallReader:
         self._streams: dict[int, StreamedTurn] = {}
 
     def whole(self, one: Piece) -> Parsed:
-        return self._allowed(self._parser.parse(one.text, self._tools, (*self._prompt, *one.token_ids)))
+        return self._allowed(
+            self._parser.parse(one.text, self._tools, (*self._prompt, *one.token_ids))
+        )
 
     def piece(self, number: int, piece: Piece) -> Parsed:
         """Returns what the next piece of completion `number` adds."""

@@ -30,7 +30,16 @@ SESSION = "/v1/sessions/{session}"
 _LONGEST_KEY = 255  # of an idempotency key, as OpenAI's and others' limits
 # What the tokens of an answer depend on, beside what is said.
 _SETTINGS = {
-    *("temperature", "top_p", "top_k", "stop", "stop_token_ids", "seed", "max_tokens", "max_completion_tokens"),
+    *(
+        "temperature",
+        "top_p",
+        "top_k",
+        "stop",
+        "stop_token_ids",
+        "seed",
+        "max_tokens",
+        "max_completion_tokens",
+    ),
     *("tool_choice", "parallel_tool_calls", "chat_template_kwargs"),
 }
 
@@ -57,7 +66,11 @@ class Served(Protocol):
     def tool_calls(self) -> ToolCalls: ...
 
     def pieces(
-        self, requests: Sequence[RolloutRequest], seed: int | None, top_logprobs: int | None, special_tokens: bool
+        self,
+        requests: Sequence[RolloutRequest],
+        seed: int | None,
+        top_logprobs: int | None,
+        special_tokens: bool,
     ) -> Pieces: ...
 
 
@@ -67,7 +80,9 @@ def add_openai(app: FastAPI, served: Callable[[], Served], gateway: Gateway) -> 
     def named(name: str) -> Served:
         model = served()
         if name != model.model_name:
-            raise HTTPError(404, f"there is no model {name[:200]!r} here, only {model.model_name!r}")
+            raise HTTPError(
+                404, f"there is no model {name[:200]!r} here, only {model.model_name!r}"
+            )
         return model
 
     routes = APIRouter(route_class=BodyRoute)
@@ -95,10 +110,16 @@ def add_openai(app: FastAPI, served: Callable[[], Served], gateway: Gateway) -> 
     async def completions(request: Request, body: CompletionRequest) -> Response:
         """Continues texts or token ids. OpenAI's completions; with `stream` they come as server-sent events."""
         model = named(body.model)
-        prompts = [model.prompts.encode(one) if isinstance(one, str) else one for one in body.prompts]
+        prompts = [
+            model.prompts.encode(one) if isinstance(one, str) else one for one in body.prompts
+        ]
         asked = [body.request(one, body.max_tokens) for one in prompts]
         return await _answered(
-            request, body, model, model.pieces(asked, body.seed, body.logprobs, False), TextShown(body)
+            request,
+            body,
+            model,
+            model.pieces(asked, body.seed, body.logprobs, False),
+            TextShown(body),
         )
 
     # At the address of a session.
@@ -123,7 +144,9 @@ def add_openai(app: FastAPI, served: Callable[[], Served], gateway: Gateway) -> 
         return await _chat(request, body, served(), (gateway, session))
 
     @routes.post(f"{SESSION}/v1/completions", responses=of_session)
-    async def session_completions(session: str, request: Request, body: CompletionRequest) -> Response:
+    async def session_completions(
+        session: str, request: Request, body: CompletionRequest
+    ) -> Response:
         """Continues a text, and records it. As `/v1/completions`, with one prompt and `n` 1."""
         gateway.store.get(session)
         model = served()
@@ -131,13 +154,17 @@ def add_openai(app: FastAPI, served: Callable[[], Served], gateway: Gateway) -> 
             raise HTTPError(400, "a call of a session has one prompt")
 
         asked = Asked(settings=_settings(body), prompt=body.prompts[0])
-        reader = _recorded(gateway, session, request, body, model, model.prompts, asked, _TextCall(body, model))
+        reader = _recorded(
+            gateway, session, request, body, model, model.prompts, asked, _TextCall(body, model)
+        )
         return await _answered(request, body, model, reader, TextShown(body))
 
     @routes.post("/v1/responses", include_in_schema=False)
     @routes.post(f"{SESSION}/v1/responses", include_in_schema=False)
     async def responses() -> Response:
-        raise HTTPError(404, "the Responses API is not served here: let the client use chat completions")
+        raise HTTPError(
+            404, "the Responses API is not served here: let the client use chat completions"
+        )
 
     app.include_router(routes)
 
@@ -164,19 +191,27 @@ class ChatShown:
     whole = "chat.completion"
     chunk = "chat.completion.chunk"
 
-    def __init__(self, body: ChatRequest, prompt: Sequence[int], parser: ToolCallParser | None) -> None:
+    def __init__(
+        self, body: ChatRequest, prompt: Sequence[int], parser: ToolCallParser | None
+    ) -> None:
         self._logprobs = body.logprobs
         self._calls: CallReader | None = None
         if parser is not None:
-            self._calls = CallReader(parser, body.template_tools, prompt, body.parallel_tool_calls is not False)
+            self._calls = CallReader(
+                parser, body.template_tools, prompt, body.parallel_tool_calls is not False
+            )
 
     def choice(self, number: int, one: Piece) -> dict[str, Any]:
-        return messages.chat_choice(number, one, self._logprobs, self._calls.whole(one) if self._calls else None)
+        return messages.chat_choice(
+            number, one, self._logprobs, self._calls.whole(one) if self._calls else None
+        )
 
     def message(self, one: Piece) -> dict[str, Any]:
         """The completion as a message of the conversation."""
         shown = self.choice(0, one)["message"]
-        return {name: value for name, value in shown.items() if name in ("role", "content") or value}
+        return {
+            name: value for name, value in shown.items() if name in ("role", "content") or value
+        }
 
     def delta(self, number: int, piece: Piece, first: bool, offset: int) -> dict[str, Any]:
         parsed = self._calls.piece(number, piece) if self._calls else None
@@ -211,14 +246,18 @@ async def _chat(
     prompt = prompts.render(body.template_messages, tools) if recorded is None else ()
     parser = await model.tool_calls.parser() if body.finds_calls else None
     tag = _forced(parser, tools, body.forces_call) if parser is not None else None
-    call = _ChatCall(body, model, prompts, parser, tag, logprobs=body.logprobs or recorded is not None)
+    call = _ChatCall(
+        body, model, prompts, parser, tag, logprobs=body.logprobs or recorded is not None
+    )
     if recorded is None:
         pieces = call.generate(call.request(prompt), body.seed)
         return await _answered(request, body, model, pieces, ChatShown(body, prompt, parser))
     gateway, session = recorded
     said = Asked([one.for_template() for one in body.messages], tools, _settings(body))
     reader = _recorded(gateway, session, request, body, model, prompts, said, call)
-    return await _answered(request, body, model, reader, ChatShown(body, reader.prompt if parser else (), parser))
+    return await _answered(
+        request, body, model, reader, ChatShown(body, reader.prompt if parser else (), parser)
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -236,7 +275,8 @@ class _ChatCall:
         longest = self.model.max_model_len
         if len(prompt) >= longest:
             raise LimitReached(  # in words of OpenAI, which agents look for
-                400, f"this model's maximum context length is {longest} tokens; the messages have {len(prompt)}"
+                400,
+                f"this model's maximum context length is {longest} tokens; the messages have {len(prompt)}",
             )
         wanted = self.body.max_completion_tokens or self.body.max_tokens or longest - len(prompt)
         return self.body.request(prompt, wanted, self.prompts.turn_end, self.tag)
@@ -281,7 +321,9 @@ def _recorded(
     names = {"temperature", "top_p", "top_k", "seed"} & body.model_fields_set
     given = {name: getattr(body, name) for name in names} | {"model": body.model}
     state = gateway.store.get(session)  # now, after all waits: it may be gone
-    return gateway.ask(state, asked, given, {"model": model.model_name}, _attempt(request), prompts, call)
+    return gateway.ask(
+        state, asked, given, {"model": model.model_name}, _attempt(request), prompts, call
+    )
 
 
 def _attempt(request: Request) -> Attempt:
@@ -304,24 +346,39 @@ def _forced(parser: ToolCallParser, tools: Sequence[dict[str, Any]], choice: Any
         return None
     tag = parser.forced(tools, choice)
     if tag is None:
-        raise HTTPError(400, f"vLLM cannot force calls of the format {parser.name}: leave tool_choice at auto")
+        raise HTTPError(
+            400, f"vLLM cannot force calls of the format {parser.name}: leave tool_choice at auto"
+        )
     return tag
 
 
 async def _answered(
-    request: Request, body: ChatRequest | CompletionRequest, model: Served, pieces: Pieces, shown: AnswerShape
+    request: Request,
+    body: ChatRequest | CompletionRequest,
+    model: Served,
+    pieces: Pieces,
+    shown: AnswerShape,
 ) -> Response:
     if body.stream:
         await pieces.start()
-        events = _events(_head(model, pieces, shown.kind, shown.chunk), pieces, shown, body.wants_usage)
-        return StreamingResponse(events, media_type="text/event-stream", headers={"Cache-Control": "no-store"})
+        events = _events(
+            _head(model, pieces, shown.kind, shown.chunk), pieces, shown, body.wants_usage
+        )
+        return StreamingResponse(
+            events, media_type="text/event-stream", headers={"Cache-Control": "no-store"}
+        )
     choices = await unless_gone(request, collected(pieces))
     usage = messages.usage(pieces.prompt_tokens, sum(len(one.token_ids) for one in choices))
-    answer = {"choices": [shown.choice(number, one) for number, one in enumerate(choices)], "usage": usage}
+    answer = {
+        "choices": [shown.choice(number, one) for number, one in enumerate(choices)],
+        "usage": usage,
+    }
     return JSONResponse(_head(model, pieces, shown.kind, shown.whole) | answer)
 
 
-async def _events(head: dict[str, Any], pieces: Pieces, shown: AnswerShape, with_usage: bool) -> AsyncIterator[str]:
+async def _events(
+    head: dict[str, Any], pieces: Pieces, shown: AnswerShape, with_usage: bool
+) -> AsyncIterator[str]:
     """Server-sent events; an error on the way is the last event, since the status has been sent."""
     written = 0
     offsets: dict[int, int] = {}
@@ -333,7 +390,9 @@ async def _events(head: dict[str, Any], pieces: Pieces, shown: AnswerShape, with
             offsets[number] = offset + len(piece.text)
             written += len(piece.token_ids)
     except (HTTPError, EngineDead) as error:
-        yield _event(messages.error(error.status if isinstance(error, HTTPError) else 503, str(error)))
+        yield _event(
+            messages.error(error.status if isinstance(error, HTTPError) else 503, str(error))
+        )
         return
     if with_usage:
         yield _event(head | {"choices": [], "usage": messages.usage(pieces.prompt_tokens, written)})
@@ -346,7 +405,8 @@ def _head(model: Served, pieces: Pieces, kind: str, name: str) -> dict[str, Any]
         "object": name,
         "created": int(time.time()),
         "model": model.model_name,
-        "system_fingerprint": f"weights-{pieces.version}",  # OpenAI's name for the backend that answers
+        # OpenAI's name for the backend that answers
+        "system_fingerprint": f"weights-{pieces.version}",
         "weight_version": pieces.version,
     }
 

@@ -113,7 +113,9 @@ class EnginePieces:
     async def _produce(self, admitted: AsyncExitStack) -> None:
         try:
             async with admitted:
-                await self._admission.stoppable([self._one(number) for number in range(len(self._completions))])
+                await self._admission.stoppable(
+                    [self._one(number) for number in range(len(self._completions))]
+                )
             self._queue.put_nowait(None)
         except asyncio.CancelledError:
             self._queue.put_nowait(HTTPError(503, "the generation was stopped", 1))
@@ -125,7 +127,11 @@ class EnginePieces:
         request, index = self._completions[number]
         seed = None if self._seed is None else (self._seed + index) % _SEEDS
         stream = self._engine.stream(
-            request.prompt_token_ids, request.sampling, seed, self._top_logprobs, self._special_tokens
+            request.prompt_token_ids,
+            request.sampling,
+            seed,
+            self._top_logprobs,
+            self._special_tokens,
         )
         async for piece in stream:
             self._queue.put_nowait((number, piece))

@@ -60,7 +60,9 @@ def _add_state(app: FastAPI, lifecycle: Lifecycle) -> None:
             return error_answer(503, lifecycle.dead)
         if lifecycle.service is None:
             return JSONResponse({"status": "loading the model"})
-        return JSONResponse({"status": "asleep" if lifecycle.service.updates.sleeping.level else "ok"})
+        return JSONResponse(
+            {"status": "asleep" if lifecycle.service.updates.sleeping.level else "ok"}
+        )
 
     @app.get("/ready", responses=refusals(503))
     async def ready() -> Response:
@@ -82,14 +84,20 @@ def _add_state(app: FastAPI, lifecycle: Lifecycle) -> None:
 def _add_generation(app: FastAPI, lifecycle: Lifecycle) -> None:
     again = (409, "a `request_id` was used before for another request")
 
-    @app.post("/v1/rollouts", response_model=wire.RolloutResponse, responses=refusals(again, 499, 503))
-    async def rollouts(request: Request, batch: wire.RolloutBatch, lease: LeaseToken = None) -> Response:
+    @app.post(
+        "/v1/rollouts", response_model=wire.RolloutResponse, responses=refusals(again, 499, 503)
+    )
+    async def rollouts(
+        request: Request, batch: wire.RolloutBatch, lease: LeaseToken = None
+    ) -> Response:
         """Completions as token ids. With log-probs, finish reason and weight version; a request that is repeated with
         its `request_id` is answered from memory. With the lease a weight update waits for it."""
         return json_answer(await unless_gone(request, lifecycle.loaded().rollouts(batch, lease)))
 
     @app.post("/v1/score", response_model=wire.ScoreResponse, responses=refusals(499, 503))
-    async def score(request: Request, body: wire.ScoreRequest, lease: LeaseToken = None) -> Response:
+    async def score(
+        request: Request, body: wire.ScoreRequest, lease: LeaseToken = None
+    ) -> Response:
         """Log-probs of given tokens. By the weights that are served."""
         return json_answer(await unless_gone(request, lifecycle.loaded().score(body, lease)))
 
@@ -101,18 +109,24 @@ def _add_weights(app: FastAPI, lifecycle: Lifecycle) -> None:
     @app.post(
         "/v1/weights/lease",
         response_model=wire.Lease,
-        responses=refusals((409, "another trainer holds the lease; `Retry-After` is what is left of it"), 503),
+        responses=refusals(
+            (409, "another trainer holds the lease; `Retry-After` is what is left of it"), 503
+        ),
     )
     async def take_lease(body: wire.LeaseRequest) -> Response:
         """Takes or renews the lease. Only its holder may change weights; every call under it renews it."""
         return json_answer(await updates().take_lease(body))
 
-    @app.delete("/v1/weights/lease", response_model=wire.UpdateStatus, responses=refusals(_LEASED, 503))
+    @app.delete(
+        "/v1/weights/lease", response_model=wire.UpdateStatus, responses=refusals(_LEASED, 503)
+    )
     async def release_lease(lease: LeaseToken = None) -> Response:
         """Gives the lease back. An open update is dropped."""
         return json_answer(await updates().release_lease(lease))
 
-    @app.post("/v1/weights/begin", response_model=wire.UpdateStatus, responses=refusals(_LEASED, 503, 507))
+    @app.post(
+        "/v1/weights/begin", response_model=wire.UpdateStatus, responses=refusals(_LEASED, 503, 507)
+    )
     async def begin(body: wire.UpdateBegin, lease: LeaseToken = None) -> Response:
         """Opens an update. The served version stays until the commit."""
         return json_answer(await updates().begin(lease, body))
@@ -121,37 +135,53 @@ def _add_weights(app: FastAPI, lifecycle: Lifecycle) -> None:
         "/v1/weights/bucket",
         response_model=wire.UpdateStatus,
         responses=refusals(_LEASED, 503, 507),
-        openapi_extra={"requestBody": {"content": {"application/octet-stream": {}}, "required": True}},
+        openapi_extra={
+            "requestBody": {"content": {"application/octet-stream": {}}, "required": True}
+        },
     )
     async def bucket(
         request: Request,
         version: Annotated[int, Header(alias=wire.VERSION_HEADER, ge=1, lt=2**53)],
         index: Annotated[int, Header(alias=wire.BUCKET_HEADER, ge=0)],
-        digest: Annotated[str | None, Header(alias=wire.DIGEST_HEADER, pattern="^[0-9a-f]{32}$")] = None,
-        base: Annotated[str | None, Header(alias=wire.BASE_HEADER, pattern="^[0-9a-f]{32}$")] = None,
+        digest: Annotated[
+            str | None, Header(alias=wire.DIGEST_HEADER, pattern="^[0-9a-f]{32}$")
+        ] = None,
+        base: Annotated[
+            str | None, Header(alias=wire.BASE_HEADER, pattern="^[0-9a-f]{32}$")
+        ] = None,
         lease: LeaseToken = None,
     ) -> Response:
         """Takes a bucket of weights. The body is a safetensors file, or with a base hash only what changed in it."""
         length = request.headers.get("content-length", "")
         size = int(length) if length.isdigit() else 0
-        return json_answer(await updates().bucket(lease, version, index, digest, request.stream(), base, size))
+        return json_answer(
+            await updates().bucket(lease, version, index, digest, request.stream(), base, size)
+        )
 
-    @app.post("/v1/weights/file", response_model=wire.UpdateStatus, responses=refusals(_LEASED, 503, 507))
+    @app.post(
+        "/v1/weights/file", response_model=wire.UpdateStatus, responses=refusals(_LEASED, 503, 507)
+    )
     async def file(body: wire.BucketFile, lease: LeaseToken = None) -> Response:
         """Takes a bucket from shared memory. The client has put it into the folder that `begin` named."""
         return json_answer(await updates().file(lease, body))
 
-    @app.post("/v1/weights/channel", response_model=wire.UpdateStatus, responses=refusals(_LEASED, 503))
+    @app.post(
+        "/v1/weights/channel", response_model=wire.UpdateStatus, responses=refusals(_LEASED, 503)
+    )
     async def channel(body: wire.ChannelRequest, lease: LeaseToken = None) -> Response:
         """Joins an NCCL group. Its rank 0 is the client."""
         return json_answer(await updates().channel(lease, body))
 
-    @app.post("/v1/weights/stream", response_model=wire.UpdateStatus, responses=refusals(_LEASED, 503))
+    @app.post(
+        "/v1/weights/stream", response_model=wire.UpdateStatus, responses=refusals(_LEASED, 503)
+    )
     async def stream(body: wire.StreamedBucket, lease: LeaseToken = None) -> Response:
         """Takes a bucket over NCCL or from GPU memory. It is loaded at once."""
         return json_answer(await updates().stream(lease, body))
 
-    @app.post("/v1/weights/relay", response_model=wire.RelayStatus, responses=refusals(_LEASED, 502, 503))
+    @app.post(
+        "/v1/weights/relay", response_model=wire.RelayStatus, responses=refusals(_LEASED, 502, 503)
+    )
     async def relay(body: wire.RelayRequest, lease: LeaseToken = None) -> Response:
         """Passes what arrives here on to another server. Under the leases of both."""
         return json_answer(await updates().relay(lease, body))
@@ -161,12 +191,16 @@ def _add_weights(app: FastAPI, lifecycle: Lifecycle) -> None:
         """How far the open update is. Needs no lease."""
         return json_answer(updates().status())
 
-    @app.post("/v1/weights/commit", response_model=wire.UpdateStatus, responses=refusals(_LEASED, 503))
+    @app.post(
+        "/v1/weights/commit", response_model=wire.UpdateStatus, responses=refusals(_LEASED, 503)
+    )
     async def commit(body: wire.UpdateCommit, lease: LeaseToken = None) -> Response:
         """Loads the buckets and serves the new version. Where some are missing, or the hash differs, the old stays."""
         return json_answer(await updates().commit(lease, body))
 
-    @app.post("/v1/weights/abort", response_model=wire.UpdateStatus, responses=refusals(_LEASED, 503))
+    @app.post(
+        "/v1/weights/abort", response_model=wire.UpdateStatus, responses=refusals(_LEASED, 503)
+    )
     async def abort(body: wire.UpdateAbort, lease: LeaseToken = None) -> Response:
         """Drops the open update. The served version stays."""
         return json_answer(await updates().abort(lease, body))
@@ -197,10 +231,14 @@ def _add_sessions(app: FastAPI, gateway: Gateway) -> None:
         # As the caller has reached the server, so that an agent beside it does too.
         address = f"{str(request.base_url).rstrip('/')}/v1/sessions/{state.name}/v1"
         return json_answer(
-            sessions.Session(id=state.name, base_url=address, api_key=state.key, timeout=gateway.store.timeout)
+            sessions.Session(
+                id=state.name, base_url=address, api_key=state.key, timeout=gateway.store.timeout
+            )
         )
 
-    @app.get("/v1/sessions/{session}", response_model=sessions.SessionRecord, responses=refusals(*gone))
+    @app.get(
+        "/v1/sessions/{session}", response_model=sessions.SessionRecord, responses=refusals(*gone)
+    )
     async def record(session: str) -> Response:
         """What was recorded so far. Calls, and the token sequences that they make."""
         return json_answer(gateway.store.get(session).record())
@@ -228,12 +266,17 @@ def _describe(app: FastAPI, needs_key: bool) -> None:
 
 def _complete(document: dict[str, Any], needs_key: bool) -> None:
     shapes = document["components"]["schemas"]
-    for unused in ("HTTPValidationError", "ValidationError"):  # FastAPI's own, which is not what is answered
+    # FastAPI's own, which is not what is answered
+    for unused in ("HTTPValidationError", "ValidationError"):
         shapes.pop(unused, None)
     shapes.setdefault("Refusal", Refusal.model_json_schema())
     document["components"]["securitySchemes"] = {
         "server": {"type": "http", "scheme": "bearer", "description": "the server's --api_key"},
-        "session": {"type": "http", "scheme": "bearer", "description": "the key of the session, for its address alone"},
+        "session": {
+            "type": "http",
+            "scheme": "bearer",
+            "description": "the key of the session, for its address alone",
+        },
     }
     for path, operations in document["paths"].items():
         inside = path.startswith("/v1/sessions/{session}/v1")
@@ -245,10 +288,16 @@ def _complete(document: dict[str, Any], needs_key: bool) -> None:
             body = operation.get("requestBody")
             answers.pop("422", None)
             invalid = bool(body or operation.get("parameters")) and not openai
-            for status in (*_EVERYWHERE, *([400, 413] if body else []), *([422] if invalid else [])):
+            for status in (
+                *_EVERYWHERE,
+                *([400, 413] if body else []),
+                *([422] if invalid else []),
+            ):
                 if status != 401 or path != "/health":
                     content = {"application/json": {"schema": shape}}
-                    answers.setdefault(str(status), {"description": WHY[status], "content": content})
+                    answers.setdefault(
+                        str(status), {"description": WHY[status], "content": content}
+                    )
             operation["responses"] = dict(sorted(answers.items()))
             if needs_key and path != "/health":
                 operation["security"] = [{"server": []}, *([{"session": []}] if inside else [])]

@@ -92,7 +92,9 @@ def bind(host: str, port: int) -> socket.socket:
     except OSError as error:
         listener.close()
         if error.errno == errno.EADDRINUSE:
-            raise PortTaken(f"port {port} on {host} is taken: stop who listens there or give another --port") from error
+            raise PortTaken(
+                f"port {port} on {host} is taken: stop who listens there or give another --port"
+            ) from error
         raise UsageError(f"cannot listen on {host}:{port}: {error.strerror or error}") from error
     return listener
 
@@ -124,7 +126,8 @@ async def serve(config: RolloutArguments, listener: socket.socket) -> int:
             create_app(lifecycle, config.api_key),
             log_config=None,
             access_log=False,
-            lifespan="off",  # the application has none, and its end would be logged as an error where loading failed
+            # the application has none, and its end would be logged as an error where loading failed
+            lifespan="off",
             timeout_graceful_shutdown=_DRAIN_S,
             timeout_keep_alive=120,
             ssl_certfile=config.ssl_certfile,
@@ -144,7 +147,8 @@ async def serve(config: RolloutArguments, listener: socket.socket) -> int:
         with suppress(asyncio.CancelledError):
             await life
         await asyncio.to_thread(lifecycle.close)
-        for left in multiprocessing.active_children():  # that still loads, or that vLLM has killed and not collected
+        # that still loads, or that vLLM has killed and not collected
+        for left in multiprocessing.active_children():
             left.kill()
             await asyncio.to_thread(left.join, _KILLED_S)
         remove_leftovers()

@@ -22,7 +22,13 @@ from swift_r1.flags.rollout import url_of
 from swift_r1.flags.server import RolloutArguments
 from swift_r1.models.expected import Shapes
 from swift_r1.serving.admission import Admission, all_results, check_request, check_tokens
-from swift_r1.serving.engines.base import Generated, InferenceEngine, PromptTokenizer, Replicas, Scored
+from swift_r1.serving.engines.base import (
+    Generated,
+    InferenceEngine,
+    PromptTokenizer,
+    Replicas,
+    Scored,
+)
 from swift_r1.serving.metrics import ServerMetrics
 from swift_r1.serving.openai_messages import ToolCalls
 from swift_r1.serving.pieces import EnginePieces, Pieces
@@ -66,7 +72,9 @@ class IdempotencyCache:
         return len(self._entries)
 
     async def answer(
-        self, request: RolloutRequest, generate: Callable[[RolloutRequest], Awaitable[RolloutOutput]]
+        self,
+        request: RolloutRequest,
+        generate: Callable[[RolloutRequest], Awaitable[RolloutOutput]],
     ) -> RolloutOutput:
         """The output of `request`, generated at most once for its id. Raises HTTPError (409) where the id was used for
         another request."""
@@ -75,9 +83,13 @@ class IdempotencyCache:
         if entry is None:
             entry = _Entry(fingerprint, asyncio.ensure_future(generate(request)))
             self._entries[request.request_id] = entry
-            entry.task.add_done_callback(lambda task: self._finished(request.request_id, entry, task))
+            entry.task.add_done_callback(
+                lambda task: self._finished(request.request_id, entry, task)
+            )
         elif entry.fingerprint != fingerprint:
-            raise HTTPError(409, f"request_id {request.request_id!r} was used before for a different request")
+            raise HTTPError(
+                409, f"request_id {request.request_id!r} was used before for a different request"
+            )
         entry.waiters += 1
         try:
             return await asyncio.shield(entry.task)
@@ -116,7 +128,11 @@ class RolloutService:
     a request may ask for."""
 
     def __init__(
-        self, config: RolloutArguments, engine: InferenceEngine, expected: Shapes, metrics: ServerMetrics
+        self,
+        config: RolloutArguments,
+        engine: InferenceEngine,
+        expected: Shapes,
+        metrics: ServerMetrics,
     ) -> None:
         self.config = config
         self.engine = engine
@@ -132,7 +148,13 @@ class RolloutService:
         self.machine = update_machine(config, expected)
         self.admission = Admission(config, self.machine)
         self.updates = WeightUpdates(
-            config, engine, expected, self.machine, self.admission, metrics.count_update, self.cache.forget_finished
+            config,
+            engine,
+            expected,
+            self.machine,
+            self.admission,
+            metrics.count_update,
+            self.cache.forget_finished,
         )
         self.max_n = min(_MAX_N, config.max_pending_requests)
         self.model_name = config.served_model_name or config.model
@@ -180,15 +202,23 @@ class RolloutService:
             return await self._generate(request, lease)
 
         with self.admission.room_for(sum(request.n for request in batch.requests), lease):
-            outputs = await all_results([self.cache.answer(request, generate) for request in batch.requests])
+            outputs = await all_results(
+                [self.cache.answer(request, generate) for request in batch.requests]
+            )
         return wire.RolloutResponse(outputs=tuple(outputs))
 
-    async def _generate(self, request: wire.RolloutRequest, lease: str | None) -> wire.RolloutOutput:
+    async def _generate(
+        self, request: wire.RolloutRequest, lease: str | None
+    ) -> wire.RolloutOutput:
         async with self.admission.admitted():
             version = self.machine.version
             seeds: Sequence[int | None] = request.seeds or (None,) * request.n
             done = await self.admission.stoppable(
-                [self.engine.generate(request.prompt_token_ids, request.sampling, seed) for seed in seeds], lease
+                [
+                    self.engine.generate(request.prompt_token_ids, request.sampling, seed)
+                    for seed in seeds
+                ],
+                lease,
             )
             newest = self.machine.newest_version
             completions = tuple(_completion(one, version, newest) for one in done)
@@ -198,13 +228,23 @@ class RolloutService:
             return wire.RolloutOutput(request_id=request.request_id, completions=completions)
 
     def pieces(
-        self, requests: Sequence[wire.RolloutRequest], seed: int | None, top_logprobs: int | None, special_tokens: bool
+        self,
+        requests: Sequence[wire.RolloutRequest],
+        seed: int | None,
+        top_logprobs: int | None,
+        special_tokens: bool,
     ) -> Pieces:
         """Their completions, piece by piece. Raises HTTPError (422) for a request that the model cannot take."""
         for one in requests:
             check_request(one, self.engine.info, self.max_n)
         return EnginePieces(
-            self.engine, self.admission, lambda: self.weight_version, requests, seed, top_logprobs, special_tokens
+            self.engine,
+            self.admission,
+            lambda: self.weight_version,
+            requests,
+            seed,
+            top_logprobs,
+            special_tokens,
         )
 
     async def score(self, request: wire.ScoreRequest, lease: str | None) -> wire.ScoreResponse:
@@ -214,7 +254,9 @@ class RolloutService:
             name = f"sequence {number}"
             check_tokens(name, sequence, self.engine.info.vocab_size)
             if not 2 <= len(sequence) <= longest:
-                raise HTTPError(422, f"{name} has {len(sequence)} tokens; 2 to {longest} can be scored")
+                raise HTTPError(
+                    422, f"{name} has {len(sequence)} tokens; 2 to {longest} can be scored"
+                )
         if request.temperature != 1.0 or self.engine.scores_alone:
             async with self.admission.alone(), self._score_temperature(request.temperature):
                 version = self.machine.version
@@ -229,11 +271,18 @@ class RolloutService:
                         break
         more: dict[str, Any] = {}
         if request.top:
-            more = {"top_ids": [one.top_ids for one in rows], "top_logprobs": [one.top_logprobs for one in rows]}
+            more = {
+                "top_ids": [one.top_ids for one in rows],
+                "top_logprobs": [one.top_logprobs for one in rows],
+            }
         logprobs, *others = (tuple(one.logprobs for one in copy) for copy in (rows, *copies))
-        return wire.ScoreResponse(logprobs=logprobs, weight_version=version, copies=tuple(others), **more)
+        return wire.ScoreResponse(
+            logprobs=logprobs, weight_version=version, copies=tuple(others), **more
+        )
 
-    async def _scores(self, request: wire.ScoreRequest, lease: str | None) -> list[Sequence[Scored]]:
+    async def _scores(
+        self, request: wire.ScoreRequest, lease: str | None
+    ) -> list[Sequence[Scored]]:
         """Asks every copy of the model for its scores, where each must use the weights that it was sent."""
 
         async def of_one(engine: InferenceEngine, sequence: Sequence[int]) -> Scored:
@@ -246,7 +295,11 @@ class RolloutService:
                 return [await of_one(engine, one) for one in request.sequences]
             return await all_results([of_one(engine, one) for one in request.sequences])
 
-        engines = self.engine.engines if isinstance(self.engine, Replicas) and request.every_copy else (self.engine,)
+        engines = (
+            self.engine.engines
+            if isinstance(self.engine, Replicas) and request.every_copy
+            else (self.engine,)
+        )
         return await self.admission.stoppable([score(engine) for engine in engines], lease)
 
     @asynccontextmanager
@@ -283,7 +336,9 @@ def _gateway(config: RolloutArguments, metrics: ServerMetrics) -> Gateway:
     def call(kind: str) -> None:
         metrics.session_calls.labels(kind).inc()
 
-    store = SessionStore(config.max_sessions, int(config.session_memory * 2**30), config.session_timeout, event)
+    store = SessionStore(
+        config.max_sessions, int(config.session_memory * 2**30), config.session_timeout, event
+    )
     metrics.gauge("swift_open_sessions", "Sessions that have not ended", lambda: len(store))
     metrics.gauge("swift_session_bytes", "Size of their records", lambda: store.bytes)
     return Gateway(store, call)
@@ -300,10 +355,20 @@ class Lifecycle:
         self.dead: str | None = None  # why it cannot serve any more
         self.gateway = _gateway(config, self.metrics)
         self.failure: BaseException | None = None  # what loading raised
-        self._gauge("swift_weight_version", "Version of the served weights", lambda one: one.machine.version)
-        self._gauge("swift_running_requests", "Requests in the engine", lambda one: one.admission.running)
-        self._gauge("swift_asleep", "Sleep level of the engine", lambda one: one.updates.sleeping.level)
-        self._gauge("swift_ready", "1 while generations are let in", lambda one: one.admission.why_closed is None)
+        self._gauge(
+            "swift_weight_version", "Version of the served weights", lambda one: one.machine.version
+        )
+        self._gauge(
+            "swift_running_requests", "Requests in the engine", lambda one: one.admission.running
+        )
+        self._gauge(
+            "swift_asleep", "Sleep level of the engine", lambda one: one.updates.sleeping.level
+        )
+        self._gauge(
+            "swift_ready",
+            "1 while generations are let in",
+            lambda one: one.admission.why_closed is None,
+        )
 
     def _gauge(self, name: str, what: str, value: Callable[[RolloutService], float]) -> None:
         """0 while the model loads."""
@@ -336,7 +401,13 @@ class Lifecycle:
         config = self._config
         length = engine.info.max_model_len
         address = url_of(config.host, config.port, "https" if config.ssl_certfile else "http")
-        logger.info("serving %s at %s (%d weights, max_model_len %d)", config.model, address, len(expected), length)
+        logger.info(
+            "serving %s at %s (%d weights, max_model_len %d)",
+            config.model,
+            address,
+            len(expected),
+            length,
+        )
         leases = asyncio.create_task(self.service.updates.watch_leases())
         try:
             while not engine.dead:

@@ -57,18 +57,27 @@ def read_header(path: Path) -> dict[str, TensorEntry]:
     try:
         with safe_open(path, framework="numpy") as file:
             slices = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118 - it is no mapping
-            entries = {name: TensorEntry(one.get_dtype(), tuple(one.get_shape())) for name, one in slices.items()}
+            entries = {
+                name: TensorEntry(one.get_dtype(), tuple(one.get_shape()))
+                for name, one in slices.items()
+            }
     except SafetensorError as error:
-        raise HTTPError(422, f"the bucket is not a complete safetensors file: {one_line(error)}") from error
+        raise HTTPError(
+            422, f"the bucket is not a complete safetensors file: {one_line(error)}"
+        ) from error
     for name, entry in entries.items():
         if entry.dtype not in FLOAT_BYTES:
-            raise HTTPError(422, f"{name} has dtype {entry.dtype}; weights are sent as {', '.join(FLOAT_BYTES)}")
+            raise HTTPError(
+                422, f"{name} has dtype {entry.dtype}; weights are sent as {', '.join(FLOAT_BYTES)}"
+            )
     if not entries:
         raise HTTPError(422, "the bucket holds no tensor")
     return entries
 
 
-def header_of(tensors: Iterable[tuple[str, str, Sequence[int]]], metadata: Mapping[str, str] | None = None) -> bytes:
+def header_of(
+    tensors: Iterable[tuple[str, str, Sequence[int]]], metadata: Mapping[str, str] | None = None
+) -> bytes:
     """The beginning of a safetensors file whose tensors (name, dtype as `F32`, shape) follow one after the other.
     Raises ValueError where a name comes twice."""
     table: dict[str, object] = {} if metadata is None else {"__metadata__": dict(metadata)}
@@ -120,7 +129,9 @@ def parts_digest(parts: Iterable[memoryview]) -> str:
 
 def entries_digest(tensors: Sequence[StreamedTensor]) -> str:
     """XXH3 (hex) of what a bucket holds by name, dtype and shape: all that is known of one sent by NCCL."""
-    return bucket_digest(json.dumps([[one.name, one.dtype, *one.shape] for one in tensors]).encode())
+    return bucket_digest(
+        json.dumps([[one.name, one.dtype, *one.shape] for one in tensors]).encode()
+    )
 
 
 def content_hash(digests: Iterable[str]) -> str:
@@ -138,10 +149,16 @@ def check_bucket(tensors: Mapping[str, TensorEntry], expected: Shapes, already: 
     for name, entry in tensors.items():
         if name not in expected:
             tied = name == "lm_head.weight"
-            hint = "it is tied to the embedding, which is sent alone" if tied else "the served model has no such weight"
+            hint = (
+                "it is tied to the embedding, which is sent alone"
+                if tied
+                else "the served model has no such weight"
+            )
             raise HTTPError(422, f"unexpected weight {name}: {hint}")
         if entry.shape != expected[name]:
-            raise HTTPError(422, f"{name} has shape {list(entry.shape)}, the model's is {list(expected[name])}")
+            raise HTTPError(
+                422, f"{name} has shape {list(entry.shape)}, the model's is {list(expected[name])}"
+            )
         if name in already:
             raise HTTPError(422, f"{name} was sent twice in one version")
 
@@ -159,7 +176,10 @@ def encode_change(words: Words, changed: NDArray[np.int64]) -> bytes:
     """The change to `words` in which those at `changed` (ascending) are new."""
     gaps = np.diff(changed, prepend=-1)
     # The width that takes fewer bytes: narrow gaps need more words to be named.
-    size = min(_GAP_BYTES, key=lambda width: int(len(gaps) + ((gaps - 1) // _longest(width)).sum()) * (width + 2))
+    size = min(
+        _GAP_BYTES,
+        key=lambda width: int(len(gaps) + ((gaps - 1) // _longest(width)).sum()) * (width + 2),
+    )
     longest = _longest(size)
     more = (gaps - 1) // longest
     ends = np.cumsum(more + 1) - 1

@@ -23,14 +23,21 @@ from swift_r1.sync.transport import chunks_of, seconds_for
 from swift_r1.sync.update import PendingUpdate, UpdateMachine
 from swift_r1.wire import protocol as wire
 from swift_r1.wire.client import RolloutClient
-from swift_r1.wire.protocol import AdapterConfig, DeviceMemory, EngineDead, HTTPError, StreamedTensor
+from swift_r1.wire.protocol import (
+    AdapterConfig,
+    DeviceMemory,
+    EngineDead,
+    HTTPError,
+    StreamedTensor,
+)
 
 logger = logging.getLogger("swift_r1.serving")
 
 _HEADER_ROOM = 16 << 20
 _LEASES_EVERY_S = 1.0
 _PIECE = 1 << 20
-_SILENCE_S = 60.0  # in which the other server takes no piece of a bucket, or does not answer when it has all
+# in which the other server takes no piece of a bucket, or does not answer when it has all
+_SILENCE_S = 60.0
 _NO_NCCL = "this engine takes no weights over NCCL"
 
 
@@ -72,7 +79,9 @@ class WeightEngine(Protocol):
         """Ends the update that `receive_weights` opened; every weight must have come."""
         raise RuntimeError(_NO_NCCL)
 
-    async def load_adapter(self, files: Sequence[Path], config: AdapterConfig, version: int) -> None:
+    async def load_adapter(
+        self, files: Sequence[Path], config: AdapterConfig, version: int
+    ) -> None:
         """Generates and scores with the adapter of the safetensors files from now on; `load_weights` ends that. After
         an exception the one before stays in use."""
 
@@ -99,7 +108,9 @@ class Admits(Protocol):
 
 def update_machine(config: RolloutArguments, expected: Shapes) -> UpdateMachine:
     """Returns the states of a server whose model has weights of these names and shapes."""
-    return UpdateMachine(expected, time.monotonic, seconds_for(config.update_timeout, most_bytes(expected)))
+    return UpdateMachine(
+        expected, time.monotonic, seconds_for(config.update_timeout, most_bytes(expected))
+    )
 
 
 class Sleeping:
@@ -130,7 +141,9 @@ class Sleeping:
         self._weights_away = False
 
     def status(self) -> wire.SleepStatus:
-        return wire.SleepStatus(asleep=self.level, weight_version=self._machine.version, broken=self._machine.broken)
+        return wire.SleepStatus(
+            asleep=self.level, weight_version=self._machine.version, broken=self._machine.broken
+        )
 
     async def sleep(self, token: str | None, request: wire.SleepRequest) -> wire.SleepStatus:
         """New work is refused from now on; what runs ends first. An engine that sleeps already stays at its level.
@@ -138,9 +151,14 @@ class Sleeping:
         end in time (it stays awake)."""
         self._machine.check_holder(token)
         if not self._engine.info.can_sleep:
-            raise HTTPError(422, "this engine cannot sleep: vLLM can on a GPU, started with enable_sleep_mode")
+            raise HTTPError(
+                422, "this engine cannot sleep: vLLM can on a GPU, started with enable_sleep_mode"
+            )
         if self._adapters and request.level > 1:
-            raise HTTPError(422, "with --vllm_enable_lora true adapters need the weights that sleep level 2 discards")
+            raise HTTPError(
+                422,
+                "with --vllm_enable_lora true adapters need the weights that sleep level 2 discards",
+            )
         self._check_no_update()
         if self.level and self._weights_away:
             return self.status()
@@ -181,13 +199,18 @@ class Sleeping:
             self._weights_away = False
 
     def _refuse_work(self, level: int) -> None:
-        self._admission.asleep = f"the engine sleeps (level {level}) until its trainer wakes it" if level else None
+        self._admission.asleep = (
+            f"the engine sleeps (level {level}) until its trainer wakes it" if level else None
+        )
         self._admission.notify()
 
     def _check_no_update(self) -> None:
         version = self._machine.pending_version
         if version is not None:
-            raise HTTPError(409, f"the update to weight version {version} is open: commit it before the engine sleeps")
+            raise HTTPError(
+                409,
+                f"the update to weight version {version} is open: commit it before the engine sleeps",
+            )
 
 
 class Relays:
@@ -249,7 +272,9 @@ class Relays:
         if task is None:
             if self._update is None or self._update.version != request.version:
                 raise HTTPError(409, f"version {request.version} does not arrive here")
-            task = self._tasks[request.url] = asyncio.create_task(self._pass_on(self._update, request))
+            task = self._tasks[request.url] = asyncio.create_task(
+                self._pass_on(self._update, request)
+            )
             task.add_done_callback(self._one_less)
         await asyncio.wait({task}, timeout=wire.RELAY_ANSWER_S)
         if task.cancelled():
@@ -280,7 +305,9 @@ class Relays:
                 bucket = await self._arrived(update, index)
                 while bucket is not None:
                     headers, body = _body(bucket, request)
-                    sent = client.called("PUT", "/v1/weights/bucket", wire.UpdateStatus, body, headers, _SILENCE_S)
+                    sent = client.called(
+                        "PUT", "/v1/weights/bucket", wire.UpdateStatus, body, headers, _SILENCE_S
+                    )
                     await asyncio.wrap_future(client.loop.start(sent))
                     index += 1
                     bucket = await self._arrived(update, index)
@@ -289,7 +316,9 @@ class Relays:
         except SwiftError as error:
             raise HTTPError(502, f"bucket {index} was not passed on: {error}") from error
         except OSError as error:
-            raise HTTPError(409, f"bucket {index} is not here any more: {error.strerror}") from error
+            raise HTTPError(
+                409, f"bucket {index} is not here any more: {error.strerror}"
+            ) from error
 
     async def _arrived(self, update: PendingUpdate, index: int) -> StagedBucket | None:
         """The next bucket once it is here, None after the last one. The machine forgets an update that stands still."""
@@ -303,7 +332,9 @@ class Relays:
             await self._news.wait()
 
 
-def _body(bucket: StagedBucket, request: wire.RelayRequest) -> tuple[dict[str, str], Iterator[bytes]]:
+def _body(
+    bucket: StagedBucket, request: wire.RelayRequest
+) -> tuple[dict[str, str], Iterator[bytes]]:
     """Returns what goes to the other server: what has changed, if it holds what changes, else the whole file."""
     headers = {
         wire.LEASE_HEADER: request.lease,
@@ -334,7 +365,8 @@ class WeightUpdates:
         expected: Shapes,
         machine: UpdateMachine,
         admission: Admits,
-        count: Callable[[str, float], None],  # called with `loaded` or `failed`, and the seconds from the commit on
+        # called with `loaded` or `failed`, and the seconds from the commit on
+        count: Callable[[str, float], None],
         committed: Callable[[], None],  # called when a new version is served
     ) -> None:
         self._config = config
@@ -356,7 +388,10 @@ class WeightUpdates:
     def status(self, **more: Any) -> wire.UpdateStatus:
         machine = self.machine
         return wire.UpdateStatus(
-            weight_version=machine.version, pending_version=machine.pending_version, buckets=machine.staged, **more
+            weight_version=machine.version,
+            pending_version=machine.pending_version,
+            buckets=machine.staged,
+            **more,
         )
 
     @contextmanager
@@ -413,18 +448,26 @@ class WeightUpdates:
             if base is None:
                 staged = await self.staging.write(index, chunks, digest, size)
             elif digest is None:
-                raise HTTPError(422, f"a change needs the hash of what it makes ({wire.DIGEST_HEADER})")
+                raise HTTPError(
+                    422, f"a change needs the hash of what it makes ({wire.DIGEST_HEADER})"
+                )
             elif base != self._base:
-                raise HTTPError(409, "this server does not hold the version that changes: send the bucket whole")
+                raise HTTPError(
+                    409, "this server does not hold the version that changes: send the bucket whole"
+                )
             else:
-                staged = await self.staging.change(index, chunks, digest, base if self.relays.awaited else None)
+                staged = await self.staging.change(
+                    index, chunks, digest, base if self.relays.awaited else None
+                )
             return self._add(token, version, staged)
 
     async def file(self, token: str | None, request: wire.BucketFile) -> wire.UpdateStatus:
         """Stages a bucket that the lease's holder has written into the staging folder."""
         with self._changes():
             self.machine.check_bucket_welcome(token, request.version, request.index)
-            return self._add(token, request.version, await self.staging.take(request.index, request.digest))
+            return self._add(
+                token, request.version, await self.staging.take(request.index, request.digest)
+            )
 
     def _add(self, token: str | None, version: int, staged: StagedBucket) -> wire.UpdateStatus:
         try:
@@ -445,7 +488,9 @@ class WeightUpdates:
         with self._changes():
             self.machine.check_holder(token)
             if request.world_size != 1 + workers:
-                raise HTTPError(422, f"this server has {workers} workers that take weights over NCCL")
+                raise HTTPError(
+                    422, f"this server has {workers} workers that take weights over NCCL"
+                )
             async with self.admission.exclusive:
                 await self._engine.join_nccl(request.unique_id, request.world_size)
         return self.status()
@@ -457,15 +502,22 @@ class WeightUpdates:
             self.machine.check_stream_welcome(token, bucket)
             known = self._engine.info
             memory = bucket.memory
-            if self._adapter is not None or not (known.nccl_workers if memory is None else memory.gpu == known.gpu):
-                raise HTTPError(422, "so only whole models come: over NCCL to GPUs, or in memory of the engine's one")
+            if self._adapter is not None or not (
+                known.nccl_workers if memory is None else memory.gpu == known.gpu
+            ):
+                raise HTTPError(
+                    422,
+                    "so only whole models come: over NCCL to GPUs, or in memory of the engine's one",
+                )
             await self._make_way(bucket.version, self._config.update_policy, keep=False)
             async with self.admission.exclusive:
                 self.machine.stream(token, bucket)
                 self.own_base = False
                 try:
                     await self.sleeping.wake_weights()
-                    await asyncio.shield(self._engine.receive_weights(bucket.tensors, bucket.index == 0, memory))
+                    await asyncio.shield(
+                        self._engine.receive_weights(bucket.tensors, bucket.index == 0, memory)
+                    )
                     self.machine.received()
                 except Exception as error:
                     raise self._load_failed(error, []) from error
@@ -482,7 +534,9 @@ class WeightUpdates:
             opened = self.machine.opened(token, request.version)
             await self._make_way(request.version, request.policy or self._config.update_policy)
             self.machine.check_still_open(opened)
-            buckets = self.machine.start_loading(token, request.version, request.buckets, request.content_hash)
+            buckets = self.machine.start_loading(
+                token, request.version, request.buckets, request.content_hash
+            )
             # A task of its own: a trainer that hangs up must not leave the engine half loaded.
             self._commit = asyncio.create_task(self._load(request, buckets))
             await asyncio.shield(self._commit)
@@ -518,12 +572,19 @@ class WeightUpdates:
     def _adapter_shapes(self, adapter: wire.AdapterConfig) -> Shapes:
         highest = self._config.vllm_max_lora_rank
         if not self._config.vllm_enable_lora:
-            raise HTTPError(422, "this server takes no adapters: start it with --vllm_enable_lora true")
+            raise HTTPError(
+                422, "this server takes no adapters: start it with --vllm_enable_lora true"
+            )
         if adapter.rank > highest:
-            raise HTTPError(422, f"the adapter has rank {adapter.rank}, more than --vllm_max_lora_rank {highest}")
+            raise HTTPError(
+                422,
+                f"the adapter has rank {adapter.rank}, more than --vllm_max_lora_rank {highest}",
+            )
         shapes = adapter_shapes(self._expected, adapter)
         if not self.own_base:
-            raise HTTPError(409, "whole weights were pushed, and adapters need the server's own: start it again")
+            raise HTTPError(
+                409, "whole weights were pushed, and adapters need the server's own: start it again"
+            )
         return shapes
 
     async def _load(self, request: wire.UpdateCommit, buckets: Sequence[StagedBucket]) -> None:
@@ -558,6 +619,8 @@ class WeightUpdates:
         if isinstance(error, EngineDead):
             self.machine.failed("the engine died")
             return error
-        logger.error("loading weight version %s failed", self.machine.pending_version, exc_info=error)
+        logger.error(
+            "loading weight version %s failed", self.machine.pending_version, exc_info=error
+        )
         self.machine.failed(f"{type(error).__name__}: {error}".splitlines()[0][:300])
         return HTTPError(500, self.machine.broken or "")

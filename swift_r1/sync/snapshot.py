@@ -55,7 +55,11 @@ class SnapshotBucket:
         return cls(parts, sum(map(len, parts)), parts_digest(parts))
 
     def parts(self) -> Sequence[memoryview]:
-        return [memoryview(self.data.read(self.size))] if isinstance(self.data, SharedFile) else self.data
+        return (
+            [memoryview(self.data.read(self.size))]
+            if isinstance(self.data, SharedFile)
+            else self.data
+        )
 
     def link(self, path: Path) -> bool:
         """Whether it could be put there without copying it."""
@@ -85,7 +89,12 @@ class SharedFile:
         try:
             path.unlink(missing_ok=True)
             # Only with a folder's descriptor does Python have the link followed, to the file behind it.
-            os.link(f"/proc/self/fd/{self._descriptor}", path, src_dir_fd=self._descriptor, follow_symlinks=True)
+            os.link(
+                f"/proc/self/fd/{self._descriptor}",
+                path,
+                src_dir_fd=self._descriptor,
+                follow_symlinks=True,
+            )
         except OSError:
             return False
         self._places.add(path)
@@ -115,7 +124,8 @@ class _Kept:
     bucket: SnapshotBucket
     header: bytes
     memory: Words | None  # its words, where it is in own memory
-    lent: bool = False  # to a server that comes back, which reads at its own time: not to be written to again
+    # to a server that comes back, which reads at its own time: not to be written to again
+    lent: bool = False
 
 
 class WeightSnapshot:
@@ -135,14 +145,19 @@ class WeightSnapshot:
         self.version = -1  # of what is here, or being written
         self.adapter: AdapterConfig | None = None
         self.writing = self.whole = False  # whole: all buckets of the newest version are here
-        self.changed = self.total = 0  # 16-bit words that differ from the version before, and all that were compared
+        # 16-bit words that differ from the version before, and all that were compared
+        self.changed = self.total = 0
 
-    def begin(self, version: int, adapter: AdapterConfig | None, compare: bool, shared: bool) -> None:
+    def begin(
+        self, version: int, adapter: AdapterConfig | None, compare: bool, shared: bool
+    ) -> None:
         """Begins a version; readers of the one before get `Superseded`. With `compare` buckets also come as what has
         changed; with `shared` a server on this host may take them from shared memory."""
         with self._turn:
             # An incomplete version is no base for comparison.
-            self._hash = content_hash(one.bucket.digest for one in self._kept) if self.whole else None
+            self._hash = (
+                content_hash(one.bucket.digest for one in self._kept) if self.whole else None
+            )
             self._compare = compare and self._hash is not None and adapter == self.adapter
             self._shared = shared and not compare and os.path.isdir(_SHARED_MEMORY)
             # At most half of what is free: other programs need some too.
@@ -206,7 +221,10 @@ class WeightSnapshot:
         file = old.bucket.data if old is not None and not old.lent else None
         try:
             if not isinstance(file, SharedFile) or not (file.is_unused and file.can_be_linked):
-                if size > self._room or self._count > resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 2:
+                if (
+                    size > self._room
+                    or self._count > resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 2
+                ):
                     return None
                 file = SharedFile()
                 self._room -= size

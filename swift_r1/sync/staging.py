@@ -18,7 +18,14 @@ from pathlib import Path
 
 import numpy as np
 
-from swift_r1.sync.buckets import BadChange, Hash, TensorEntry, apply_change, bucket_digest, read_header
+from swift_r1.sync.buckets import (
+    BadChange,
+    Hash,
+    TensorEntry,
+    apply_change,
+    bucket_digest,
+    read_header,
+)
 from swift_r1.sync.transport import incoming, reserve
 from swift_r1.wire.protocol import HTTPError
 
@@ -55,12 +62,17 @@ class Staging:
         self._on_disk: Path | None = None
         self.max_bytes = max_bytes
         self._serial = 0
-        self.shared = str(self.folder) if parent is not None else None  # a trainer on this host can write there itself
+        # a trainer on this host can write there itself
+        self.shared = str(self.folder) if parent is not None else None
         self.base: str | None = None  # content hash of the version whose buckets are all still here
         logger.info("weights are staged in %s", self.folder)
 
     async def write(
-        self, index: int, chunks: AsyncIterator[bytes], promised_digest: str | None, size_promised: int = 0
+        self,
+        index: int,
+        chunks: AsyncIterator[bytes],
+        promised_digest: str | None,
+        size_promised: int = 0,
     ) -> StagedBucket:
         """Streams one bucket to a file. Raises HTTPError: 413 if it is larger than the whole model, 422 if the bytes
         are not those promised, 507 where there is no room for it, on disk neither."""
@@ -96,7 +108,11 @@ class Staging:
             return _checked(index, path, digest.hexdigest(), promised_digest)
 
     async def change(
-        self, index: int, chunks: AsyncIterator[bytes], promised_digest: str, keep_of: str | None = None
+        self,
+        index: int,
+        chunks: AsyncIterator[bytes],
+        promised_digest: str,
+        keep_of: str | None = None,
     ) -> StagedBucket:
         """Makes a bucket of the base's one and what has changed in it (see `buckets`), where the update began on that
         base; with its content hash as `keep_of` what came is kept. Raises HTTPError as `write`, and 409 where the base
@@ -108,14 +124,18 @@ class Staging:
             self._check_size(index, len(body))
         path = self._new_path()
         if not _is_own(source):
-            raise HTTPError(409, f"bucket {index} of that version is not here any more: send it whole")
+            raise HTTPError(
+                409, f"bucket {index} of that version is not here any more: send it whole"
+            )
         source.rename(path)
         with _removed_on_failure(path):
             self._check_size(index, path.stat().st_size)
             try:
                 arrived = await asyncio.to_thread(_changed, path, bytes(body))
             except BadChange as error:
-                raise HTTPError(422, f"the change to bucket {index} cannot be used: {error}") from error
+                raise HTTPError(
+                    422, f"the change to bucket {index} cannot be used: {error}"
+                ) from error
             staged = _checked(index, path, arrived, promised_digest)
             return staged if keep_of is None else replace(staged, base=keep_of, change=bytes(body))
 
@@ -132,11 +152,15 @@ class Staging:
         if self.shared is None or not _is_plain(source):
             if source.is_symlink():
                 source.unlink()
-            raise HTTPError(409, f"bucket {index} is not in this server's shared memory: send it over HTTP")
+            raise HTTPError(
+                409, f"bucket {index} is not in this server's shared memory: send it over HTTP"
+            )
         source.rename(path)  # from here on no later bucket can be written into it
         with _removed_on_failure(path):
             self._check_size(index, path.stat().st_size)
-            return _checked(index, path, await asyncio.to_thread(_file_digest, path), promised_digest)
+            return _checked(
+                index, path, await asyncio.to_thread(_file_digest, path), promised_digest
+            )
 
     def forget(self, buckets: list[StagedBucket]) -> None:
         """Their files become spare ones for the next version's buckets, where there is memory enough."""
@@ -144,7 +168,12 @@ class Staging:
         for bucket in buckets:
             spare = incoming(self.folder, bucket.index)
             # A folder of that name is nobody's bucket, and no file can take its place.
-            if keep and bucket.path.parent == self.folder and _is_plain(bucket.path) and not spare.is_dir():
+            if (
+                keep
+                and bucket.path.parent == self.folder
+                and _is_plain(bucket.path)
+                and not spare.is_dir()
+            ):
                 bucket.path.rename(spare)
             else:
                 bucket.path.unlink(missing_ok=True)
@@ -157,7 +186,9 @@ class Staging:
 
     def _check_size(self, index: int, size: int) -> None:
         if size > self.max_bytes:
-            raise HTTPError(413, f"bucket {index} is larger than the whole model ({self.max_bytes} bytes)")
+            raise HTTPError(
+                413, f"bucket {index} is larger than the whole model ({self.max_bytes} bytes)"
+            )
 
     def close(self) -> None:
         for folder in filter(None, (self.folder, self._on_disk)):
@@ -178,7 +209,12 @@ class Staging:
                 return path
             except OSError as error:
                 path.unlink(missing_ok=True)
-                logger.warning("%s has no room for %d bytes (%s): they go to disk", path.parent, size, error.strerror)
+                logger.warning(
+                    "%s has no room for %d bytes (%s): they go to disk",
+                    path.parent,
+                    size,
+                    error.strerror,
+                )
             if self._on_disk is None:
                 self._on_disk = self._made(None)
             path = self._on_disk / path.name
@@ -189,7 +225,9 @@ class Staging:
 
 def _checked(index: int, path: Path, arrived: str, promised: str | None) -> StagedBucket:
     if promised is not None and arrived != promised:
-        raise HTTPError(422, f"bucket {index} has other bytes than were promised (their hash differs)")
+        raise HTTPError(
+            422, f"bucket {index} has other bytes than were promised (their hash differs)"
+        )
     return StagedBucket(index, path, arrived, read_header(path))
 
 
@@ -201,7 +239,9 @@ def _removed_on_failure(path: Path) -> Iterator[None]:
     except BaseException as error:
         path.unlink(missing_ok=True)
         if isinstance(error, OSError):
-            raise HTTPError(507, f"weights cannot be staged in {path.parent}: {error.strerror or error}") from error
+            raise HTTPError(
+                507, f"weights cannot be staged in {path.parent}: {error.strerror or error}"
+            ) from error
         raise
 
 
@@ -239,7 +279,9 @@ def _file_digest(path: Path) -> str:
 @contextmanager
 def socket_folder() -> Iterator[Path]:
     """A folder for the sockets that an engine leaves behind; removed at the end, or at the next start."""
-    folder, lock = _own_folder(_SOCKETS, _SHARED_MEMORY if os.access(_SHARED_MEMORY, os.W_OK) else None)
+    folder, lock = _own_folder(
+        _SOCKETS, _SHARED_MEMORY if os.access(_SHARED_MEMORY, os.W_OK) else None
+    )
     try:
         yield folder
     finally:
@@ -304,5 +346,9 @@ def _unmapped_segments() -> list[Path]:
     mapped = set()
     for maps in Path("/proc").glob("[0-9]*/maps") if old else ():
         with suppress(OSError):  # it has ended, or is another user's
-            mapped |= {line.split(maxsplit=5)[-1] for line in maps.read_text().splitlines() if "-cpushm_" in line}
+            mapped |= {
+                line.split(maxsplit=5)[-1]
+                for line in maps.read_text().splitlines()
+                if "-cpushm_" in line
+            }
     return [segment for segment in old if str(segment) not in mapped]

@@ -140,7 +140,11 @@ def streamed(bucket: Tensors) -> tuple[wire.StreamedTensor, ...]:
     """Describes a bucket that stays on its device."""
     return tuple(
         wire.StreamedTensor.model_validate(
-            {"name": name, "dtype": str(tensor.dtype).removeprefix("torch."), "shape": tuple(tensor.shape)}
+            {
+                "name": name,
+                "dtype": str(tensor.dtype).removeprefix("torch."),
+                "shape": tuple(tensor.shape),
+            }
         )
         for name, tensor in bucket
     )
@@ -170,7 +174,9 @@ class NcclGroup:
         from vllm.distributed.device_communicators.pynccl import PyNcclCommunicator
 
         torch.cuda.set_device(self._device)  # of this thread
-        self._communicator = PyNcclCommunicator.from_unique_id_bytes(unique_id, 0, world_size, self._device)
+        self._communicator = PyNcclCommunicator.from_unique_id_bytes(
+            unique_id, 0, world_size, self._device
+        )
 
     def broadcast(self, tensors: Sequence[torch.Tensor]) -> Callable[[], bool]:
         """Starts to send the tensors, in order; the result says whether all have been taken."""
@@ -223,7 +229,9 @@ class NcclSender:
         if self._group is not None and info.instance == self._instance:
             return
         if not info.nccl_workers:
-            raise UsageError(f"--weight_transport nccl: the rollout server at {self._client.base_url} has no GPU")
+            raise UsageError(
+                f"--weight_transport nccl: the rollout server at {self._client.base_url} has no GPU"
+            )
         self.close()
         group = self._open_group()
         unique_id = group.unique_id()
@@ -231,7 +239,12 @@ class NcclSender:
         body = wire.ChannelRequest(unique_id=base64.b64encode(unique_id).decode(), world_size=size)
         asked = self._ask("/v1/weights/channel", body)
         joined = _start(lambda: group.join(unique_id, size))
-        self._until(lambda: joined.done() and asked.done(), (asked, joined), self._deadline_s, "join the NCCL group")
+        self._until(
+            lambda: joined.done() and asked.done(),
+            (asked, joined),
+            self._deadline_s,
+            "join the NCCL group",
+        )
         self._group = group
         self._instance = info.instance
 
@@ -242,10 +255,18 @@ class NcclSender:
         assert group is not None
         entries = streamed(bucket)
         try:
-            asked = self._ask("/v1/weights/stream", wire.StreamedBucket(version=version, index=index, tensors=entries))
+            asked = self._ask(
+                "/v1/weights/stream",
+                wire.StreamedBucket(version=version, index=index, tensors=entries),
+            )
             taken = group.broadcast([tensor.detach() for _, tensor in bucket])
             limit = seconds_for(self._deadline_s, sum(tensor.nbytes for _, tensor in bucket))
-            self._until(lambda: asked.done() and taken(), (asked,), limit, f"take bucket {index} of version {version}")
+            self._until(
+                lambda: asked.done() and taken(),
+                (asked,),
+                limit,
+                f"take bucket {index} of version {version}",
+            )
         except BaseException:
             self.close()  # the workers may wait in a collective forever
             raise
@@ -258,9 +279,13 @@ class NcclSender:
             group.close()
 
     def _ask(self, path: str, body: BaseModel) -> Future[wire.UpdateStatus]:
-        return self._client.loop.start(self._client.called("POST", path, wire.UpdateStatus, body, self._headers))
+        return self._client.loop.start(
+            self._client.called("POST", path, wire.UpdateStatus, body, self._headers)
+        )
 
-    def _until(self, done: Callable[[], bool], futures: Sequence[Future[Any]], limit_s: float, what: str) -> None:
+    def _until(
+        self, done: Callable[[], bool], futures: Sequence[Future[Any]], limit_s: float, what: str
+    ) -> None:
         """Waits for `done`; a future that failed ends the wait at once with what it raised."""
         end = time.monotonic() + limit_s
         while True:
@@ -316,7 +341,9 @@ def packed(bucket: Tensors) -> torch.Tensor:
     return block
 
 
-def tensors_in(block: torch.Tensor, kinds: Iterable[tuple[torch.dtype, Sequence[int]]]) -> Iterator[torch.Tensor]:
+def tensors_in(
+    block: torch.Tensor, kinds: Iterable[tuple[torch.dtype, Sequence[int]]]
+) -> Iterator[torch.Tensor]:
     """The tensors of these dtypes and shapes that `packed` has put there; views. Raises RuntimeError where the block
     is too small."""
     start = 0
@@ -362,5 +389,7 @@ def opened(memory: wire.DeviceMemory) -> torch.Tensor:
     event = base64.b64decode(memory.event)
     counter = memory.counter.encode(), memory.counter_offset
     kind: Any = torch.UntypedStorage
-    storage = kind._new_shared_cuda(found[0], handle, memory.size, memory.offset, *counter, event, memory.waits)
+    storage = kind._new_shared_cuda(
+        found[0], handle, memory.size, memory.offset, *counter, event, memory.waits
+    )
     return torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage)

@@ -56,8 +56,10 @@ class UpdateMachine:
         self,
         expected: Shapes,  # of all the model's weights
         clock: Callable[[], float],  # monotonic seconds
-        patience: float,  # seconds without progress after which an open update is forgotten, whatever its lease
-        discard: Callable[[list[StagedBucket]], None] = lambda _buckets: None,  # gets those no longer needed
+        # seconds without progress after which an open update is forgotten, whatever its lease
+        patience: float,
+        # gets those no longer needed
+        discard: Callable[[list[StagedBucket]], None] = lambda _buckets: None,
     ) -> None:
         self._expected = expected
         self._clock = clock
@@ -89,7 +91,11 @@ class UpdateMachine:
     def holds(self, token: str | None) -> bool:
         """Whether this is the token of the lease in force."""
         lease = self._lease
-        return lease is not None and token is not None and hmac.compare_digest(token.encode(), lease.token.encode())
+        return (
+            lease is not None
+            and token is not None
+            and hmac.compare_digest(token.encode(), lease.token.encode())
+        )
 
     def take_lease(self, owner: str, ttl: float, token: str | None = None) -> str:
         """Returns the lease's token, `token` where one is given. With the token in force the lease is renewed."""
@@ -97,7 +103,11 @@ class UpdateMachine:
         lease = self._lease
         if lease is not None and not self.holds(token):
             left = math.ceil(max(lease.expires - self._clock(), 0.0))
-            raise HTTPError(409, f"{lease.owner} writes this server's weights (its lease has {left} s left)", left)
+            raise HTTPError(
+                409,
+                f"{lease.owner} writes this server's weights (its lease has {left} s left)",
+                left,
+            )
         self._lease = _Lease(owner, token or secrets.token_hex(16), ttl, self._clock() + ttl)
         return self._lease.token
 
@@ -126,7 +136,9 @@ class UpdateMachine:
             return f"{lease.owner} left the update to version {pending.version} for {self._patience:g} s"
         return None
 
-    def begin(self, token: str | None, version: int, expected: Shapes | None = None) -> PendingUpdate:
+    def begin(
+        self, token: str | None, version: int, expected: Shapes | None = None
+    ) -> PendingUpdate:
         """Opens the update to `version`, and returns it; an update that the same holder left open is forgotten.
 
         `expected` are the names and shapes of this update where it is not of the whole model.
@@ -134,9 +146,13 @@ class UpdateMachine:
         self._holder(token)
         self._refuse_while_loading()
         if version <= self.version:
-            raise HTTPError(409, f"version {version} is not after the served version {self.version}")
+            raise HTTPError(
+                409, f"version {version} is not after the served version {self.version}"
+            )
         self._drop_pending()
-        self._pending = PendingUpdate(version, self._clock(), self._expected if expected is None else expected)
+        self._pending = PendingUpdate(
+            version, self._clock(), self._expected if expected is None else expected
+        )
         return self._pending
 
     def check_holder(self, token: str | None, also_while_loading: bool = False) -> None:
@@ -150,7 +166,9 @@ class UpdateMachine:
         """Checks what can be known before the bytes are read, and again when they have arrived."""
         pending = self._open(token, version)
         if pending.streamed or index > len(pending.buckets):
-            raise HTTPError(409, f"bucket {index} came out of order, the next one is {len(pending.buckets)}")
+            raise HTTPError(
+                409, f"bucket {index} came out of order, the next one is {len(pending.buckets)}"
+            )
 
     def add_bucket(self, token: str | None, version: int, bucket: StagedBucket) -> None:
         """Takes a staged bucket in; the same one again is taken for a repeated request."""
@@ -171,7 +189,10 @@ class UpdateMachine:
         """Checks what can be known before the engine is touched."""
         pending = self._open(token, bucket.version)
         if pending.buckets or bucket.index != len(pending.digests):
-            raise HTTPError(409, f"bucket {bucket.index} came out of order, the next one is {len(pending.digests)}")
+            raise HTTPError(
+                409,
+                f"bucket {bucket.index} came out of order, the next one is {len(pending.digests)}",
+            )
         tensors = {one.name: TensorEntry(one.dtype, one.shape) for one in bucket.tensors}
         if len(tensors) < len(bucket.tensors):
             raise HTTPError(422, "a weight's name comes twice in one bucket")
@@ -206,9 +227,13 @@ class UpdateMachine:
     def check_still_open(self, opened: object) -> None:
         """Refuses an update that was dropped, or begun again by another process of the same run."""
         if self._pending is not opened:
-            raise HTTPError(409, "the update that was to be committed is gone: it was dropped, or begun again")
+            raise HTTPError(
+                409, "the update that was to be committed is gone: it was dropped, or begun again"
+            )
 
-    def start_loading(self, token: str | None, version: int, buckets: int, hash_of_all: str) -> list[StagedBucket]:
+    def start_loading(
+        self, token: str | None, version: int, buckets: int, hash_of_all: str
+    ) -> list[StagedBucket]:
         """Checks the whole update and hands out its buckets; `loaded` or `failed` must follow. One that is not whole
         (422) is forgotten, and the old version stays."""
         pending = self._open(token, version)
@@ -216,11 +241,15 @@ class UpdateMachine:
             if buckets != len(pending.digests):
                 raise HTTPError(422, f"{len(pending.digests)} buckets arrived, {buckets} were sent")
             if not hmac.compare_digest(content_hash(pending.digests), hash_of_all):
-                raise HTTPError(422, f"the content hash of version {version} differs: bytes changed on the way")
+                raise HTTPError(
+                    422, f"the content hash of version {version} differs: bytes changed on the way"
+                )
             missing = sorted(set(pending.expected) - pending.names)
             if missing:
                 shown = ", ".join(missing[:5]) + (", …" if len(missing) > 5 else "")
-                raise HTTPError(422, f"{len(missing)} of {len(pending.expected)} weights were not sent: {shown}")
+                raise HTTPError(
+                    422, f"{len(missing)} of {len(pending.expected)} weights were not sent: {shown}"
+                )
         except HTTPError:
             self._drop_pending()
             raise
@@ -245,7 +274,9 @@ class UpdateMachine:
     def discarded(self) -> None:
         """The engine has no weights any more."""
         self._committed = None
-        self.broken = "the engine slept at level 2 and holds no weights; a full push of a version repairs it"
+        self.broken = (
+            "the engine slept at level 2 and holds no weights; a full push of a version repairs it"
+        )
 
     def abort(self, token: str | None, version: int) -> None:
         self._holder(token)
@@ -264,7 +295,10 @@ class UpdateMachine:
         """Only the lease's holder may go on; doing so renews the lease."""
         self.expire()
         if self._lease is None:
-            raise HTTPError(409, "no one holds the lease on this server's weights (never taken, given back or expired)")
+            raise HTTPError(
+                409,
+                "no one holds the lease on this server's weights (never taken, given back or expired)",
+            )
         if not self.holds(token):
             raise HTTPError(409, f"this is not the lease in force, {self._lease.owner} holds it")
         self._lease.expires = self._clock() + self._lease.ttl
@@ -273,7 +307,9 @@ class UpdateMachine:
         """The open update, for the lease's holder."""
         self._holder(token)
         if self._pending is None:
-            raise HTTPError(409, f"no update is open (version {version} was not begun, or was dropped)")
+            raise HTTPError(
+                409, f"no update is open (version {version} was not begun, or was dropped)"
+            )
         if self._pending.version != version:
             raise HTTPError(409, f"version {self._pending.version} is being updated, not {version}")
         self._refuse_while_loading()

@@ -57,7 +57,8 @@ _REPORT_EVERY_S = 5.0
 _TOKEN_FILE = ".lease"
 _NOT_PASSED_ON = 502
 _RENEWAL_S = 10.0
-_RELAY_S = wire.RELAY_ANSWER_S + QUICK_S  # without an answer: the server that is to pass weights on is silent
+# without an answer: the server that is to pass weights on is silent
+_RELAY_S = wire.RELAY_ANSWER_S + QUICK_S
 _RENEWALS_PER_TTL = 5
 _LONGEST_TTL_S = 200.0
 _RENEWALS_A_SECOND = 25
@@ -83,7 +84,9 @@ def save_token(run_dir: Path, token: str) -> None:
     """Keeps a token for `saved_token`; only the run's user can read it."""
     path = run_dir / _TOKEN_FILE
     path.unlink(missing_ok=True)
-    with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="ascii") as file:
+    with open(
+        os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="ascii"
+    ) as file:
         file.write(token)
 
 
@@ -194,8 +197,12 @@ class WeightWriter:
         self.client.loop.run(self._take(QUICK_S))
 
     async def _take(self, timeout_s: float) -> None:
-        request = wire.LeaseRequest(owner=self._owner, ttl_seconds=self._time_to_live_s(), token=self.token)
-        await self.client.called("POST", "/v1/weights/lease", wire.Lease, request, timeout_s=timeout_s)
+        request = wire.LeaseRequest(
+            owner=self._owner, ttl_seconds=self._time_to_live_s(), token=self.token
+        )
+        await self.client.called(
+            "POST", "/v1/weights/lease", wire.Lease, request, timeout_s=timeout_s
+        )
 
     def _time_to_live_s(self) -> float:
         """Returns the seconds for which the lease is taken: longer where there are many, so that renewals stay rare."""
@@ -220,16 +227,28 @@ class WeightWriter:
                 return
             except (ServerRefused, ServerUnreachable) as refused:
                 now = time.monotonic()
-                left = refused.retry_after if isinstance(refused, ServerRefused) and refused.status == 409 else None
+                left = (
+                    refused.retry_after
+                    if isinstance(refused, ServerRefused) and refused.status == 409
+                    else None
+                )
                 if left is not None:
                     ends = ends or now + left
                     # Renewed meanwhile, by more than rounding and the way here: its owner lives.
                     if now + left > ends + 2.0 or now > began + wait_s:
-                        raise UsageError(f"{refused}; stop that trainer, or start another `swift rollout`") from None
-                elif now > began + wait_s or (isinstance(refused, ServerRefused) and refused.status != NOT_NOW):
+                        raise UsageError(
+                            f"{refused}; stop that trainer, or start another `swift rollout`"
+                        ) from None
+                elif now > began + wait_s or (
+                    isinstance(refused, ServerRefused) and refused.status != NOT_NOW
+                ):
                     raise
                 if now >= next_report:
-                    why = "in case its owner is dead, waiting for the end of a lease" if left else "waiting for a lease"
+                    why = (
+                        "in case its owner is dead, waiting for the end of a lease"
+                        if left
+                        else "waiting for a lease"
+                    )
                     report(f"{why}: {refused}")
                     next_report = now + _REPORT_EVERY_S
                 time.sleep(_POLL_S)
@@ -243,7 +262,9 @@ class WeightWriter:
             self.client.loop.run(self._end_renewals())
         self.nccl.close()
         try:
-            self.client.call("DELETE", "/v1/weights/lease", wire.UpdateStatus, None, self.headers, QUICK_S)
+            self.client.call(
+                "DELETE", "/v1/weights/lease", wire.UpdateStatus, None, self.headers, QUICK_S
+            )
         except SwiftError as error:
             logger.info("the lease on the rollout server's weights was not given back: %s", error)
 
@@ -286,7 +307,9 @@ class WeightWriter:
         """Has the server's engine give its memory back; a push wakes its weights, `wake` all of it. Raises as
         `push`."""
         self.take()
-        self._once_drained("/v1/sleep", wire.SleepStatus, wire.SleepRequest.model_validate({"level": level}))
+        self._once_drained(
+            "/v1/sleep", wire.SleepStatus, wire.SleepRequest.model_validate({"level": level})
+        )
 
     def wake(self) -> None:
         """Wakes the server's engine where it sleeps; raises as `push`."""
@@ -294,15 +317,23 @@ class WeightWriter:
         self.client.call("POST", "/v1/wake", wire.SleepStatus, None, self.headers)
 
     def _send_all(
-        self, delivery: _Delivery, buckets: Iterable[Bucket], transport: str, adapter: wire.AdapterConfig | None
+        self,
+        delivery: _Delivery,
+        buckets: Iterable[Bucket],
+        transport: str,
+        adapter: wire.AdapterConfig | None,
     ) -> wire.UpdateStatus:
         # A server that was started again, or did not hear of this process for long, knows of no lease.
         self.take()
         try:
             if transport == NCCL:
                 self.nccl.connect()
-            begin = wire.UpdateBegin(version=delivery.version, adapter=adapter, relays=delivery.link.children)
-            begun = self.client.call("POST", "/v1/weights/begin", wire.UpdateStatus, begin, self.headers)
+            begin = wire.UpdateBegin(
+                version=delivery.version, adapter=adapter, relays=delivery.link.children
+            )
+            begun = self.client.call(
+                "POST", "/v1/weights/begin", wire.UpdateStatus, begin, self.headers
+            )
             delivery.link.tell(True)
             delivery.base = begun.base
             delivery.folder = usable_folder(begun.folder) if transport in (AUTO, SHM) else None
@@ -311,16 +342,27 @@ class WeightWriter:
                     f"--weight_transport shm: the rollout server at {self.client.base_url} is on another host, runs as "
                     "another user, or has too little shared memory; use http"
                 )
-            chosen = transport if transport in (NCCL, IPC) else HTTP if delivery.folder is None else SHM
+            chosen = (
+                transport if transport in (NCCL, IPC) else HTTP if delivery.folder is None else SHM
+            )
             if chosen != self.transport:
                 self.transport = chosen
-                logger.info("weights go to the rollout server at %s by %s", self.client.base_url, chosen)
+                logger.info(
+                    "weights go to the rollout server at %s by %s", self.client.base_url, chosen
+                )
             if isinstance(buckets, SnapshotReader):  # it has the next one while this one is sent
-                digests = [self._send(delivery, index, bucket) for index, bucket in enumerate(buckets)]
+                digests = [
+                    self._send(delivery, index, bucket) for index, bucket in enumerate(buckets)
+                ]
             else:
-                digests = overlapped(buckets, lambda index, bucket: self._send(delivery, index, bucket))
+                digests = overlapped(
+                    buckets, lambda index, bucket: self._send(delivery, index, bucket)
+                )
             commit = wire.UpdateCommit(
-                version=delivery.version, buckets=len(digests), content_hash=content_hash(digests), policy=self.policy
+                version=delivery.version,
+                buckets=len(digests),
+                content_hash=content_hash(digests),
+                policy=self.policy,
             )
             limit = seconds_for(WORK_S, delivery.bytes)
             committed = self._once_drained("/v1/weights/commit", wire.UpdateStatus, commit, limit)
@@ -351,10 +393,15 @@ class WeightWriter:
         if delivery.folder is not None and self._put_file(delivery, index, bucket):
             body = wire.BucketFile(version=delivery.version, index=index, digest=bucket.digest)
             limit = self._sent(delivery, bucket.size)
-            self.client.call("POST", "/v1/weights/file", wire.UpdateStatus, body, self.headers, limit)
+            self.client.call(
+                "POST", "/v1/weights/file", wire.UpdateStatus, body, self.headers, limit
+            )
             return bucket.digest
         parts = bucket.parts()
-        headers = self.headers | {wire.VERSION_HEADER: str(delivery.version), wire.BUCKET_HEADER: str(index)}
+        headers = self.headers | {
+            wire.VERSION_HEADER: str(delivery.version),
+            wire.BUCKET_HEADER: str(index),
+        }
         if bucket.change is not None and bucket.base == delivery.base and not delivery.whole:
             parts = [memoryview(bucket.change)]
             delivery.changes = True
@@ -362,7 +409,9 @@ class WeightWriter:
         size = sum(map(len, parts))
         headers |= {wire.DIGEST_HEADER: bucket.digest, "Content-Length": str(size)}
         limit = self._sent(delivery, size)
-        self.client.call("PUT", "/v1/weights/bucket", wire.UpdateStatus, chunks_of(parts), headers, limit)
+        self.client.call(
+            "PUT", "/v1/weights/bucket", wire.UpdateStatus, chunks_of(parts), headers, limit
+        )
         return bucket.digest
 
     def _wait_for_parent(self, delivery: _Delivery, parent: Link) -> None:
@@ -376,7 +425,9 @@ class WeightWriter:
         try:
             if not parent.wait_until_open():
                 raise ServerUnreachable(f"{parent.client.base_url} does not take this version")
-            while not parent.client.call("POST", "/v1/weights/relay", wire.RelayStatus, ask, headers, _RELAY_S).whole:
+            while not parent.client.call(
+                "POST", "/v1/weights/relay", wire.RelayStatus, ask, headers, _RELAY_S
+            ).whole:
                 if not delivery.link.is_wanted():
                     raise Superseded
             delivery.parent = None
@@ -389,7 +440,9 @@ class WeightWriter:
         block = packed(bucket)
         entries = streamed(bucket)
         limit = self._sent(delivery, block.nbytes)
-        body = wire.StreamedBucket(version=delivery.version, index=index, tensors=entries, memory=shared(block))
+        body = wire.StreamedBucket(
+            version=delivery.version, index=index, tensors=entries, memory=shared(block)
+        )
         self._once_drained("/v1/weights/stream", wire.UpdateStatus, body, limit)
         del block  # until here: the engine has read it
         return entries_digest(entries)
@@ -411,7 +464,9 @@ class WeightWriter:
         delivery.bytes += nbytes
         return seconds_for(WORK_S, nbytes)
 
-    def _once_drained(self, path: str, answer: type[Answer], body: BaseModel, limit_s: float = WORK_S) -> Answer:
+    def _once_drained(
+        self, path: str, answer: type[Answer], body: BaseModel, limit_s: float = WORK_S
+    ) -> Answer:
         """Asks again for as long as completions are under way."""
         while True:
             try:
@@ -427,9 +482,13 @@ class WeightWriter:
         """Best effort: without it the server waits until the update times out."""
         try:
             body = wire.UpdateAbort(version=version)
-            self.client.call("POST", "/v1/weights/abort", wire.UpdateStatus, body, self.headers, QUICK_S)
+            self.client.call(
+                "POST", "/v1/weights/abort", wire.UpdateStatus, body, self.headers, QUICK_S
+            )
         except SwiftError as error:
-            logger.warning("the update to weight version %d could not be aborted: %s", version, error)
+            logger.warning(
+                "the update to weight version %d could not be aborted: %s", version, error
+            )
 
     async def _renew(self) -> None:
         """Renews the lease five times in its time to live. A loss is logged once: the next push takes the lease again,
@@ -485,7 +544,9 @@ class _Delivery:
         if not self.link.is_wanted():
             raise Superseded from error
         here = self.client.base_url
-        logger.warning("the rest of weight version %d goes straight to %s: %s", self.version, here, error)
+        logger.warning(
+            "the rest of weight version %d goes straight to %s: %s", self.version, here, error
+        )
         self.parent = None
         self.unreached = isinstance(error, ServerRefused) and error.status == _NOT_PASSED_ON
         update = self.client.call("GET", "/v1/weights/update", wire.UpdateStatus, timeout_s=QUICK_S)

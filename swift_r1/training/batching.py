@@ -16,7 +16,14 @@ from swift_r1.models.policy import MicroBatch, ModelInputs
 from swift_r1.rollout.trajectory import TokenSequence
 from swift_r1.runtime.ranks import Ranks
 from swift_r1.runtime.sequence_parallel import SequenceGroup
-from swift_r1.training.micro_batches import SHARED, Form, RowLengths, Unit, plan_micro_batches, tokens_computed
+from swift_r1.training.micro_batches import (
+    SHARED,
+    Form,
+    RowLengths,
+    Unit,
+    plan_micro_batches,
+    tokens_computed,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +43,8 @@ class RoundBatch:
     truncated: Tensor  # int64 `[R]`, 1 where the completion was cut at the length limit
     rollout_logps: Tensor  # float32 `[sum of completion lengths]`, the engine's log-probs
     rewards: Tensor  # float32 `[N]`, NaN where invalid
-    loss_mask: Tensor  # int64 `[sum of completion lengths]`, 1 on tokens to train: those that the policy wrote
+    # int64 `[sum of completion lengths]`, 1 on tokens to train: those that the policy wrote
+    loss_mask: Tensor
     prompt_numbers: Tensor  # int64 `[R]`, equal for rows of the same prompt tokens
     owners: Tensor  # int64 `[R]`, the completion that a row belongs to, ascending
     # float32 `[sum of completion lengths]`, what the rewards of turns add to a token's advantage; empty without them
@@ -62,7 +70,9 @@ class RoundBatch:
 
     def rows(self, completions: range) -> range:
         """Returns the rows of consecutive completions."""
-        first, end = torch.searchsorted(self.owners, torch.tensor([completions.start, completions.stop])).tolist()
+        first, end = torch.searchsorted(
+            self.owners, torch.tensor([completions.start, completions.stop])
+        ).tolist()
         return range(first, end)
 
     def of_completions(self, of_rows: Tensor) -> Tensor:
@@ -117,14 +127,18 @@ def round_batch(
     owned = torch.arange(len(rows)) if owners is None else torch.tensor(owners)
     cut = torch.tensor([False] * len(rewards) if truncated is None else truncated, dtype=torch.long)
     return RoundBatch(
-        token_ids=_flat([part for row in rows for part in (row.prompt_token_ids, row.token_ids)], torch.long),
+        token_ids=_flat(
+            [part for row in rows for part in (row.prompt_token_ids, row.token_ids)], torch.long
+        ),
         prompt_lengths=torch.tensor([len(row.prompt_token_ids) for row in rows]),
         completion_lengths=torch.tensor([len(row.token_ids) for row in rows]),
         truncated=cut[owned],
         rollout_logps=_flat([row.logprobs for row in rows], torch.float32),
         rewards=torch.tensor(rewards, dtype=torch.float32),
         loss_mask=_flat([row.loss_mask for row in rows], torch.long),
-        prompt_numbers=torch.tensor([numbers.setdefault(tuple(row.prompt_token_ids), len(numbers)) for row in rows]),
+        prompt_numbers=torch.tensor(
+            [numbers.setdefault(tuple(row.prompt_token_ids), len(numbers)) for row in rows]
+        ),
         owners=owned,
         turn_advantages=_flat(turn_advantages, torch.float32),
     )
@@ -147,7 +161,9 @@ def starts_of(lengths: Tensor) -> Tensor:
 
 def places_of(starts: Tensor, lengths: Tensor) -> Tensor:
     """Returns `start, start + 1, ...` of each of `R` stretches, `[sum of lengths]`."""
-    return torch.arange(int(lengths.sum())) + (starts - starts_of(lengths)).repeat_interleave(lengths)
+    return torch.arange(int(lengths.sum())) + (starts - starts_of(lengths)).repeat_interleave(
+        lengths
+    )
 
 
 def filled_places(lengths: Tensor, width: int) -> Tensor:
@@ -172,18 +188,29 @@ class Batching:
     # position ids
     own_attention: bool = True
     overlong_filter: bool = False  # truncated completions are left out of the loss
-    silent_apart: bool = False  # groups whose rewards are all equal teach nothing, and get micro-batches of their own
+    # groups whose rewards are all equal teach nothing, and get micro-batches of their own
+    silent_apart: bool = False
 
 
-def split_step(batch: RoundBatch, completions: range, batching: Batching, ranks: Ranks) -> list[MicroBatch]:
+def split_step(
+    batch: RoundBatch, completions: range, batching: Batching, ranks: Ranks
+) -> list[MicroBatch]:
     """This rank's micro-batches of an optimizer step on the given completions of the round."""
     samples = batch.rows(completions)
     prompts, written, numbers, owners = (
         one[samples.start : samples.stop].tolist()
-        for one in (batch.prompt_lengths, batch.completion_lengths, batch.prompt_numbers, batch.owners)
+        for one in (
+            batch.prompt_lengths,
+            batch.completion_lengths,
+            batch.prompt_numbers,
+            batch.owners,
+        )
     )
     # Prompts are shared within a group, and where the prompt is the same too.
-    groups = [(owner // batching.group_size, number) for owner, number in zip(owners, numbers, strict=True)]
+    groups = [
+        (owner // batching.group_size, number)
+        for owner, number in zip(owners, numbers, strict=True)
+    ]
     silent: list[bool] = []
     if batching.silent_apart:
         without_signal = groups_without_signal(batch.rewards, batching.group_size)
@@ -194,10 +221,15 @@ def split_step(batch: RoundBatch, completions: range, batching: Batching, ranks:
     plan = plan_micro_batches(lengths, batching.form, ranks.data_parallel_size, budget)
     if batching.share_from is not None:
         shared = plan_micro_batches(lengths, SHARED, ranks.data_parallel_size, budget)
-        if tokens_computed(shared, SHARED, lengths) <= (1 - batching.share_from) * tokens_computed(plan, form, lengths):
+        if tokens_computed(shared, SHARED, lengths) <= (1 - batching.share_from) * tokens_computed(
+            plan, form, lengths
+        ):
             form = SHARED
             plan = shared
-    numbered = [[tuple(samples[one] for one in unit) for unit in units] for units in plan[ranks.data_parallel_rank]]
+    numbered = [
+        [tuple(samples[one] for one in unit) for unit in units]
+        for units in plan[ranks.data_parallel_rank]
+    ]
     return [
         collate(
             batch,
@@ -237,7 +269,11 @@ def collate(
     nothing is trained: the other ranks have some."""
     samples = torch.tensor([sample for unit in units for sample in unit], dtype=torch.long)
     ranks = 1 if sequence is None else sequence.size
-    rows = _packed(batch, units, form.shared, device, own_attention, ranks) if form.packed else _padded(batch, samples)
+    rows = (
+        _packed(batch, units, form.shared, device, own_attention, ranks)
+        if form.packed
+        else _padded(batch, samples)
+    )
     lengths = batch.completion_lengths[samples]
     width = int(lengths.max()) if units else 1
     steps = torch.arange(width)
@@ -265,7 +301,9 @@ def collate(
         ),
         mask=mask.to(device),
         places=mask.flatten().nonzero().flatten().to(device),
-        trained=(drop_truncated(mask, batch.truncated[samples]) if overlong_filter else mask).to(device),
+        trained=(drop_truncated(mask, batch.truncated[samples]) if overlong_filter else mask).to(
+            device
+        ),
         rollout_logps=rollout_logps.to(device),
         samples=samples,
         shares=batch.shares()[samples].to(device),
@@ -279,13 +317,20 @@ def _padded(batch: RoundBatch, samples: Tensor) -> _Rows:
     lengths = batch.lengths[samples]
     columns = torch.arange(int(lengths.max()))
     real = filled_places(lengths, len(columns))
-    token_ids = batch.token_ids[torch.where(real, starts[:, None] + columns, 0)].masked_fill(~real, 0)
+    token_ids = batch.token_ids[torch.where(real, starts[:, None] + columns, 0)].masked_fill(
+        ~real, 0
+    )
     own = torch.arange(len(samples)) * len(columns) + batch.prompt_lengths[samples]
     return _Rows(token_ids, own - 1, own)
 
 
 def _packed(
-    batch: RoundBatch, units: Sequence[Unit], shared: bool, device: torch.device, own_attention: bool, least: int
+    batch: RoundBatch,
+    units: Sequence[Unit],
+    shared: bool,
+    device: torch.device,
+    own_attention: bool,
+    least: int,
 ) -> _Rows:
     """One row of `least` tokens or more; with `shared` each unit's prompt once, then its completions."""
     starts = batch.starts.tolist()

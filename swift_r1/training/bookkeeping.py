@@ -63,15 +63,23 @@ class Bookkeeping:
             self.monitor.update(columns, batch)
         why = scored.no_reward
         if why is not None and self.monitor.max_ratio < 1:
-            raise RunFailed(f"none of the round's {len(rows)} completions has a valid reward; the first: {why}")
+            raise RunFailed(
+                f"none of the round's {len(rows)} completions has a valid reward; the first: {why}"
+            )
         metrics = round_metrics(scored)
-        entropies = [one.entropy for one in scored.trained if one.entropy is not None and not math.isnan(one.entropy)]
+        entropies = [
+            one.entropy
+            for one in scored.trained
+            if one.entropy is not None and not math.isnan(one.entropy)
+        ]
         if entropies:
             metrics |= {"entropy/max": max(entropies), "entropy/min": min(entropies)}
         progress.summary.saw_reward(metrics["reward"])
         return metrics
 
-    def check_finite(self, metrics: dict[str, float], round_: OpenRound, progress: RunProgress) -> None:
+    def check_finite(
+        self, metrics: dict[str, float], round_: OpenRound, progress: RunProgress
+    ) -> None:
         """Sets `skipped` to 1 where a model was not updated since its loss or gradient is not finite; the batch is then
         written to a file. A gradient that overflows float16 is how a loss scale is found, and no fault. Raises
         RunFailed: too many steps in a row were skipped."""
@@ -79,7 +87,9 @@ class Bookkeeping:
         faults = list[str]()
         overflows = list[tuple[float, Backend]]()
         for loss, prefix, backend in self.models:
-            bad = [name for name in (loss, f"{prefix}grad_norm") if not math.isfinite(metrics[name])]
+            bad = [
+                name for name in (loss, f"{prefix}grad_norm") if not math.isfinite(metrics[name])
+            ]
             scale = metrics.get(f"{prefix}loss_scale", 1.0)
             if bad == [f"{prefix}grad_norm"] and scale > 1:
                 overflows.append((scale, backend))
@@ -99,7 +109,9 @@ class Bookkeeping:
             path = self.run_dir / "skipped" / f"step-{step}.safetensors"
             with self.ranks.busy():
                 round_.write_step(path)
-            logger.warning("step %d is skipped: %s not finite; its batch is in %s", step, what, path)
+            logger.warning(
+                "step %d is skipped: %s not finite; its batch is in %s", step, what, path
+            )
             self.recorder.event("skipped", f"{what} not finite", step=step)
         if times > self.max_skipped_steps:
             raise RunFailed(
@@ -110,12 +122,20 @@ class Bookkeeping:
     def step(self, metrics: dict[str, float], round_: OpenRound, number: int, last: bool) -> None:
         """Logs optimizer step `number`, with its times and its share of the round's. Collective."""
         own = self.stopwatch.take()
-        times = {f"time/{name}": round_.seconds.get(name, 0.0) + own.get(name, 0.0) for name in self.timed}
+        times = {
+            f"time/{name}": round_.seconds.get(name, 0.0) + own.get(name, 0.0)
+            for name in self.timed
+        }
         seconds = sum(times.values())
         tokens = int(round_.batch.loss_mask.sum()) / self.plan.optimizer_steps_per_round
         times |= {"time/step": seconds, "tokens_per_second": tokens / seconds}
         times["memory/peak_gib"] = self.ranks.max(peak_bytes(self.ranks.device)) / GIB
-        metrics = metrics | times | rank_metrics(self.models[0][2].pace, self.ranks) | self.rollouts.take_metrics()
+        metrics = (
+            metrics
+            | times
+            | rank_metrics(self.models[0][2].pace, self.ranks)
+            | self.rollouts.take_metrics()
+        )
         with self.ranks.busy():
             self.recorder.step(number, metrics, last)
 

@@ -31,7 +31,9 @@ class ExpertStep:
 
     def _loss(self, backend: Backend, micro: MicroBatch) -> LossOutput:
         logps = micro.unflatten(backend.logprobs(micro.inputs, 1.0).logps)
-        result = expert_loss(logps, micro.trained, enable_phi=self.enable_phi, normalizer=self.tokens)
+        result = expert_loss(
+            logps, micro.trained, enable_phi=self.enable_phi, normalizer=self.tokens
+        )
         return replace(result, loss=self.mu * result.loss)
 
 
@@ -62,9 +64,18 @@ class Experts:
         count = size * args.gradient_accumulation_steps * args.batch_processes
         batch = None
         if self.answers is not None:
-            rows = [TokenSequence.of_answer(*pair) for pair in self.answers.drawn(done * count, count)]
+            rows = [
+                TokenSequence.of_answer(*pair) for pair in self.answers.drawn(done * count, count)
+            ]
             batch = round_batch(rows, rewards=[0.0] * count)
         batch = everywhere(batch, ranks)
-        alone = replace(self.batching, completions=size, group_size=1, overlong_filter=False, silent_apart=False)
+        alone = replace(
+            self.batching, completions=size, group_size=1, overlong_filter=False, silent_apart=False
+        )
         tokens = float(batch.completion_lengths.sum())
-        return ExpertStep(mu, split_step(batch, range(count), alone, ranks), tokens, args.chord_enable_phi_function)
+        return ExpertStep(
+            mu,
+            split_step(batch, range(count), alone, ranks),
+            tokens,
+            args.chord_enable_phi_function,
+        )

@@ -54,7 +54,10 @@ def batch_of_round(
         trained = scored.trained
         rows = [row for trajectory in trained for row in trajectory.rows]
         if prompts is not None:
-            rows = [replace(row, prompt_token_ids=prompt) for row, prompt in zip(rows, prompts, strict=True)]
+            rows = [
+                replace(row, prompt_token_ids=prompt)
+                for row, prompt in zip(rows, prompts, strict=True)
+            ]
         batch = round_batch(
             rows,
             rewards=[trajectory.outcome for trajectory in trained],
@@ -79,11 +82,16 @@ def _of_turns(trained: Sequence[Trajectory], scale_rewards: str) -> list[list[fl
     return of_rows
 
 
-def split_round(batch: RoundBatch, steps: int, batching: Batching, ranks: Ranks) -> list[list[MicroBatch]]:
+def split_round(
+    batch: RoundBatch, steps: int, batching: Batching, ranks: Ranks
+) -> list[list[MicroBatch]]:
     """This rank's micro-batches of each of the round's optimizer steps. Consecutive completions, so whole groups where
     sizes allow, make a step."""
     size = len(batch) // steps
-    return [split_step(batch, range(start, start + size), batching, ranks) for start in range(0, len(batch), size)]
+    return [
+        split_step(batch, range(start, start + size), batching, ranks)
+        for start in range(0, len(batch), size)
+    ]
 
 
 def needs_old_policy(args: RlhfArguments, updates: int) -> bool:
@@ -123,12 +131,16 @@ def before_training(
             ref = micro.unflatten(reference.logprobs(micro.inputs, temperature).logps)
         if critic is not None:
             values = micro.unflatten(critic.values(micro.inputs))
-        return replace(micro, old_logps=old, old_entropies=entropies, ref_logps=ref, old_values=values)
+        return replace(
+            micro, old_logps=old, old_entropies=entropies, ref_logps=ref, old_values=values
+        )
 
     return [[filled(micro) for micro in micro_batches] for micro_batches in steps]
 
 
-def rewards_after_kl(batch: RoundBatch, steps: Sequence[Sequence[MicroBatch]], beta: float, ranks: Ranks) -> Tensor:
+def rewards_after_kl(
+    batch: RoundBatch, steps: Sequence[Sequence[MicroBatch]], beta: float, ranks: Ranks
+) -> Tensor:
     """`--kl_in_reward`: the round's rewards `[N]` less `beta` times the KL of each completion, on every rank.
 
     Each rank computes the KL of its own completions. The KL is over all of a completion's tokens, also of one that
@@ -143,19 +155,25 @@ def rewards_after_kl(batch: RoundBatch, steps: Sequence[Sequence[MicroBatch]], b
     return (batch.rewards + batch.of_completions(ranks.sum_data(penalties))).to(batch.rewards.dtype)
 
 
-def completion_entropies(steps: Sequence[Sequence[MicroBatch]], batch: RoundBatch, ranks: Ranks) -> Tensor:
+def completion_entropies(
+    steps: Sequence[Sequence[MicroBatch]], batch: RoundBatch, ranks: Ranks
+) -> Tensor:
     """Mean entropy (nats) of each of the round's completions before its first update, float64 `[N]`, NaN without
     trained tokens, on every rank. Collective."""
     found = torch.zeros(2, len(batch.owners), dtype=torch.float64)  # sums and lengths
     for micro in chain.from_iterable(steps):
         assert micro.old_entropies is not None
-        found[0, micro.samples] = micro.old_entropies.double().masked_fill(~micro.mask, 0.0).sum(1).cpu()
+        found[0, micro.samples] = (
+            micro.old_entropies.double().masked_fill(~micro.mask, 0.0).sum(1).cpu()
+        )
         found[1, micro.samples] = micro.mask.double().sum(1).cpu()
     sums, lengths = map(batch.of_completions, ranks.sum_data(found))
     return sums / lengths
 
 
-def of_round(name: str, batch: RoundBatch, steps: Sequence[Sequence[MicroBatch]], ranks: Ranks) -> Tensor:
+def of_round(
+    name: str, batch: RoundBatch, steps: Sequence[Sequence[MicroBatch]], ranks: Ranks
+) -> Tensor:
     """The micro-batches' tensors `[B, T]` of this name, of all ranks, as one float32 `[R, longest]`: what is computed
     from it does not depend on how the round was split. Collective."""
     together = torch.zeros(len(batch.owners), int(batch.completion_lengths.max()))
@@ -168,7 +186,9 @@ def of_round(name: str, batch: RoundBatch, steps: Sequence[Sequence[MicroBatch]]
 def entropy_threshold(batches: Sequence[MicroBatch], quantile: float, ranks: Ranks) -> Tensor:
     """The entropy (float32 scalar) from which on a token of this optimizer step is trained, from those of all ranks
     under the policy before the round's first update. Collective."""
-    entropies = [micro.old_entropies[micro.trained] for micro in batches if micro.old_entropies is not None]
+    entropies = [
+        micro.old_entropies[micro.trained] for micro in batches if micro.old_entropies is not None
+    ]
     everyones = ranks.gather_data(torch.cat(entropies).cpu())
     mine = None
     if everyones is not None:
@@ -194,12 +214,17 @@ def group_targets(
         labels: float32 `[N]`, of the whole round; completions without a trained token count as if theirs were 0.
     """
     assert config.loss.targets is not None
-    found = torch.zeros(2, len(labels), dtype=torch.float64)  # scores, and which completions are in this step
+    # scores, and which completions are in this step
+    found = torch.zeros(2, len(labels), dtype=torch.float64)
     for micro in batches:
         found[1, micro.samples] = micro.trained.any(1).double().cpu()
         if micro.old_logps is not None:
-            moved = micro.unflatten(backend.logprobs(micro.inputs, temperature).logps) - micro.old_logps
-            found[0, micro.samples] = token_means(moved, micro.trained.to(moved.dtype)).double().cpu()
+            moved = (
+                micro.unflatten(backend.logprobs(micro.inputs, temperature).logps) - micro.old_logps
+            )
+            found[0, micro.samples] = (
+                token_means(moved, micro.trained.to(moved.dtype)).double().cpu()
+            )
     scores, there = ranks.sum_data(found)
     values, total = config.loss.targets(scores, labels * there, config)
     return values.to(labels.dtype), total + (values * scores).sum()
@@ -258,14 +283,22 @@ def train_step(
         As `update`, with each rank's `micro_batches` and the `tokens_computed` of all of them (prompts, completions and
         padding that went through the model).
     """
-    normalizer = torch.stack([loss_normalizer(micro.trained, config, micro.shares) for micro in batches]).sum().cpu()
-    computed = torch.tensor(sum(micro.inputs.token_ids.numel() for micro in batches), dtype=torch.float64)
+    normalizer = (
+        torch.stack([loss_normalizer(micro.trained, config, micro.shares) for micro in batches])
+        .sum()
+        .cpu()
+    )
+    computed = torch.tensor(
+        sum(micro.inputs.token_ids.numel() for micro in batches), dtype=torch.float64
+    )
     # From where on every advantage is 0, on all ranks: these have no gradient, and none is computed.
     signals = [advantages[micro.samples].count_nonzero().double() for micro in batches]
     normalizer, computed, *signals = ranks.sum_data(torch.stack([normalizer, computed, *signals]))
     taught = bool(config.distillations) or any(micro.teacher_ids is not None for micro in batches)
     everywhere = config.kl_in_loss or taught
-    num_backward = max((place for place, signal in enumerate(signals, start=1) if signal or everywhere), default=1)
+    num_backward = max(
+        (place for place, signal in enumerate(signals, start=1) if signal or everywhere), default=1
+    )
     filtered = config.top_entropy_quantile < 1
     threshold = entropy_threshold(batches, config.top_entropy_quantile, ranks) if filtered else None
     several = owners is not None and int(owners[-1]) + 1 < len(owners)
@@ -287,7 +320,9 @@ def train_step(
             inputs = inputs._replace(targets=ids)
         found = backend.logprobs(inputs, temperature)
         if micro.teacher_tops is not None:
-            teacher_kl = micro.unflatten(reverse_kl(found.logps[:, 1:], micro.flatten(micro.teacher_tops)))
+            teacher_kl = micro.unflatten(
+                reverse_kl(found.logps[:, 1:], micro.flatten(micro.teacher_tops))
+            )
         logps = micro.unflatten(found.logps if found.logps.dim() == 1 else found.logps[:, 0])
         entropies = micro.unflatten(found.entropies)
         result = policy_loss(
@@ -326,7 +361,8 @@ def train_step(
     if threshold is not None and threshold.isfinite():
         metrics["entropy/threshold"] = threshold.item()
     if config.log_rollout_offpolicy_metrics:
-        everyones = torch.zeros(5, len(advantages), dtype=torch.float64)  # no token where a completion is of no rank
+        # no token where a completion is of no rank
+        everyones = torch.zeros(5, len(advantages), dtype=torch.float64)
         everyones[:, torch.cat([micro.samples for micro in batches])] = torch.cat(weights, 1).cpu()
         everyones = ranks.sum_data(everyones)
         metrics |= weight_metrics(everyones if owners is None else of_owners(everyones, owners))
@@ -360,14 +396,20 @@ def update(
             result = loss()
         if number <= num_backward:
             # A loss that is not finite must give a gradient that is not, whatever the rank: then all skip the update.
-            factor = torch.full_like(result.loss, coefficient).masked_fill(~result.loss.isfinite(), math.nan)
+            factor = torch.full_like(result.loss, coefficient).masked_fill(
+                ~result.loss.isfinite(), math.nan
+            )
             backend.backward(factor * result.loss, last=number == num_backward)
         metrics.append(result.metrics | {"loss": result.loss.detach().double()})
     scale = backend.loss_scale
-    grad_norm, learning_rate = (backend.step(learning_rate), learning_rate) if num_backward else (0.0, 0.0)
+    grad_norm, learning_rate = (
+        (backend.step(learning_rate), learning_rate) if num_backward else (0.0, 0.0)
+    )
     # Nothing before this waits for the device: it computes while the next micro-batches are sent to it.
     names, sums = zip(*sorted(sum_metrics(metrics).items()), strict=True)
-    totals = dict(zip(names, ranks.sum_data(torch.stack([value.double() for value in sums])), strict=True))
+    totals = dict(
+        zip(names, ranks.sum_data(torch.stack([value.double() for value in sums])), strict=True)
+    )
     found = {"loss": totals["loss"].item(), "grad_norm": grad_norm, "learning_rate": learning_rate}
     found |= mean_metrics(totals)
     return found if scale is None else found | {"loss_scale": scale}
@@ -376,7 +418,9 @@ def update(
 def of_micro_batch(of_round: Tensor, micro: MicroBatch) -> Tensor:
     """The rows of a round's tensor, `[R]` or `[R, longest]`, that belong to a micro-batch: `[B]` or `[B, T]`."""
     rows = of_round[micro.samples]
-    return (rows if rows.dim() == 1 else rows[:, : micro.mask.shape[1]]).to(micro.mask.device, non_blocking=True)
+    return (rows if rows.dim() == 1 else rows[:, : micro.mask.shape[1]]).to(
+        micro.mask.device, non_blocking=True
+    )
 
 
 def weight_sample(model: nn.Module) -> Tensor:
@@ -384,7 +428,9 @@ def weight_sample(model: nn.Module) -> Tensor:
     left out: updates do not reach the scales of norms, which are near 1, and always those of biases that begin at 0."""
     matrices = (one for _, one in trained_parameters(model) if len(whole_shape(one)) > 1)
     parts = (getattr(one, "ds_tensor", part_of(one)).detach().flatten() for one in matrices)
-    found = [part[:: max(1, part.numel() // _SAMPLED)] for part in parts if part.dtype.itemsize == 2]
+    found = [
+        part[:: max(1, part.numel() // _SAMPLED)] for part in parts if part.dtype.itemsize == 2
+    ]
     return torch.cat(found) if found else torch.empty(0)
 
 

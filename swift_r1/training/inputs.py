@@ -41,7 +41,8 @@ class Inputs:
     # held out of the run's data, then those of each of `--eval_datasets`
     eval_prompts: list[list[Prompt]] = field(default_factory=list)
     experts: ExpertAnswers | None = None  # of `--chord_sft_dataset`
-    rewards: RewardCaller | None = None  # the functions of the run and those that only the evaluation needs
+    # the functions of the run and those that only the evaluation needs
+    rewards: RewardCaller | None = None
     monitor: InvalidRewardMonitor | None = None
     recorded: RecordedRun | None = None  # whose rounds are trained on, in the place of prompts
 
@@ -57,8 +58,14 @@ def open_inputs(context: Context) -> Inputs:
     if replay is not None:
         run = RecordedRun.open(replay.run)
         if not run.tokens.is_of(vocabulary_of(context.tokenizer)):
-            raise UsageError(f"--model {context.args.model} has another tokenizer than the run in {run.path}")
-        return replace(_open_rewards(context, not replay.scored_anew), num_rows=replay.dataset_size or 0, recorded=run)
+            raise UsageError(
+                f"--model {context.args.model} has another tokenizer than the run in {run.path}"
+            )
+        return replace(
+            _open_rewards(context, not replay.scored_anew),
+            num_rows=replay.dataset_size or 0,
+            recorded=run,
+        )
     args = context.args
     start = context.start
     saved = context.saved
@@ -68,9 +75,13 @@ def open_inputs(context: Context) -> Inputs:
     if args.env is not None:
         register_environment(args.env, args.env_args, args.reward_env)
     data = load_rows(args.data_flags, start.prepared)
-    encoder = PromptEncoder(context.tokenizer, Wording.of(args), longest_prompt(args), args.truncation_strategy)
+    encoder = PromptEncoder(
+        context.tokenizer, Wording.of(args), longest_prompt(args), args.truncation_strategy
+    )
     rows = data.train if args.streaming else encoder.fitting(data.train)
-    held_out = [prompt for row in encoder.fitting(data.eval, "held-out") if (prompt := encoder.encode(row))]
+    held_out = [
+        prompt for row in encoder.fitting(data.eval, "held-out") if (prompt := encoder.encode(row))
+    ]
     eval_prompts = [held_out, *load_eval_prompts(args, context.tokenizer, data.train)]
     size = make_plan(args, context.ranks.world_size, len(rows)).prompts_per_round
     number = 0
@@ -79,10 +90,15 @@ def open_inputs(context: Context) -> Inputs:
     choices = None
     workers = args.dataloader_num_workers
     ahead = args.dataloader_prefetch_factor
-    if saved is not None and saved.fingerprint.dataset == start.dataset:  # other data begins at its beginning
+    # other data begins at its beginning
+    if saved is not None and saved.fingerprint.dataset == start.dataset:
         number = saved.prompts_taken
         digest = saved.prompts_digest
-        chosen = saved.choices if saved.fingerprint.args.get("prompt_sampler") == args.prompt_sampler else ""
+        chosen = (
+            saved.choices
+            if saved.fingerprint.args.get("prompt_sampler") == args.prompt_sampler
+            else ""
+        )
     if args.streaming:
         stream = stream_of(args.data_flags, size, encoder.fits)
         prompts: Prompts = StreamedPrompts(stream, encoder, number, digest, size, workers, ahead)
@@ -92,13 +108,19 @@ def open_inputs(context: Context) -> Inputs:
         prompts = ChosenPrompts(rows, encoder, choices, number)
     else:
         order = PromptSampler(
-            len(rows), size, args.dataset_shuffle, int(args.data_seed or 0), args.dataloader_drop_last
+            len(rows),
+            size,
+            args.dataset_shuffle,
+            int(args.data_seed or 0),
+            args.dataloader_drop_last,
         )
         order.load_state_dict(order.state_dict() | {"drawn": number})
         prompts = PromptStream(rows, encoder, order, workers, ahead)
     cleanup.callback(prompts.close)
     found = _open_rewards(context)
-    return replace(found, num_rows=len(rows), prompts=prompts, choices=choices, eval_prompts=eval_prompts)
+    return replace(
+        found, num_rows=len(rows), prompts=prompts, choices=choices, eval_prompts=eval_prompts
+    )
 
 
 def _open_rewards(context: Context, recorded: bool = False) -> Inputs:
@@ -108,7 +130,8 @@ def _open_rewards(context: Context, recorded: bool = False) -> Inputs:
     cleanup = context.cleanup
     names = [*args.reward_funcs, *eval_rewards(args)]
     load = partial(load_plugins, args.external_plugins)
-    own = replace(args, output_dir=str(start.run_dir))  # rewards are told where the run is, as by ms-swift
+    # rewards are told where the run is, as by ms-swift
+    own = replace(args, output_dir=str(start.run_dir))
     pool = (
         RecordedRewards(args, names)
         if recorded
@@ -120,6 +143,10 @@ def _open_rewards(context: Context, recorded: bool = False) -> Inputs:
     experts = None
     if args.chord_sft_dataset:
         load()
-        encoder = PromptEncoder(context.tokenizer, Wording.of(args), longest_prompt(args), args.truncation_strategy)
-        experts = load_answers(args.chord_sft_dataset, args.data_flags, encoder, args.max_completion_length)
+        encoder = PromptEncoder(
+            context.tokenizer, Wording.of(args), longest_prompt(args), args.truncation_strategy
+        )
+        experts = load_answers(
+            args.chord_sft_dataset, args.data_flags, encoder, args.max_completion_length
+        )
     return Inputs(experts=experts, rewards=pool, monitor=monitor)

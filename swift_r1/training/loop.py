@@ -102,7 +102,8 @@ class Trainer:
 
     def __post_init__(self) -> None:
         self.loss = from_flags(LossConfig, self.args)
-        if self.critic is not None:  # the mean over the step's tokens, as for the critic; the KL is in the rewards
+        # the mean over the step's tokens, as for the critic; the KL is in the rewards
+        if self.critic is not None:
             self.loss = replace(self.loss, loss_type="bnpo")
         self.progress = RunProgress()
 
@@ -170,22 +171,34 @@ class Trainer:
                 steps = self.teacher.teach(scored, batch, steps)
         with self.stopwatch.timed("train"):
             advantages, metrics = self.advantages(batch, steps, self.summary.steps)
-            entropies = grpo.completion_entropies(steps, batch, self.ranks) if self.args.log_entropy else None
+            entropies = (
+                grpo.completion_entropies(steps, batch, self.ranks)
+                if self.args.log_entropy
+                else None
+            )
         if scored is not None:
             of_completions = None if entropies is None else entropies.tolist()
             scored = scored.with_advantages(advantages.of_completions.tolist(), of_completions)
             metrics |= self.books.round(scored, self.progress)
         updated = self.plan.completions_per_optimizer_step
-        recorded = token_values.chosen(scored, self.summary.steps + 1, updated, self.token_share, self.ranks)
+        recorded = token_values.chosen(
+            scored, self.summary.steps + 1, updated, self.token_share, self.ranks
+        )
         # What the round took as a whole is divided among its steps.
         seconds = {name: value / updates for name, value in self.stopwatch.take().items()}
         ends_epoch = self.epoch() > epoch
-        return OpenRound(batch, steps, advantages, metrics, seconds, ends_epoch=ends_epoch, recorded=recorded)
+        return OpenRound(
+            batch, steps, advantages, metrics, seconds, ends_epoch=ends_epoch, recorded=recorded
+        )
 
     @property
     def token_share(self) -> float:
         """`--log_tokens`: the share of the prompts that are in the token record."""
-        groups = self.args.log_tokens_groups * self.plan.num_generations / self.plan.completions_per_optimizer_step
+        groups = (
+            self.args.log_tokens_groups
+            * self.plan.num_generations
+            / self.plan.completions_per_optimizer_step
+        )
         return {"all": 1.0, "sample": groups, "none": 0.0}[self.args.log_tokens]
 
     def epoch(self) -> int:
@@ -240,7 +253,9 @@ class Trainer:
         args = self.args
         progress = self.progress
         critic = self.critic
-        updates = [micro_batches for _ in range(args.num_iterations) for micro_batches in round_.steps]
+        updates = [
+            micro_batches for _ in range(args.num_iterations) for micro_batches in round_.steps
+        ]
         progress.open_round = round_
         while progress.open_round is not None and not self.stop.reason:
             micro_batches = updates[round_.done]
@@ -266,8 +281,13 @@ class Trainer:
                     None if self.experts is None else self.experts.step(self.summary.steps),
                     round_.batch.owners,
                 )
-                metrics |= grpo.changed_share(before, grpo.weight_sample(self.backend.model), self.ranks)
-                if tokens is not None and (rows := tokens.rows(round_.advantages.values, self.ranks)) is not None:
+                metrics |= grpo.changed_share(
+                    before, grpo.weight_sample(self.backend.model), self.ranks
+                )
+                if (
+                    tokens is not None
+                    and (rows := tokens.rows(round_.advantages.values, self.ranks)) is not None
+                ):
                     self.recorder.tokens(self.summary.steps + 1, rows)
                 self.learning_rate.advance()
                 if critic is not None:
@@ -308,7 +328,9 @@ class Trainer:
             self.device.to_publish()
             with self.stopwatch.timed("sync"):
                 try:
-                    self.rounds.publish_weights(self.progress.rounds, self.progress.open_round is not None)
+                    self.rounds.publish_weights(
+                        self.progress.rounds, self.progress.open_round is not None
+                    )
                 except ServerUnreachable as error:
                     self.stop_or_raise(error)
                     return
@@ -361,10 +383,16 @@ class Trainer:
                 metrics, rows, probes = found
                 self.recorder.evaluation(steps, metrics, rows, probes)
                 self.summary.saw_evaluation(metrics)
-                saves = steps == self.plan.total_steps or self.due(args.save_strategy, args.save_steps)
+                saves = steps == self.plan.total_steps or self.due(
+                    args.save_strategy, args.save_steps
+                )
                 if saves and steps and args.metric_for_best_model is not None:
-                    self.summary.saw_checkpoint(metrics, args.metric_for_best_model, args.greater_is_better)
-        if self.ranks.max(self.summary.saves_since_best) >= (args.early_stop_interval or sys.maxsize):
+                    self.summary.saw_checkpoint(
+                        metrics, args.metric_for_best_model, args.greater_is_better
+                    )
+        if self.ranks.max(self.summary.saves_since_best) >= (
+            args.early_stop_interval or sys.maxsize
+        ):
             self.stop.reason = NOT_BETTER
         self.stopwatch.take()
 

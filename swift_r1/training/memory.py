@@ -38,7 +38,8 @@ WIDTHS = {"float32": 4.0, "bfloat16": 2.0, "float16": 2.0, "fp8": 1.0}
 _FOUR_BIT = {True: 0.516, False: 0.5625}
 """Bytes per 4-bit number with the scales of its blocks, by whether these are stored in 8 bits."""
 _SLACK = 0.2  # share of memory that comes and goes that an allocator holds in addition
-EMBEDDED_CACHE_BYTES = 2 * GIB  # most that the embedded engine's keys and values take (serving/engines/transformers.py)
+# most that the embedded engine's keys and values take (serving/engines/transformers.py)
+EMBEDDED_CACHE_BYTES = 2 * GIB
 _BUCKET_NUMBERS = 50_000_000  # `reduce_bucket_size` of our DeepSpeed presets
 
 
@@ -49,7 +50,8 @@ class MemoryEstimate:
     parts: Mapping[str, float]  # held from the first optimizer step on, by name
     # what each phase of a step holds in addition, by name and then by part; they follow one another
     phases: Mapping[str, Mapping[str, float]]
-    on_host: Mapping[str, float]  # parts that stay in the host's memory although training is on a GPU
+    # parts that stay in the host's memory although training is on a GPU
+    on_host: Mapping[str, float]
     prompt_tokens: int  # the longest prompt that this is for
     tokens: int  # of one forward pass
 
@@ -69,7 +71,9 @@ class MemoryEstimate:
     @property
     def largest(self) -> str:
         """The name of the largest part that flags can change."""
-        return max((name for name in self.counted if name != "libraries"), key=self.counted.__getitem__)
+        return max(
+            (name for name in self.counted if name != "libraries"), key=self.counted.__getitem__
+        )
 
 
 def estimate(
@@ -102,7 +106,8 @@ def estimate(
     if args.train_type == "qlora":
         plain = shape.total - shape.quantized
         four_bit = shape.quantized * _FOUR_BIT[args.bnb_4bit_use_double_quant]
-        base = plain * width + four_bit * (sharded if fsdp else 1)  # under FSDP2 every rank has all of these
+        # under FSDP2 every rank has all of these
+        base = plain * width + four_bit * (sharded if fsdp else 1)
     else:
         base = shape.total * width
     weights = (base + adapters * width) / sharded
@@ -114,20 +119,30 @@ def estimate(
     if args.wants_reference and (args.train_type == "full" or args.ref_model):
         reference = shape if args.ref_model is None else shape_of(args.ref_model)
         parts["reference"] = reference.total * width / sharded
-    if args.teacher_path is not None and (args.teacher_path != args.model or args.train_type == "full"):
+    if args.teacher_path is not None and (
+        args.teacher_path != args.model or args.train_type == "full"
+    ):
         parts["teacher"] = shape_of(args.teacher_path).total * width / sharded
     if critic is not None:
         numbers = critic.without_head
         bytes_each = WIDTHS[args.torch_dtype or critic.dtype]
         parts["critic's weights"] = numbers * bytes_each / sharded
-        parts["critic's gradients"] = _gradients(numbers, bytes_each, ranks, stage, critic if fsdp else None)
+        parts["critic's gradients"] = _gradients(
+            numbers, bytes_each, ranks, stage, critic if fsdp else None
+        )
         parts["critic's optimizer"] = _optimizer(args, numbers, bytes_each, ranks, stage)
     if stage == 3:
         whole = fsdp is not None and not fsdp.reshard_after_forward
         if args.zero_hpz_partition_size is not None and args.zero_hpz_partition_size > 1:
-            own = sum(size for name, size in parts.items() if name.endswith(("weights", "reference", "teacher")))
+            own = sum(
+                size
+                for name, size in parts.items()
+                if name.endswith(("weights", "reference", "teacher"))
+            )
             parts["second copy of weights"] = own * sharded / args.zero_hpz_partition_size
-        parts["gathered weights"] = max(_gathered(model, args, whole) for model in (shape, critic) if model is not None)
+        parts["gathered weights"] = max(
+            _gathered(model, args, whole) for model in (shape, critic) if model is not None
+        )
         if not args.use_vllm:
             parts["generation copy"] = shape.total * width
     on_host = {}
@@ -145,11 +160,17 @@ def estimate(
     tokens, predicted = _tokens(args, world_size, prompt)
     chunk = gpu_logits_bytes(card) if gpu else LOGITS_BYTES
     logits = _logits(shape, predicted, width, embedding_trained, chunk)
-    phases = {"training": {"activations": _activations(args, shape, tokens, width), "logits": logits}}
+    phases = {
+        "training": {"activations": _activations(args, shape, tokens, width), "logits": logits}
+    }
     if critic is not None:
-        phases["training of the critic"] = {"activations": _activations(args, critic, tokens, width, adapters=False)}
+        phases["training of the critic"] = {
+            "activations": _activations(args, critic, tokens, width, adapters=False)
+        }
     if not args.use_vllm:
-        phases["generation"] = {"keys, values and logits": _generation(args, shape, world_size, prompt, width)}
+        phases["generation"] = {
+            "keys, values and logits": _generation(args, shape, world_size, prompt, width)
+        }
     for phase in phases.values():
         phase["allocator's slack"] = _SLACK * sum(phase.values())
     return MemoryEstimate({**parts, "libraries": libraries}, phases, on_host, prompt, tokens)
@@ -165,7 +186,9 @@ def _tokens(args: RlhfArguments, world_size: int, prompt: int) -> tuple[int, int
     step = math.ceil(args.completions_per_step * spread / world_size)
     apart = step * row
     shared = step * args.max_completion_length + math.ceil(step / group) * prompt
-    shares = args.share_prompt == "true" or (args.share_prompt == "auto" and shared <= (1 - LEAST_SAVING) * apart)
+    shares = args.share_prompt == "true" or (
+        args.share_prompt == "auto" and shared <= (1 - LEAST_SAVING) * apart
+    )
     whole = shared if shares else apart
     tokens = math.ceil(min(budget, whole) / spread)
     return tokens, round(tokens * step * args.max_completion_length / whole)
@@ -191,7 +214,10 @@ def changes(args: RlhfArguments) -> Iterator[tuple[str, RlhfArguments]]:
     if args.per_device_train_batch_size > 1 and args.max_tokens_per_micro_batch is None:
         row = (args.max_length or DEFAULT_PROMPT_TOKENS) + args.max_completion_length
         tokens = max(row, args.per_device_train_batch_size * row // 4)
-        yield f"--max_tokens_per_micro_batch {tokens}", replace(args, max_tokens_per_micro_batch=tokens)
+        yield (
+            f"--max_tokens_per_micro_batch {tokens}",
+            replace(args, max_tokens_per_micro_batch=tokens),
+        )
     if args.train_type == "full":
         yield "--train_type lora", replace(args, train_type="lora", beta=args.beta)
     elif args.train_type == "lora":
@@ -208,7 +234,9 @@ def changes(args: RlhfArguments) -> Iterator[tuple[str, RlhfArguments]]:
         yield "--use_vllm true (a `swift rollout` server)", replace(args, use_vllm=True)
 
 
-def _gradients(trained: int, width: float, ranks: int, stage: int | None, fsdp: ModelShape | None) -> float:
+def _gradients(
+    trained: int, width: float, ranks: int, stage: int | None, fsdp: ModelShape | None
+) -> float:
     """Float32 sums, and what of the weights' own dtype is on its way into them: under FSDP2 (of the model `fsdp`) the
     largest group's, which is the output head with the embeddings, or a layer, and its float32 copy."""
     if stage is None:
@@ -220,7 +248,9 @@ def _gradients(trained: int, width: float, ranks: int, stage: int | None, fsdp: 
     return 4.0 * trained + bucket if stage in (0, 1) else 4.0 * trained / ranks + 2 * bucket
 
 
-def _optimizer(args: RlhfArguments, trained: int, width: float, ranks: int, stage: int | None) -> float:
+def _optimizer(
+    args: RlhfArguments, trained: int, width: float, ranks: int, stage: int | None
+) -> float:
     """Float32 masters and moments."""
     masters = 4 * trained / ranks if stage is not None or width == 2 else 0.0
     return masters + {"sgd": 0, **dict.fromkeys(EIGHT_BIT, 2)}.get(args.optim, 8) * trained / ranks
@@ -233,7 +263,9 @@ def _gathered(shape: ModelShape, args: RlhfArguments, whole: bool) -> float:
     return min(shape.total, live) * WIDTHS[args.torch_dtype or shape.dtype]
 
 
-def _activations(args: RlhfArguments, shape: ModelShape, tokens: float, width: float, adapters: bool = True) -> float:
+def _activations(
+    args: RlhfArguments, shape: ModelShape, tokens: float, width: float, adapters: bool = True
+) -> float:
     """Kept for the backward pass: of every layer, or with checkpointing its input and one whole layer."""
     hidden = shape.hidden
     wide = shape.feed_forward
@@ -249,7 +281,9 @@ def _activations(args: RlhfArguments, shape: ModelShape, tokens: float, width: f
     return shape.layers * layer + layer / 2
 
 
-def _logits(shape: ModelShape, predicted: float, width: float, head_trained: bool, most: int) -> float:
+def _logits(
+    shape: ModelShape, predicted: float, width: float, head_trained: bool, most: int
+) -> float:
     """A chunk of `most` bytes of float32 logits with its exponentials and their low-precision copy, the first chunks'
     exponentials, and the head's gradient."""
     whole = 4.0 * predicted * shape.vocabulary
@@ -259,9 +293,14 @@ def _logits(shape: ModelShape, predicted: float, width: float, head_trained: boo
     return chunk * (2 + width / 4) + kept + gradient
 
 
-def _generation(args: RlhfArguments, shape: ModelShape, world_size: int, prompt: int, width: float) -> float:
+def _generation(
+    args: RlhfArguments, shape: ModelShape, world_size: int, prompt: int, width: float
+) -> float:
     """Keys and values of the completions that are decoded together, the old copy while they grow, and their logits."""
-    rows = int(args.generation_batch_size or args.per_device_train_batch_size * world_size) / world_size
+    rows = (
+        int(args.generation_batch_size or args.per_device_train_batch_size * world_size)
+        / world_size
+    )
     positions = prompt + args.max_completion_length
     cache = min(EMBEDDED_CACHE_BYTES, rows * positions * 2 * shape.layers * shape.kv_width * width)
     return 1.25 * cache + rows * shape.vocabulary * (4 * 3 + width)
@@ -309,8 +348,14 @@ def estimated(args: RlhfArguments, shape: ModelShape, world: World, gpu: bool) -
     """Estimates the memory of these flags on this machine. What this process holds counts as libraries, so it must be
     asked early."""
     stage, _ = zero_of(args)
-    more = {"trainer": True, "adapters": args.train_type != "full", "deepspeed": args.deepspeed is not None}
-    own = psutil.Process().memory_info().rss + sum(_LIBRARIES[name] for name, on in more.items() if on)
+    more = {
+        "trainer": True,
+        "adapters": args.train_type != "full",
+        "deepspeed": args.deepspeed is not None,
+    }
+    own = psutil.Process().memory_info().rss + sum(
+        _LIBRARIES[name] for name, on in more.items() if on
+    )
     libraries = CONTEXT_BYTES if gpu else own
     critic = shape_of(args.critic_model) if args.critic_model else None
     card = _card() if gpu else _CARD
@@ -321,7 +366,11 @@ def _card() -> float:
     """Bytes of this machine's GPU."""
     import torch
 
-    return float(torch.cuda.get_device_properties(0).total_memory) if torch.cuda.is_available() else _CARD
+    return (
+        float(torch.cuda.get_device_properties(0).total_memory)
+        if torch.cuda.is_available()
+        else _CARD
+    )
 
 
 def zero_of(args: RlhfArguments) -> tuple[int | None, tuple[bool, bool]]:
@@ -333,13 +382,25 @@ def zero_of(args: RlhfArguments) -> tuple[int | None, tuple[bool, bool]]:
     return config.get("zero_optimization", {}).get("stage", 0), offloads(config)
 
 
-def advice(args: RlhfArguments, shape: ModelShape, world: World, gpu: bool, found: MemoryEstimate | None = None) -> str:
+def advice(
+    args: RlhfArguments,
+    shape: ModelShape,
+    world: World,
+    gpu: bool,
+    found: MemoryEstimate | None = None,
+) -> str:
     """The largest part, and the two flags that would save most, of those that save a twentieth or more of what is not
     libraries, and enough to be shown."""
     found = found or estimated(args, shape, world, gpu)
-    savings = {flag: found.peak - estimated(other, shape, world, gpu).peak for flag, other in changes(args)}
+    savings = {
+        flag: found.peak - estimated(other, shape, world, gpu).peak for flag, other in changes(args)
+    }
     worth = max((found.peak - found.parts["libraries"]) / 20, _LEAST_SHOWN)
-    best = [flag for flag in sorted(savings, key=savings.__getitem__, reverse=True) if savings[flag] > worth]
+    best = [
+        flag
+        for flag in sorted(savings, key=savings.__getitem__, reverse=True)
+        if savings[flag] > worth
+    ]
     largest = f"the largest part is {found.largest} ({found.counted[found.largest] / GIB:.2f} GiB)"
     if not best:
         return f"{largest}; no flag would save much"

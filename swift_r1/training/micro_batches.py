@@ -17,7 +17,8 @@ LEAST_SAVING = 0.25
 """With `--share_prompt auto`: the share of an optimizer step's tokens that sharing must save. Attention over a packed
 row costs more calls, which slows a very small model with short prompts (docs/performance.md)."""
 
-Unit = tuple[int, ...]  # numbers of the completions that stay together: one, or several that share their prompt
+# numbers of the completions that stay together: one, or several that share their prompt
+Unit = tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +53,9 @@ class Form:
 
     def tokens(self, unit: Unit, lengths: RowLengths) -> int:
         prompts = unit[:1] if self.shared else unit
-        return sum(lengths.prompts[one] for one in prompts) + sum(lengths.completions[one] for one in unit)
+        return sum(lengths.prompts[one] for one in prompts) + sum(
+            lengths.completions[one] for one in unit
+        )
 
     def cost(self, units: Sequence[Unit], lengths: RowLengths) -> int:
         """Tokens, padding included, that a micro-batch of these units puts through the model."""
@@ -65,12 +68,16 @@ class Form:
 SHARED = Form(packed=True, shared=True)
 
 
-def tokens_computed(plan: Sequence[Sequence[Sequence[Unit]]], form: Form, lengths: RowLengths) -> int:
+def tokens_computed(
+    plan: Sequence[Sequence[Sequence[Unit]]], form: Form, lengths: RowLengths
+) -> int:
     """Tokens, padding included, that the micro-batches of all ranks put through the model."""
     return sum(form.cost(units, lengths) for rank in plan for units in rank)
 
 
-def plan_micro_batches(lengths: RowLengths, form: Form, world_size: int, budget: int) -> list[list[list[Unit]]]:
+def plan_micro_batches(
+    lengths: RowLengths, form: Form, world_size: int, budget: int
+) -> list[list[list[Unit]]]:
     """The micro-batches of one optimizer step.
 
     Args:
@@ -81,7 +88,11 @@ def plan_micro_batches(lengths: RowLengths, form: Form, world_size: int, budget:
         `[world_size][micro_batches]` lists of units. Each completion is in one of them; units of similar length stand
         together, and the ranks' k-th micro-batches are alike.
     """
-    units = _shared_units(lengths, form, world_size, budget) if form.shared else [(i,) for i in range(len(lengths))]
+    units = (
+        _shared_units(lengths, form, world_size, budget)
+        if form.shared
+        else [(i,) for i in range(len(lengths))]
+    )
     units.sort(key=lambda unit: (not lengths.teaches(unit), -form.tokens(unit, lengths), unit))
     shares: list[list[Unit]] = [[] for _ in range(world_size)]
     for number, unit in enumerate(units):
@@ -113,7 +124,11 @@ def _shared_units(lengths: RowLengths, form: Form, world_size: int, budget: int)
         if len(sizes) > 1 or max(sizes) % parts:
             continue
         size = max(sizes) // parts
-        units = [tuple(m[start : start + size]) for m in groups.values() for start in range(0, len(m), size)]
+        units = [
+            tuple(m[start : start + size])
+            for m in groups.values()
+            for start in range(0, len(m), size)
+        ]
         longest = max(form.tokens(unit, lengths) for unit in units)
         if longest <= budget and len(units) % world_size == 0:
             return units
@@ -122,7 +137,9 @@ def _shared_units(lengths: RowLengths, form: Form, world_size: int, budget: int)
     return splits[min(splits)] if splits else [(sample,) for sample in range(len(lengths))]
 
 
-def _fill(units: Sequence[Unit], lengths: RowLengths, form: Form, budget: int) -> Iterator[list[Unit]]:
+def _fill(
+    units: Sequence[Unit], lengths: RowLengths, form: Form, budget: int
+) -> Iterator[list[Unit]]:
     micro_batch: list[Unit] = []
     for unit in units:
         ends = micro_batch and lengths.teaches(micro_batch[-1]) > lengths.teaches(unit)
@@ -135,6 +152,8 @@ def _fill(units: Sequence[Unit], lengths: RowLengths, form: Form, budget: int) -
 
 def _split_costliest(plan: list[list[Unit]], lengths: RowLengths, form: Form) -> None:
     """Halves the costliest micro-batch that has more than one unit: there is one."""
-    place = max((i for i in range(len(plan)) if len(plan[i]) > 1), key=lambda i: form.cost(plan[i], lengths))
+    place = max(
+        (i for i in range(len(plan)) if len(plan[i]) > 1), key=lambda i: form.cost(plan[i], lengths)
+    )
     half = (len(plan[place]) + 1) // 2
     plan[place : place + 1] = [plan[place][:half], plan[place][half:]]

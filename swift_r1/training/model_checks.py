@@ -34,9 +34,13 @@ def check_logprobs(backend: Backend) -> None:
     The output head is compared under the attention that is used, which leaves little to rounding, and the whole under
     transformers' eager attention, which leaves out nothing. Collective.
     """
-    token_ids = torch.tensor(probe_tokens(32, backend.model.config), device=backend.device).view(2, 16)
+    token_ids = torch.tensor(probe_tokens(32, backend.model.config), device=backend.device).view(
+        2, 16
+    )
     # In all places, the last ones for nothing: a GPU may round a product of fewer rows otherwise.
-    inputs = ModelInputs(token_ids, torch.arange(32, device=backend.device), token_ids.roll(-1, 1).flatten())
+    inputs = ModelInputs(
+        token_ids, torch.arange(32, device=backend.device), token_ids.roll(-1, 1).flatten()
+    )
     model = backend.model
     with narrowed(model), rounded_products(), torch.no_grad():
         ours = backend.logprobs(inputs, 1.0).logps.view(2, 16)[:, :-1]
@@ -55,7 +59,9 @@ def head_states(critic: Backend, inputs: ModelInputs) -> Tensor:
     Collective."""
     assert isinstance(critic.module, Critic)
     seen: list[Tensor] = []
-    hook = critic.module.value_head.register_forward_pre_hook(lambda _, args: seen.append(args[0].float()))
+    hook = critic.module.value_head.register_forward_pre_hook(
+        lambda _, args: seen.append(args[0].float())
+    )
     try:
         critic.values(inputs)
     finally:
@@ -96,7 +102,8 @@ def why_not_packed(backend: Backend, form: Form) -> str:
     prompts = [tokens[:4], tokens[:4], tokens[4:10], tokens[4:10]]
     completions = [tokens[10:15], tokens[15:22], tokens[22:25], tokens[25:31]]
     rows = [
-        TokenSequence.of_answer(prompt, completion) for prompt, completion in zip(prompts, completions, strict=True)
+        TokenSequence.of_answer(prompt, completion)
+        for prompt, completion in zip(prompts, completions, strict=True)
     ]
     batch = round_batch(rows, rewards=[0.0] * 4)
     alone = [(0,), (1,), (2,), (3,)]
@@ -112,7 +119,9 @@ def why_not_packed(backend: Backend, form: Form) -> str:
     return ""
 
 
-def choose_batching(args: RlhfArguments, backend: Backend, critic: Backend | None = None) -> Batching:
+def choose_batching(
+    args: RlhfArguments, backend: Backend, critic: Backend | None = None
+) -> Batching:
     """Decides how this run batches its rounds, by the flags and what the model can do. Collective. Raises UsageError:
     if the model cannot do what `--share_prompt true`, `--packing true` or `--sequence_parallel_size` asks for."""
 
@@ -127,13 +136,17 @@ def choose_batching(args: RlhfArguments, backend: Backend, critic: Backend | Non
     spread = args.sequence_parallel_size
     form = Form(packed=args.packing or spread > 1)
     if form.packed and (why := why_not(form)):
-        raise UsageError(f"--sequence_parallel_size {spread}: {why}" if spread > 1 else f"--packing true: {why}")
+        raise UsageError(
+            f"--sequence_parallel_size {spread}: {why}" if spread > 1 else f"--packing true: {why}"
+        )
     share_from = {"auto": LEAST_SAVING, "true": 0.0, "false": None}[args.share_prompt]
     if share_from is not None and (why := why_not(SHARED)):
         if args.share_prompt == "true":
             raise UsageError(f"--share_prompt true: {why}")
         if backend.ranks.is_rank0:
-            logger.info("--share_prompt auto: prompts are computed for each completion, since %s", why)
+            logger.info(
+                "--share_prompt auto: prompts are computed for each completion, since %s", why
+            )
         share_from = None
     return Batching(
         form,

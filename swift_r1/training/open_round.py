@@ -21,7 +21,14 @@ from swift_r1.training.token_values import Recorded, StepTokens
 
 Steps = list[list[MicroBatch]]  # a rank's micro-batches of each optimizer step
 _WIDE = ("teacher_ids", "teacher_tops")  # `[B, T, M]`, the others `[B, T]`
-_BEFORE_TRAINING = ("old_logps", "old_entropies", "ref_logps", "old_values", "teacher_logps", *_WIDE)
+_BEFORE_TRAINING = (
+    "old_logps",
+    "old_entropies",
+    "ref_logps",
+    "old_values",
+    "teacher_logps",
+    *_WIDE,
+)
 """What was computed with the weights before the round's first step, which are gone after it; and what a teacher said,
 whom nobody asks again. In float32, which has every token id below 2**24."""
 
@@ -36,7 +43,8 @@ class OpenRound:
     """
 
     batch: RoundBatch
-    steps: Sequence[Sequence[MicroBatch]]  # this rank's micro-batches of each optimizer step of one pass
+    # this rank's micro-batches of each optimizer step of one pass
+    steps: Sequence[Sequence[MicroBatch]]
     advantages: Advantages
     metrics: dict[str, float]  # what each of the steps logs of the round
     seconds: dict[str, float]  # each step's share of the time that the round took as a whole
@@ -54,7 +62,11 @@ class OpenRound:
     def tokens(self) -> StepTokens | None:
         """Returns what the coming step fills; None where none of its completions is recorded."""
         recorded = [one for one in self.recorded if one["sample"] in self.samples]
-        return StepTokens(recorded, self.batch, self.steps[0][0].ref_logps is not None) if recorded else None
+        return (
+            StepTokens(recorded, self.batch, self.steps[0][0].ref_logps is not None)
+            if recorded
+            else None
+        )
 
     def tensors(self, ranks: Ranks) -> dict[str, Tensor]:
         """Returns all that a checkpoint holds of the round, on rank 0; empty elsewhere. What is known of tokens is in
@@ -64,9 +76,17 @@ class OpenRound:
         saved: dict[str, Tensor] = {}
         for name in _BEFORE_TRAINING:
             known = [(micro, getattr(micro, name)) for micro in micros]
-            mine = [micro.flatten(one).detach().flatten().float().cpu() for micro, one in known if one is not None]
+            mine = [
+                micro.flatten(one).detach().flatten().float().cpu()
+                for micro, one in known
+                if one is not None
+            ]
             everyones = ranks.gather_data(torch.cat([torch.zeros(0), *mine]))
-            if samples is not None and everyones is not None and (values := torch.cat(everyones)).numel():
+            if (
+                samples is not None
+                and everyones is not None
+                and (values := torch.cat(everyones)).numel()
+            ):
                 places = self.batch.written(torch.cat(samples))
                 values = values.view(len(places), -1)
                 saved[name] = torch.empty_like(values).index_copy_(0, places, values)

@@ -28,7 +28,9 @@ class OptimizerConfig:
     lorap_lr_ratio: float | None = None
 
 
-def parameter_groups(parameters: Iterable[tuple[str, nn.Parameter]], config: OptimizerConfig) -> list[dict[str, Any]]:
+def parameter_groups(
+    parameters: Iterable[tuple[str, nn.Parameter]], config: OptimizerConfig
+) -> list[dict[str, Any]]:
     """Matrices decay; vectors (norms, biases) do not, as in transformers' trainer. A group's `lr_ratio` is that of its
     rate to the learning rate: with LoRA+ (arXiv 2402.12354) `--lorap_lr_ratio` for `B`, else 1."""
     groups: dict[tuple[float, float], list[nn.Parameter]] = {}
@@ -37,7 +39,10 @@ def parameter_groups(parameters: Iterable[tuple[str, nn.Parameter]], config: Opt
         ratio = config.lorap_lr_ratio if config.lorap_lr_ratio and ".lora_B." in name else 1.0
         if parameter.requires_grad:
             groups.setdefault((decay, ratio), []).append(parameter)
-    return [{"params": own, "weight_decay": decay, "lr_ratio": ratio} for (decay, ratio), own in groups.items()]
+    return [
+        {"params": own, "weight_decay": decay, "lr_ratio": ratio}
+        for (decay, ratio), own in groups.items()
+    ]
 
 
 def set_learning_rate(optimizer: Any, rate: float) -> None:
@@ -56,7 +61,9 @@ def build_optimizer(groups: list[dict[str, Any]], config: OptimizerConfig) -> to
             from bitsandbytes.optim.adamw import AdamW8bit, PagedAdamW8bit
         except ImportError as error:
             raise UsageError(f"--optim {config.optim} needs bitsandbytes: {error}") from error
-        kind: type[torch.optim.Optimizer] = PagedAdamW8bit if config.optim.startswith("paged") else AdamW8bit
+        kind: type[torch.optim.Optimizer] = (
+            PagedAdamW8bit if config.optim.startswith("paged") else AdamW8bit
+        )
         return kind(groups, **adam)
     # Fused: one pass over memory instead of several; on a CPU the step is bound by it.
     return torch.optim.AdamW(groups, **adam, fused=config.optim == "adamw_torch_fused")
@@ -67,7 +74,12 @@ class LearningRate:
     any other (DeepSpeed's wrappers too) only ever sees a number."""
 
     def __init__(
-        self, name: str, peak: float, warmup_steps: int, total_steps: int, extra: dict[str, Any] | None = None
+        self,
+        name: str,
+        peak: float,
+        warmup_steps: int,
+        total_steps: int,
+        extra: dict[str, Any] | None = None,
     ) -> None:
         from transformers import get_scheduler
 

@@ -54,7 +54,9 @@ def critic_step(
     def trained(micro: MicroBatch) -> Tensor:
         return micro.trained & of_micro_batch(valid, micro)[:, None]
 
-    normalizer = ranks.sum_data(torch.stack([trained(micro).sum().double().cpu() for micro in batches]).sum())
+    normalizer = ranks.sum_data(
+        torch.stack([trained(micro).sum().double().cpu() for micro in batches]).sum()
+    )
 
     def loss_of(micro: MicroBatch) -> LossOutput:
         assert micro.old_values is not None
@@ -62,11 +64,15 @@ def critic_step(
         old = micro.old_values
         mask = trained(micro)
         clip = critic.config.cliprange_value or None
-        return value_loss(values, old, of_micro_batch(returns, micro), mask, clip, normalizer=normalizer)
+        return value_loss(
+            values, old, of_micro_batch(returns, micro), mask, clip, normalizer=normalizer
+        )
 
     rate = critic.learning_rate.value
     coefficient = critic.config.vf_coef
     losses = [partial(loss_of, micro) for micro in batches]
     found = update(losses, critic.backend, rate, ranks, coefficient=coefficient)
-    names = {"loss": "value_loss"} | {name: f"critic/{name}" for name in ("grad_norm", "learning_rate", "loss_scale")}
+    names = {"loss": "value_loss"} | {
+        name: f"critic/{name}" for name in ("grad_norm", "learning_rate", "loss_scale")
+    }
     return {names.get(name, name): value for name, value in found.items()}

@@ -74,7 +74,11 @@ class RecordedRewards(RewardCaller):
     def _outcome(self, name: str, item: Item) -> ItemOutcome:
         ids = item.columns["request_id"]
         found = [(at, self.invalid.get((name, one))) for at, one in enumerate(ids)]
-        bad = tuple(InvalidReward(at, str(row["cause"]), str(row["kind"])) for at, row in found if row is not None)
+        bad = tuple(
+            InvalidReward(at, str(row["cause"]), str(row["kind"]))
+            for at, row in found
+            if row is not None
+        )
         values = (
             self.rows[one][f"rewards/{name}"] if row is None else math.nan
             for one, (_, row) in zip(ids, found, strict=True)
@@ -125,13 +129,18 @@ class RecordedRounds:
         told = None
         if self.run is not None:
             first = self.run.first_of(number)
-            logps = [value if written else 0.0 for value, written in zip(first.logps, first.written, strict=True)]
+            logps = [
+                value if written else 0.0
+                for value, written in zip(first.logps, first.written, strict=True)
+            ]
             told = [torch.tensor([*first.prompt_token_ids, *first.token_ids]), torch.tensor(logps)]
         sequence, recorded = ranks.broadcast(told)
         [own] = own_logprobs(self.backend, [sequence.tolist()], ranks.device, args.temperature)
         written = recorded != 0
         difference = (
-            (torch.tensor(own)[-len(recorded) :] - recorded)[written].abs().mean().item() if written.any() else 0.0
+            (torch.tensor(own)[-len(recorded) :] - recorded)[written].abs().mean().item()
+            if written.any()
+            else 0.0
         )
         explained = explained_difference(str(self.backend.model.dtype).removeprefix("torch."))
         if not difference <= explained:
@@ -153,7 +162,9 @@ class RecordedRounds:
                 raise RunFailed(f"round {number} is no longer in the record")
             self.position = self.position[0] + recorded.prompts, self.position[1]
             if isinstance(self.rewards, RecordedRewards):
-                self.rewards.rows = {f"{one.request_id}/{one.number}": row for one, row in recorded.completions}
+                self.rewards.rows = {
+                    f"{one.request_id}/{one.number}": row for one, row in recorded.completions
+                }
             trajectories = [_trajectory(one, row) for one, row in recorded.completions]
             size = sampler.plan.num_generations
             groups = [trajectories[at : at + size] for at in range(0, len(trajectories), size)]
@@ -161,7 +172,9 @@ class RecordedRounds:
             prompts = [one[0].prompt for one in groups]
             names = [one[0].request_id for one in groups]
             assert sampler.open_rewards is not None
-            scoring = Scoring(prompts, names, sampler.open_rewards, from_flags(Composition, sampler.args), state)
+            scoring = Scoring(
+                prompts, names, sampler.open_rewards, from_flags(Composition, sampler.args), state
+            )
             for group in groups:
                 scoring.add(group)
             return scoring.result()
@@ -185,7 +198,9 @@ def _trajectory(one: WholeCompletion, row: Mapping[str, Any]) -> Trajectory:
         token_ids=ids,
         logprobs=tuple(one.rollout_logps),
         loss_mask=one.written,
-        versions=tuple(map(tuple, row["weight_versions"])) if known else ((0, row["weight_version"]),),
+        versions=tuple(map(tuple, row["weight_versions"]))
+        if known
+        else ((0, row["weight_version"]),),
         newest_untold=None if known else row.get("newest_weight_version"),
     )
     turns = row.get("turns")
@@ -194,7 +209,8 @@ def _trajectory(one: WholeCompletion, row: Mapping[str, Any]) -> Trajectory:
         prompt=prompt,
         sequences=(sequence,),
         turns=(ids,) if turns is None else ((),) * turns,
-        messages=row.get("messages") or [*map(dict, prompt.messages), {"role": "assistant", "content": text}],
+        messages=row.get("messages")
+        or [*map(dict, prompt.messages), {"role": "assistant", "content": text}],
         text=text,
         finish_reason=row["finish_reason"],
         infos=None

@@ -44,13 +44,22 @@ def rehearse(trainer: Trainer, args: ForecastArguments) -> None:
         own = replace(plan, prompts_per_round=prompts, num_generations=args.num_completions)
         scored = replace(sampler, plan=own, recorder=Recorder()).sample(number, 0)
         seconds = trainer.stopwatch.take()
-        parts.append({"prompts": prompts, "generate": seconds["generate"], "reward": seconds.get("reward", 0.0)})
+        parts.append(
+            {
+                "prompts": prompts,
+                "generate": seconds["generate"],
+                "reward": seconds.get("reward", 0.0),
+            }
+        )
         if scored is not None:
             found.append(scored)
-            if 4 * first // count < 4 * (done := first + prompts) // count:  # what a log without a terminal sees
+            # what a log without a terminal sees
+            if 4 * first // count < 4 * (done := first + prompts) // count:
                 logger.info("%d of %d prompts are answered and judged", done, count)
     trainer.recorder.phase_end()
-    trial.rounds = _Known(**_parts_of(sampler) | {"known": _as_round(found, args.num_completions, plan)})
+    trial.rounds = _Known(
+        **_parts_of(sampler) | {"known": _as_round(found, args.num_completions, plan)}
+    )
     trainer.recorder.phase("optimizer steps", plan.total_steps)
     fault = None
     try:
@@ -64,10 +73,14 @@ def rehearse(trainer: Trainer, args: ForecastArguments) -> None:
     trainer.recorder.phase_end()
     if not trainer.ranks.is_rank0:
         return
-    rows = [completion_row(item, number) for number, one in enumerate(found) for item in one.trained]
+    rows = [
+        completion_row(item, number) for number, one in enumerate(found) for item in one.trained
+    ]
     trainer.recorder.completions(rows)
     content = {"parts": parts, "steps": steps.logged, "fault": fault, "invalid": _invalid(found)}
-    (trainer.books.run_dir / FORECAST_FILE).write_text(json.dumps(standard_json(content)) + "\n", encoding="utf-8")
+    (trainer.books.run_dir / FORECAST_FILE).write_text(
+        json.dumps(standard_json(content)) + "\n", encoding="utf-8"
+    )
 
 
 class _Trial(Trainer):
@@ -109,7 +122,9 @@ def _as_round(found: Sequence[ScoredRound], size: int, plan: Plan) -> ScoredRoun
     pieces = []
     for first in range(0, len(items), size):
         group = list(islice(cycle(items[first : first + size]), max(size, wanted)))
-        pieces += [group[start : start + wanted] for start in range(0, len(group) - wanted + 1, wanted)]
+        pieces += [
+            group[start : start + wanted] for start in range(0, len(group) - wanted + 1, wanted)
+        ]
     chosen = islice(cycle(pieces), plan.prompts_per_round)
     trained = [
         replace(item, group=group, number=number)
@@ -120,7 +135,12 @@ def _as_round(found: Sequence[ScoredRound], size: int, plan: Plan) -> ScoredRoun
 
 
 def _invalid(found: Sequence[ScoredRound]) -> dict[str, dict[str, Any]]:
-    bad = [(column.name, one.cause) for scored in found for column in scored.columns() for one in column.invalid]
+    bad = [
+        (column.name, one.cause)
+        for scored in found
+        for column in scored.columns()
+        for one in column.invalid
+    ]
     names = dict.fromkeys(name for name, _ in bad)
     causes = {name: [cause for own, cause in bad if own == name] for name in names}
     return {name: {"count": len(own), "cause": own[0]} for name, own in causes.items()}

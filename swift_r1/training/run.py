@@ -77,7 +77,9 @@ def run(args: RlhfArguments, start: Start, stop: StopRequest) -> int:
         spans.step = tell.step = saved.step if saved else 0
         stopwatch = Stopwatch(spans.lane(f"rank-{rank}"))
         start_up.enter_context(stopwatch.timed("start"))
-        watchdog = Watchdog(args.step_timeout, rank, lambda text: tell("failed", text, step=spans.step))
+        watchdog = Watchdog(
+            args.step_timeout, rank, lambda text: tell("failed", text, step=spans.step)
+        )
         ranks = join_ranks(
             args.ddp_timeout,
             args.distributed,
@@ -95,7 +97,9 @@ def run(args: RlhfArguments, start: Start, stop: StopRequest) -> int:
         cleanup.callback(spans.flush)
         cleanup.push(lambda _type, error, _trace: _tell_failure(error, ranks, spans, tell))
         tokenizer = load_tokenizer(args.model)
-        context = Context(args, start, saved, ranks, tokenizer, watchdog, cleanup, spans, stopwatch, tell, stop)
+        context = Context(
+            args, start, saved, ranks, tokenizer, watchdog, cleanup, spans, stopwatch, tell, stop
+        )
         data = Inputs()
         counts = None
         if ranks.is_rank0:
@@ -104,7 +108,9 @@ def run(args: RlhfArguments, start: Start, stop: StopRequest) -> int:
         ranks.use_device()  # workers of the data, which are forked, would hold its memory
         num_rows, *eval_sizes = ranks.broadcast(counts)[0].tolist()
         scheduled_steps = start.replay.scheduled_steps if start.replay is not None else None
-        plan = make_plan(args, ranks.world_size, None if args.streaming else num_rows, scheduled_steps)
+        plan = make_plan(
+            args, ranks.world_size, None if args.streaming else num_rows, scheduled_steps
+        )
         if ranks.is_rank0:
             _tell_beginning(context, plan)
         trainer = _build(context, plan, data, eval_sizes)
@@ -186,7 +192,9 @@ def _tell_end(context: Context, plan: Plan, summary: RunSummary) -> None:
 
 def _tell_failure(error: BaseException | None, ranks: Ranks, spans: Spans, tell: Events) -> None:
     """Tells what ended the run; other ranks than 0 tell only what that one does not know."""
-    if error is not None and (ranks.is_rank0 or not (isinstance(error, SwiftError) or lost_peer(error))):
+    if error is not None and (
+        ranks.is_rank0 or not (isinstance(error, SwiftError) or lost_peer(error))
+    ):
         text = one_line(error) if isinstance(error, SwiftError) else describe(error)
         tell("failed", text if ranks.is_rank0 else f"rank {ranks.rank}: {text}", step=spans.step)
 
@@ -217,7 +225,9 @@ def _build(context: Context, plan: Plan, data: Inputs, eval_sizes: Sequence[int]
     evaluator = None
     if any(eval_sizes):
         prompts = data.eval_prompts or [[] for _ in eval_sizes]
-        sets = eval_sets(args, sampler.sampling, prompts, eval_sizes, data.open_rewards, facts.max_length)
+        sets = eval_sets(
+            args, sampler.sampling, prompts, eval_sizes, data.open_rewards, facts.max_length
+        )
         evaluator = Evaluator(sets, sampler, args.probe_prompts if args.log_tokens != "none" else 0)
     reference = setup.open_reference(context, backend)
     critic = setup.open_critic(context, plan)
@@ -228,7 +238,9 @@ def _build(context: Context, plan: Plan, data: Inputs, eval_sizes: Sequence[int]
     batching = choose_batching(args, backend, critic_backend)
     teacher = open_teacher(context, backend, batching)
     frozen = [model for model in (reference, getattr(teacher, "model", None)) if model is not None]
-    device = SharedDevice(args, ranks.device, rollouts, [model for *_, model in models], frozen, stopwatch)
+    device = SharedDevice(
+        args, ranks.device, rollouts, [model for *_, model in models], frozen, stopwatch
+    )
     learning_rate = setup.schedule_of(args, plan, args.peak_learning_rate)
     return Trainer(
         args=args,
@@ -253,7 +265,9 @@ def _build(context: Context, plan: Plan, data: Inputs, eval_sizes: Sequence[int]
             monitor=data.monitor,
             choices=data.choices,
             run_id=sampler.run_id,
-            fingerprint=Fingerprint(args.to_dict(), ranks.world_size, start.dataset, torch.get_num_threads()),
+            fingerprint=Fingerprint(
+                args.to_dict(), ranks.world_size, start.dataset, torch.get_num_threads()
+            ),
         ),
         books=Bookkeeping(
             run_dir=start.run_dir,
@@ -265,7 +279,14 @@ def _build(context: Context, plan: Plan, data: Inputs, eval_sizes: Sequence[int]
             monitor=data.monitor,
             choices=data.choices,
             stopwatch=stopwatch,
-            timed=("generate", "reward", *(["teacher"] if teacher else []), "train", "sync", *device.timed),
+            timed=(
+                "generate",
+                "reward",
+                *(["teacher"] if teacher else []),
+                "train",
+                "sync",
+                *device.timed,
+            ),
             max_skipped_steps=args.max_skipped_steps,
         ),
         recorder=recorder,
@@ -341,16 +362,26 @@ def _sampler(
     )
 
 
-def _recorded_rounds(context: Context, data: Inputs, sampler: RoundSampler, backend: Backend) -> RecordedRounds:
+def _recorded_rounds(
+    context: Context, data: Inputs, sampler: RoundSampler, backend: Backend
+) -> RecordedRounds:
     """Returns the rounds of the run that is replayed, after those that were trained on already."""
     saved = context.saved
-    begun = (saved.rounds, saved.prompts_taken, saved.prompts_digest) if saved is not None else (0, 0, "")
+    begun = (
+        (saved.rounds, saved.prompts_taken, saved.prompts_digest)
+        if saved is not None
+        else (0, 0, "")
+    )
     fresh = saved is None or (saved.round is None and not context.start.resumed)
     return RecordedRounds(sampler, backend, data.recorded, data.rewards, begun, fresh)
 
 
 def _open_saver(
-    context: Context, plan: Plan, backend: Backend, reference: ReferencePolicy | None, critic: Backend | None
+    context: Context,
+    plan: Plan,
+    backend: Backend,
+    reference: ReferencePolicy | None,
+    critic: Backend | None,
 ) -> Saver:
     """Returns what writes checkpoints; rank 0 says where the disk has no room for them."""
     args = context.args

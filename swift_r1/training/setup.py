@@ -19,7 +19,14 @@ from swift_r1.data.hubs import default_hub
 from swift_r1.data.prompts import PromptEncoder, Wording
 from swift_r1.errors import ServerUnreachable, UsageError
 from swift_r1.flags import Plan, RlhfArguments
-from swift_r1.models.loading import Quantization, end_tokens, has_value_head, load_critic, load_model, load_tokenizer
+from swift_r1.models.loading import (
+    Quantization,
+    end_tokens,
+    has_value_head,
+    load_critic,
+    load_model,
+    load_tokenizer,
+)
 from swift_r1.models.lora import adapter_config
 from swift_r1.models.policy import Critic, Policy
 from swift_r1.models.shape import transformers_config
@@ -64,7 +71,8 @@ class Start:
     dataset: str  # a hash of the training rows
     time: float  # when `swift rlhf` was started, seconds since the epoch
     prepared: Mapping[str, str] = field(default_factory=dict)  # where the launcher has put the rows
-    own_dtype: bool = False  # its checkpoints have the dtype of the model's config, not that of training
+    # its checkpoints have the dtype of the model's config, not that of training
+    own_dtype: bool = False
     replay: Replay | None = None
     # What looks at a run's folder, which training does not know: the README.md of checkpoint-<step>, and findings
     # about the log, which are asked for after each line
@@ -145,11 +153,17 @@ def open_policy(context: Context) -> Backend:
                 "--repetition_penalty %g: the engine samples from the penalised distribution, ratios are those of the "
                 "policy without it; rollout/logp_diff has the difference, which is not corrected%s",
                 args.repetition_penalty,
-                " except by --rollout_importance_sampling_mode" if args.rollout_importance_sampling_mode else "",
+                " except by --rollout_importance_sampling_mode"
+                if args.rollout_importance_sampling_mode
+                else "",
             )
         cap = LOSSES[args.loss_type].cap
         if cap is not None and args.epsilon_high is None:
-            logger.info("--loss_type %s caps the importance ratio at %g (--epsilon_high)", args.loss_type, cap)
+            logger.info(
+                "--loss_type %s caps the importance ratio at %g (--epsilon_high)",
+                args.loss_type,
+                cap,
+            )
     return backend
 
 
@@ -169,7 +183,11 @@ def open_critic(context: Context, plan: Plan) -> TrainedCritic | None:
 
     backend = open_backend(args, path, load, rate, ranks, Critic)
     if ranks.is_rank0:
-        head = "its own value head" if has_value_head(transformers_config(path)) else "a new value head of zeros"
+        head = (
+            "its own value head"
+            if has_value_head(transformers_config(path))
+            else "a new value head of zeros"
+        )
         logger.info("critic: %s with %s; %s", path, head, trained_share(backend.model))
         logger.info("critic's backend: %s", json.dumps({"backend": backend.describe()["backend"]}))
     return TrainedCritic(backend, schedule_of(args, plan, rate), from_flags(PPOConfig, args))
@@ -181,7 +199,10 @@ def completion_ends(context: Context, backend: Backend) -> tuple[int, ...]:
     turn_end = PromptEncoder(tokenizer, wording=Wording.of(context.args)).turn_end
     ends = end_tokens(backend.model, tokenizer, turn_end)
     if context.ranks.is_rank0 and turn_end not in (None, tokenizer.eos_token_id):
-        logger.info("completions end at the chat template's %s too", tokenizer.convert_ids_to_tokens(turn_end))
+        logger.info(
+            "completions end at the chat template's %s too",
+            tokenizer.convert_ids_to_tokens(turn_end),
+        )
     assert backend.model.generation_config is not None
     backend.model.generation_config.eos_token_id = list(ends) if len(ends) > 1 else ends[0]
     return ends
@@ -194,7 +215,9 @@ def open_reference(context: Context, backend: Backend) -> ReferencePolicy | None
     if not args.wants_reference:
         return None
     if args.offload_ref_model and ranks.is_rank0 and ranks.device.type == "cpu":
-        logger.info("--offload_ref_model true does nothing here: without a GPU the reference is in host memory anyway")
+        logger.info(
+            "--offload_ref_model true does nothing here: without a GPU the reference is in host memory anyway"
+        )
     offload = args.offload_ref_model and ranks.device.type != "cpu"
     path = args.ref_model
     load = None
@@ -202,10 +225,14 @@ def open_reference(context: Context, backend: Backend) -> ReferencePolicy | None
         check_tokens(path, "--ref_model", context.tokenizer)
 
         def load() -> PreTrainedModel:
-            model = load_model(path, args.torch_dtype, gradient_checkpointing=False, flag="--ref_model")
+            model = load_model(
+                path, args.torch_dtype, gradient_checkpointing=False, flag="--ref_model"
+            )
             if type(model) is not type(backend.model):
                 names = type(model).__name__, type(backend.model).__name__
-                raise UsageError(f"--ref_model {path} is a {names[0]} and the policy a {names[1]}: they must be alike")
+                raise UsageError(
+                    f"--ref_model {path} is a {names[0]} and the policy a {names[1]}: they must be alike"
+                )
             return model
 
     return backend.reference(offload, load)
@@ -215,11 +242,17 @@ def check_tokens(path: str, flag: str, tokenizer: PreTrainedTokenizerBase) -> No
     """Raises UsageError where the model in `path` reads other tokens than the policy writes."""
     own = load_tokenizer(path, flag)
     if tokenizer_hash(own) != tokenizer_hash(tokenizer):
-        raise UsageError(f"{flag} {path} has another tokenizer than --model: it would read other words")
+        raise UsageError(
+            f"{flag} {path} has another tokenizer than --model: it would read other words"
+        )
 
 
 def quantization_of(args: RlhfArguments) -> Quantization | None:
-    return Quantization(args.bnb_4bit_quant_type, args.bnb_4bit_use_double_quant) if args.quant_bits else None
+    return (
+        Quantization(args.bnb_4bit_quant_type, args.bnb_4bit_use_double_quant)
+        if args.quant_bits
+        else None
+    )
 
 
 def open_writers(context: Context) -> list[WeightWriter]:
@@ -234,7 +267,8 @@ def open_writers(context: Context) -> list[WeightWriter]:
         try:
             if writer.client.info().can_sleep:
                 writer.sleep(args.sleep_level)
-        except (ServerUnreachable, ServerRefused) as error:  # as a lost server, it is brought back by the first push
+        except (ServerUnreachable, ServerRefused) as error:
+            # as a lost server, it is brought back by the first push
             logger.warning("the engine stays awake while the model is loaded: %s", error)
     return writers
 
@@ -281,7 +315,9 @@ def open_rollouts(
         longest = args.max_length + args.max_completion_length if args.max_length else None
         groups = [args.num_generations, args.num_generations_eval or 0]
         groups += [one.num_generations for one in args.eval_tasks()]
-        expected = Expected(args.model, tokenizer_hash(tokenizer), backend.vocab_size, longest, max(groups))
+        expected = Expected(
+            args.model, tokenizer_hash(tokenizer), backend.vocab_size, longest, max(groups)
+        )
         compare = {"true": True, "false": False, "auto": None}[args.weight_delta]
         transport = HTTP if compare else args.weight_transport
         timeout = args.vllm_server_timeout
@@ -306,10 +342,14 @@ def open_rollouts(
             first = pool.first
 
             def newcomer(url: str) -> ServerSession:
-                return ServerSession(_writer(context, url), expected, timeout, transport, first, newcomer=True)
+                return ServerSession(
+                    _writer(context, url), expected, timeout, transport, first, newcomer=True
+                )
 
             context.cleanup.callback(Membership(Path(file), pool, newcomer).close)
-        limits = [torch.tensor([pool.first.max_lora_rank or 0, pool.first.own_base, pool.first.can_sleep])]
+        limits = [
+            torch.tensor([pool.first.max_lora_rank or 0, pool.first.own_base, pool.first.can_sleep])
+        ]
         if args.sleep_level and not pool.first.can_sleep:
             logger.info(
                 "--sleep_level %d has no effect on a server that cannot sleep: it can on a GPU, started with "
@@ -322,7 +362,9 @@ def open_rollouts(
     # knows no magnitudes (DoRA), nor modules beside the adapters.
     alone = args.takes_adapters and quantization_of(args) is None and args.low_rank_alone
     if args.takes_adapters and max_rank and not alone and ranks.is_rank0:
-        logger.info("whole weights go to the rollout server: it would make another policy of these adapters alone")
+        logger.info(
+            "whole weights go to the rollout server: it would make another policy of these adapters alone"
+        )
     if max_rank and alone:
         if args.lora_rank > max_rank:
             raise UsageError(
@@ -337,7 +379,9 @@ def open_rollouts(
             )
         adapter = adapter_config(backend.model, args)
         if ranks.is_rank0:
-            logger.info("adapters alone go to the rollout server, which takes them up to rank %d", max_rank)
+            logger.info(
+                "adapters alone go to the rollout server, which takes them up to rank %d", max_rank
+            )
     return ServerRollouts(pool, backend, ranks, args.weight_check_steps, adapter, bool(can_sleep))
 
 
@@ -373,4 +417,10 @@ def open_uploader(context: Context) -> Uploader | None:
 
 
 def schedule_of(args: RlhfArguments, plan: Plan, peak: float) -> LearningRate:
-    return LearningRate(args.lr_scheduler_type, peak, plan.warmup_steps, plan.scheduled_steps, args.lr_scheduler_kwargs)
+    return LearningRate(
+        args.lr_scheduler_type,
+        peak,
+        plan.warmup_steps,
+        plan.scheduled_steps,
+        args.lr_scheduler_kwargs,
+    )

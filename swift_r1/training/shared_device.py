@@ -53,7 +53,9 @@ class SharedDevice:
         if self._level and isinstance(rollouts, ServerRollouts) and rollouts.can_sleep:
             self._engine = rollouts
         self._shares = self._engine is not None or args.offload_model or args.offload_optimizer
-        self.timed = [name for name, used in (("sleep", self._engine), ("offload", self._shares)) if used]
+        self.timed = [
+            name for name, used in (("sleep", self._engine), ("offload", self._shares)) if used
+        ]
         self._asleep = False  # as far as is known: an engine that was started again is awake
         if self._engine is not None:
             # Within a publication, whose time has a name already.
@@ -104,4 +106,5 @@ class SharedDevice:
         for one in tensors:
             one.leave(self._device)
         if self._device.type == "cuda":
-            torch.cuda.empty_cache()  # what torch keeps for later is of no use to the engine's process
+            # what torch keeps for later is of no use to the engine's process
+            torch.cuda.empty_cache()

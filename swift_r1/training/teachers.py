@@ -60,7 +60,8 @@ class Teacher:
     ranks: Ranks
     encoder: PromptEncoder | None  # None in a replay, which has no messages to put a hint into
     temperature: float
-    top: int  # `--gkd_logits_topk`: how many of the likeliest tokens the loss needs in each place; 0: none
+    # `--gkd_logits_topk`: how many of the likeliest tokens the loss needs in each place; 0: none
+    top: int
     vocab_size: int  # of the policy
 
     def teach(self, scored: ScoredRound | None, batch: RoundBatch, steps: Steps) -> Steps:
@@ -68,7 +69,11 @@ class Teacher:
         raise NotImplementedError
 
     def filled(
-        self, micro: MicroBatch, logps: Tensor, ids: Tensor | None = None, tops: Tensor | None = None
+        self,
+        micro: MicroBatch,
+        logps: Tensor,
+        ids: Tensor | None = None,
+        tops: Tensor | None = None,
     ) -> MicroBatch:
         """Returns a micro-batch with log-probs `[K]`, and where they are known ids and log-probs `[K, top]`."""
         taught = replace(micro, teacher_logps=micro.unflatten(logps))
@@ -94,10 +99,16 @@ class Teacher:
         if not hint:
             return prompt.token_ids
         if self.encoder is None:
-            raise RunFailed(f"{prompt.prompt_id} has a {HINT}, and a replay has no messages to put it into")
-        asked = [place for place, message in enumerate(prompt.messages) if message["role"] == "user"]
+            raise RunFailed(
+                f"{prompt.prompt_id} has a {HINT}, and a replay has no messages to put it into"
+            )
+        asked = [
+            place for place, message in enumerate(prompt.messages) if message["role"] == "user"
+        ]
         if not isinstance(hint, str) or not asked:
-            raise RunFailed(f"{prompt.prompt_id}: {HINT} must be text, in the place of the user's message: {hint!r}")
+            raise RunFailed(
+                f"{prompt.prompt_id}: {HINT} must be text, in the place of the user's message: {hint!r}"
+            )
         messages = list(prompt.messages)
         messages[asked[-1]] = dict(messages[asked[-1]]) | {"content": hint}
         return self.encoder.tokenize(self.encoder.render(messages, prompt.tools))
@@ -114,13 +125,19 @@ class LocalTeacher(Teacher):
     def teach(self, scored: ScoredRound | None, batch: RoundBatch, steps: Steps) -> Steps:
         hinted = None
         prompts = [] if scored is None else self.prompts(scored)
-        own = [] if scored is None else [trajectory.prompt.token_ids for trajectory in scored.trained]
+        own = (
+            [] if scored is None else [trajectory.prompt.token_ids for trajectory in scored.trained]
+        )
         if self.ranks.max(float(prompts != own)):
             hinted = batch_of_round(scored, self.ranks, prompts)
         return [[self._taught(micro, batch, hinted) for micro in step] for step in steps]
 
-    def _taught(self, micro: MicroBatch, batch: RoundBatch, hinted: RoundBatch | None) -> MicroBatch:
-        inputs = micro.inputs if self.alike and hinted is None else self._inputs(micro, hinted or batch)
+    def _taught(
+        self, micro: MicroBatch, batch: RoundBatch, hinted: RoundBatch | None
+    ) -> MicroBatch:
+        inputs = (
+            micro.inputs if self.alike and hinted is None else self._inputs(micro, hinted or batch)
+        )
         found = self.model.logprobs(inputs._replace(top=self.top), self.temperature)
         if found.likeliest is None:
             return self.filled(micro, found.logps)
@@ -134,10 +151,17 @@ class LocalTeacher(Teacher):
         if self.alike:
             form = batching.form if batching.share_from is None else SHARED
         same = batch.prompt_numbers.tolist()
-        groups = groupby(samples, key=lambda one: (one // batching.group_size, same[one]) if form.shared else one)
+        groups = groupby(
+            samples, key=lambda one: (one // batching.group_size, same[one]) if form.shared else one
+        )
         units = [tuple(unit) for _, unit in groups]
         micro = collate(
-            batch, units, form, self.ranks.device, own_attention=batching.own_attention, sequence=self.ranks.sequence
+            batch,
+            units,
+            form,
+            self.ranks.device,
+            own_attention=batching.own_attention,
+            sequence=self.ranks.sequence,
         )
         return micro.inputs
 
@@ -173,25 +197,33 @@ class ServerTeacher(Teacher):
         for number, trajectory in enumerate(trained):
             of_tag[self._tag(trajectory.prompt)].append(number)
         work = []
-        for start in range(0, len(trained), _AT_ONCE):  # servers in turn: as many are asked at a time
+        # servers in turn: as many are asked at a time
+        for start in range(0, len(trained), _AT_ONCE):
             for tag, numbers in of_tag.items():
                 part = numbers[start : start + _AT_ONCE]
                 if part:
                     work.append((tag, part))
-        written = [trajectory.sequences[0].token_ids for trajectory in trained]  # no agent has a teacher
+        # no agent has a teacher
+        written = [trajectory.sequences[0].token_ids for trajectory in trained]
         whole = [(*prompt, *ids) for prompt, ids in zip(self.prompts(scored), written, strict=True)]
         rows: dict[int, tuple[Sequence[Any], ...]] = {}
         with ThreadPoolExecutor(len(self.servers)) as threads:
-            answers = threads.map(lambda part: self._scores(part[0], [whole[number] for number in part[1]]), work)
+            answers = threads.map(
+                lambda part: self._scores(part[0], [whole[number] for number in part[1]]), work
+            )
             for (_, numbers), answer in zip(work, answers, strict=True):
                 self.progress("the teacher's log-probs")
                 columns = (answer.logprobs, answer.top_ids, answer.top_logprobs)
                 for place, number in enumerate(numbers):
                     size = len(written[number])
-                    rows[number] = tuple(column[place][-size:] if column else () for column in columns)
+                    rows[number] = tuple(
+                        column[place][-size:] if column else () for column in columns
+                    )
         kinds = (torch.float32, torch.long, torch.float32)[: 3 if self.top else 1]
         return [
-            torch.tensor([value for number in range(len(whole)) for value in rows[number][part]], dtype=kind).flatten()
+            torch.tensor(
+                [value for number in range(len(whole)) for value in rows[number][part]], dtype=kind
+            ).flatten()
             for part, kind in enumerate(kinds)
         ]
 
@@ -199,10 +231,13 @@ class ServerTeacher(Teacher):
         if "" in self.servers:
             return ""
         key = self.args.teacher_tag_key
-        tag = str(prompt.columns.get(key, prompt.dataset if key == "dataset" else None))  # one may be a number
+        # one may be a number
+        tag = str(prompt.columns.get(key, prompt.dataset if key == "dataset" else None))
         if tag not in self.servers:
             known = ", ".join(self.servers)
-            raise RunFailed(f"{prompt.prompt_id}: {key} {tag} is of no teacher of --teacher_model_server ({known})")
+            raise RunFailed(
+                f"{prompt.prompt_id}: {key} {tag} is of no teacher of --teacher_model_server ({known})"
+            )
         return tag
 
     def _scores(self, tag: str, sequences: Sequence[tuple[int, ...]]) -> ScoreResponse:
@@ -220,7 +255,9 @@ class ServerTeacher(Teacher):
                 time.sleep(min(left, getattr(error, "retry_after", None) or 1.0))
                 client.wait_until_ready(left)
         if answer.weight_version != self.versions[tag]:
-            raise RunFailed(f"the teacher at {client.base_url} has got other weights: no other run may train it")
+            raise RunFailed(
+                f"the teacher at {client.base_url} has got other weights: no other run may train it"
+            )
         return answer
 
 
@@ -231,7 +268,9 @@ def open_teacher(context: Context, backend: Backend, batching: Batching) -> Teac
     ranks = context.ranks
     if args.distillation is None:
         return None
-    encoder = PromptEncoder(context.tokenizer, Wording.of(args)) if context.start.replay is None else None
+    encoder = (
+        PromptEncoder(context.tokenizer, Wording.of(args)) if context.start.replay is None else None
+    )
     top = args.gkd_logits_topk or 0
     vocab_size = backend.vocab_size
     if top > vocab_size:
@@ -244,14 +283,21 @@ def open_teacher(context: Context, backend: Backend, batching: Batching) -> Teac
     if args.teacher_model == POLICY:
         return LocalTeacher(*common, CurrentPolicy(backend), batching, True)
     path = args.teacher_model or args.model
-    check_tokens(path, "--teacher_model", context.tokenizer)  # before its config: it says what cannot be read
+    # before its config: it says what cannot be read
+    check_tokens(path, "--teacher_model", context.tokenizer)
     config: Any = transformers_config(path).get_text_config()
     own: Any = backend.model.config.get_text_config()
     if config.vocab_size < vocab_size:
-        raise UsageError(f"--teacher_model {path} knows {config.vocab_size} tokens, and the policy {vocab_size}")
+        raise UsageError(
+            f"--teacher_model {path} knows {config.vocab_size} tokens, and the policy {vocab_size}"
+        )
     alike = config.model_type == own.model_type and other_layers(config) == other_layers(own)
-    if ranks.sequence is not None and not (alike and config.num_attention_heads % ranks.sequence.size == 0):
-        raise UsageError(f"--sequence_parallel_size: --teacher_model {path} cannot be spread as --model is")
+    if ranks.sequence is not None and not (
+        alike and config.num_attention_heads % ranks.sequence.size == 0
+    ):
+        raise UsageError(
+            f"--sequence_parallel_size: --teacher_model {path} cannot be spread as --model is"
+        )
 
     lora = None
     folder = args.teacher_adapters
@@ -260,11 +306,15 @@ def open_teacher(context: Context, backend: Backend, batching: Batching) -> Teac
         lora = AdapterArguments(train_type="lora", adapters=[folder], **flags)
 
     def load() -> PreTrainedModel:
-        return load_model(path, args.torch_dtype, False, lora, attention=args.attn_impl, flag="--teacher_model")
+        return load_model(
+            path, args.torch_dtype, False, lora, attention=args.attn_impl, flag="--teacher_model"
+        )
 
     itself = path == args.model and lora is None
     offload = args.offload_teacher_model and ranks.device.type != "cpu"
-    return LocalTeacher(*common, backend.reference(offload, None if itself else load), batching, alike)
+    return LocalTeacher(
+        *common, backend.reference(offload, None if itself else load), batching, alike
+    )
 
 
 def _open_servers(context: Context, vocab_size: int) -> dict[str, RolloutClient]:

@@ -19,7 +19,8 @@ from swift_r1.runtime.ranks import Ranks
 from swift_r1.training.batching import RoundBatch, filled_places, places_of, starts_of
 from swift_r1.wire.protocol import versions_of_tokens
 
-_OF_RANKS = ("logps", "entropies", "ratios", "clipped", "mask", "ref_logps")  # the last with a reference policy only
+# the last with a reference policy only
+_OF_RANKS = ("logps", "entropies", "ratios", "clipped", "mask", "ref_logps")
 
 Recorded = Mapping[str, Any]
 """A row of a completion that is recorded: its `sample` (its number in the round), round_step, prompt_id, request_id,
@@ -27,7 +28,9 @@ number, group, sequence (which of the completion's rows it is), and its `weight_
 each stretch."""
 
 
-def chosen(scored: ScoredRound | None, step: int, size: int, share: float, ranks: Ranks) -> list[Recorded]:
+def chosen(
+    scored: ScoredRound | None, step: int, size: int, share: float, ranks: Ranks
+) -> list[Recorded]:
     """The completions of a round, begun at `step`, that are recorded: those of about `share` of the prompts (0: none,
     1: all), at least one prompt in each `size` completions, which make an optimizer step. A prompt is chosen by its id
     alone, and so again when it comes again. Collective; ranks other than 0, which pass None, get the `sample` alone.
@@ -38,19 +41,25 @@ def chosen(scored: ScoredRound | None, step: int, size: int, share: float, ranks
     trained = () if scored is None else scored.trained
     row = 0
     for first in range(0, len(trained), size):
-        places = [_place(trajectory.prompt.prompt_id) for trajectory in trained[first : first + size]]
+        places = [
+            _place(trajectory.prompt.prompt_id) for trajectory in trained[first : first + size]
+        ]
         most = max(share, min(places))
         for trajectory, place in zip(trained[first : first + size], places, strict=True):
             if place <= most:
                 found |= enumerate(_who(trajectory, step), start=row)
             row += len(trajectory.rows)
-    samples = ranks.broadcast(None if scored is None else [torch.tensor(list(found), dtype=torch.long)])[0].tolist()
+    samples = ranks.broadcast(
+        None if scored is None else [torch.tensor(list(found), dtype=torch.long)]
+    )[0].tolist()
     return [{"sample": sample} | found.get(sample, {}) for sample in samples]
 
 
 def _place(prompt_id: str) -> float:
     """Returns a number from 0 to 1, another for each prompt."""
-    return int.from_bytes(hashlib.blake2b(prompt_id.encode(), digest_size=8).digest(), "big") / 2**64
+    return (
+        int.from_bytes(hashlib.blake2b(prompt_id.encode(), digest_size=8).digest(), "big") / 2**64
+    )
 
 
 def _who(trajectory: Trajectory, step: int) -> list[dict[str, Any]]:
@@ -73,7 +82,9 @@ class StepTokens:
     """Keeps what the loss of an optimizer step saw and did of the recorded completions' tokens (there must be some).
     Every rank adds its own micro-batches."""
 
-    def __init__(self, recorded: Sequence[Recorded], batch: RoundBatch, with_reference: bool) -> None:
+    def __init__(
+        self, recorded: Sequence[Recorded], batch: RoundBatch, with_reference: bool
+    ) -> None:
         self._recorded = recorded
         self._batch = batch
         self._samples = torch.tensor([one["sample"] for one in recorded])
@@ -81,7 +92,8 @@ class StepTokens:
         self._starts = torch.full((len(batch.owners),), -1)  # of a row's values; -1: not recorded
         self._starts[self._samples] = starts_of(self._lengths)
         self._names = _OF_RANKS if with_reference else _OF_RANKS[:-1]
-        self._found: list[tuple[Tensor, Tensor]] = []  # of each micro-batch: samples, and on its device `[names, R, T]`
+        # of each micro-batch: samples, and on its device `[names, R, T]`
+        self._found: list[tuple[Tensor, Tensor]] = []
 
     def add(self, micro: MicroBatch, logps: Tensor, entropies: Tensor, result: LossOutput) -> None:
         """Takes what went into the loss of a micro-batch, `[B, T]`, and what came out."""
@@ -90,13 +102,18 @@ class StepTokens:
             return
         assert result.tokens is not None
         of_loss = (result.tokens.ratios, result.tokens.clipped, result.tokens.kept)
-        known = [one for one in (logps.detach(), entropies, *of_loss, micro.ref_logps) if one is not None]
+        known = [
+            one for one in (logps.detach(), entropies, *of_loss, micro.ref_logps) if one is not None
+        ]
         of_device = rows.to(logps.device, non_blocking=True)
-        self._found.append((micro.samples[rows], torch.stack([one[of_device].float() for one in known])))
+        self._found.append(
+            (micro.samples[rows], torch.stack([one[of_device].float() for one in known]))
+        )
 
     def rows(self, advantages: Tensor, ranks: Ranks) -> TokenRows | None:
         """Returns all of it, with the `advantages` of the round (`[R]`, or `[R, longest]`); on rank 0. Collective."""
-        values = torch.zeros(len(self._names), int(self._lengths.sum()))  # 0 where another rank has it
+        # 0 where another rank has it
+        values = torch.zeros(len(self._names), int(self._lengths.sum()))
         for samples, found in self._found:
             lengths = self._batch.completion_lengths[samples]
             values[:, places_of(self._starts[samples], lengths)] = found.cpu()[
@@ -111,9 +128,17 @@ class StepTokens:
         starts = batch.starts[self._samples]
         own = places_of(batch.own_starts[self._samples], lengths)
         mine = advantages[self._samples]
-        of_tokens = mine.repeat_interleave(lengths) if mine.dim() == 1 else mine[filled_places(lengths, mine.shape[1])]
-        written = zip((one["weight_versions"] for one in self._recorded), lengths.tolist(), strict=True)
-        versions = numpy.array([version for one in written for version in versions_of_tokens(*one)], numpy.int32)
+        of_tokens = (
+            mine.repeat_interleave(lengths)
+            if mine.dim() == 1
+            else mine[filled_places(lengths, mine.shape[1])]
+        )
+        written = zip(
+            (one["weight_versions"] for one in self._recorded), lengths.tolist(), strict=True
+        )
+        versions = numpy.array(
+            [version for one in written for version in versions_of_tokens(*one)], numpy.int32
+        )
         tokens = {
             "token_ids": batch.token_ids[places_of(starts + prompts, lengths)],
             "written": batch.loss_mask[own],
@@ -126,7 +151,8 @@ class StepTokens:
             prompt_lengths=prompts.numpy(),
             prompt_token_ids=batch.token_ids[places_of(starts, prompts)].numpy(),
             lengths=lengths.numpy(),
-            tokens={"weight_versions": versions} | {name: values.numpy() for name, values in tokens.items()},
+            tokens={"weight_versions": versions}
+            | {name: values.numpy() for name, values in tokens.items()},
         )
 
 

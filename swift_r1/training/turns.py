@@ -51,7 +51,9 @@ def open_tools(context: Context, ends: tuple[int, ...]) -> ToolKit | None:
     check_tool_answers(encoder)
     name, why = chosen_parser(args.tool_call_parser, encoder.template)
     if name is None:
-        raise UsageError(f"tool calls cannot be read: {why}; --tool_call_parser names vLLM's parser of this model")
+        raise UsageError(
+            f"tool calls cannot be read: {why}; --tool_call_parser names vLLM's parser of this model"
+        )
     logger.info("tool calls are read by vLLM's parser %s (%s)", name, why)
     limits = ToolLimits(args.tool_timeout, args.max_tool_response_length)
     pool = ToolPool(args, limits, partial(load_plugins, args.external_plugins))
@@ -71,7 +73,11 @@ def open_turns(context: Context, facts: ModelFacts, tool_kit: ToolKit | None) ->
             generator, lambda ids: str(tokenizer.decode(list(ids), skip_special_tokens=True))
         )
     if context.ranks.is_rank0:
-        runner = open_agents(context, facts) if args.plays_agent else open_scheduler(context, facts, tool_kit)
+        runner = (
+            open_agents(context, facts)
+            if args.plays_agent
+            else open_scheduler(context, facts, tool_kit)
+        )
 
     def drive(generator: Generator, ranks: Ranks) -> ConversationDriver:
         if isinstance(generator, EmbeddedRollouts):
@@ -82,12 +88,16 @@ def open_turns(context: Context, facts: ModelFacts, tool_kit: ToolKit | None) ->
     return drive
 
 
-def open_scheduler(context: Context, facts: ModelFacts, tool_kit: ToolKit | None) -> SchedulerRunner:
+def open_scheduler(
+    context: Context, facts: ModelFacts, tool_kit: ToolKit | None
+) -> SchedulerRunner:
     """Returns what leads conversations by the run's scheduler, on rank 0."""
     args = context.args
     name = args.multi_turn_scheduler
     assert name is not None
-    more: dict[str, Any] = {"gym_env": args.gym_env, "context_manager": args.context_manager} if args.plays_gym else {}
+    more: dict[str, Any] = (
+        {"gym_env": args.gym_env, "context_manager": args.context_manager} if args.plays_gym else {}
+    )
     if tool_kit is not None:
         more["kit"] = tool_kit
 

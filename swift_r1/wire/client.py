@@ -72,7 +72,10 @@ class RolloutClient:
         return self.call("GET", "/info", wire.ServerInfo, timeout_s=QUICK_S)
 
     def wait_until_ready(
-        self, deadline_s: float, report: Callable[[str], None] = logger.info, or_asleep: bool = False
+        self,
+        deadline_s: float,
+        report: Callable[[str], None] = logger.info,
+        or_asleep: bool = False,
     ) -> wire.ServerInfo:
         """Waits until the server serves, or (`or_asleep`) its engine sleeps; raises as `wait`.
 
@@ -93,7 +96,10 @@ class RolloutClient:
         return self.wait(deadline_s, look, report)
 
     def wait(
-        self, deadline_s: float, look: Callable[[], wire.ServerInfo | str], report: Callable[[str], None]
+        self,
+        deadline_s: float,
+        look: Callable[[], wire.ServerInfo | str],
+        report: Callable[[str], None],
     ) -> wire.ServerInfo:
         """Repeats `look` until it returns the server's info in place of the reason why not; `report` gets a line with a
         countdown every few seconds, and what it raises ends the wait.
@@ -117,7 +123,9 @@ class RolloutClient:
                     "start it with `swift rollout`, or check host and port"
                 )
             if time.monotonic() >= next_report:
-                report(f"waiting for the rollout server at {self.base_url}: {seen}; {left:.0f} s left")
+                report(
+                    f"waiting for the rollout server at {self.base_url}: {seen}; {left:.0f} s left"
+                )
                 next_report = time.monotonic() + _REPORT_EVERY_S
             time.sleep(min(_POLL_S, left))
 
@@ -136,17 +144,27 @@ class RolloutClient:
         return self.loop.hand_over(partial(self._generate, requests), on_answer)
 
     def score(
-        self, sequences: Sequence[Sequence[int]], temperature: float = 1.0, top: int = 0, *, every_copy: bool = True
+        self,
+        sequences: Sequence[Sequence[int]],
+        temperature: float = 1.0,
+        top: int = 0,
+        *,
+        every_copy: bool = True,
     ) -> wire.ScoreResponse:
         """The server's log-probs of given tokens: `L - 1` for a sequence of `L`, natural log, after temperature; and of
         the `top` likeliest in each place."""
         body = wire.ScoreRequest(
-            sequences=tuple(map(tuple, sequences)), temperature=temperature, top=top, every_copy=every_copy
+            sequences=tuple(map(tuple, sequences)),
+            temperature=temperature,
+            top=top,
+            every_copy=every_copy,
         )
         return self.call("POST", "/v1/score", wire.ScoreResponse, body, self._own)
 
     async def _generate(
-        self, requests: Sequence[wire.RolloutRequest], on_answer: Callable[[wire.RolloutOutput], None]
+        self,
+        requests: Sequence[wire.RolloutRequest],
+        on_answer: Callable[[wire.RolloutOutput], None],
     ) -> list[wire.RolloutOutput]:
         outputs: dict[int, wire.RolloutOutput] = {}
         waiting = deque(enumerate(requests))
@@ -200,7 +218,9 @@ class RolloutClient:
             return False
         return True
 
-    async def watch(self, servers: Callable[[], int], last_answer: Callable[[], float] = lambda: 0.0) -> None:
+    async def watch(
+        self, servers: Callable[[], int], last_answer: Callable[[], float] = lambda: 0.0
+    ) -> None:
         """Raises ServerUnreachable once `/health` has not answered for `silence_s`: a stopped process keeps its
         connections open.
 
@@ -216,7 +236,9 @@ class RolloutClient:
             if asked - heard < apart / 2:
                 continue
             try:
-                await self._request("GET", "/health", "completions", min(_CONNECT_S, self.silence_s))
+                await self._request(
+                    "GET", "/health", "completions", min(_CONNECT_S, self.silence_s)
+                )
                 heard = time.monotonic()
             except ServerUnreachable:
                 # As of the question: where this process was stopped since then, the silence was its own.
@@ -257,7 +279,9 @@ class RolloutClient:
             sent |= _JSON
         elif body is not None:
             content = pieces_of(body)
-        return self._parse(await self._request(method, path, f"{method} {path}", timeout_s, content, sent), answer)
+        return self._parse(
+            await self._request(method, path, f"{method} {path}", timeout_s, content, sent), answer
+        )
 
     async def _request(
         self,
@@ -310,7 +334,9 @@ class RolloutClient:
         except ServerUnreachable as error:
             return f"no answer ({why_no_answer(error)})"
         if response.status_code == 401:
-            raise UsageError(other_key(f"the rollout server at {self.base_url}", bool(self._headers)))
+            raise UsageError(
+                other_key(f"the rollout server at {self.base_url}", bool(self._headers))
+            )
         return None if response.status_code == 200 else _why(response)
 
 
@@ -342,7 +368,9 @@ class RequestLane:
         self.heard = 0.0
         self._watch = asyncio.create_task(self._fail_when_silent(servers))
 
-    def ask(self, request: wire.RolloutRequest, answered: Callable[[wire.RolloutOutput, float], None]) -> None:
+    def ask(
+        self, request: wire.RolloutRequest, answered: Callable[[wire.RolloutOutput, float], None]
+    ) -> None:
         """Has the request answered: `answered` gets the output, and the seconds that it took."""
         task = asyncio.create_task(self._answer(request, answered))
         self.asked[task] = request
@@ -395,7 +423,11 @@ def why_no_answer(error: BaseException) -> str:
         if isinstance(behind, BaseExceptionGroup):  # of several addresses
             behind = behind.exceptions[0]
         elif isinstance(behind, OSError) and behind.errno is not None:
-            return f"[Errno {behind.errno}] {os.strerror(behind.errno)}" if behind.errno > 0 else str(behind)
+            return (
+                f"[Errno {behind.errno}] {os.strerror(behind.errno)}"
+                if behind.errno > 0
+                else str(behind)
+            )
         else:
             behind = behind.__cause__ or behind.__context__
     return one_line(error)

@@ -21,7 +21,8 @@ Result = TypeVar("Result")
 logger = logging.getLogger(__name__)
 
 KEPT = 16  # connections to a server that are kept between two rounds, which is one pool
-_LASTING = httpx.Limits(max_connections=256, keepalive_expiry=60.0)  # half as long as the server keeps them
+# half as long as the server keeps them
+_LASTING = httpx.Limits(max_connections=256, keepalive_expiry=60.0)
 _LOOK_S = 0.2
 _CLOSE_S = 10.0
 _THREADS = 32
@@ -109,7 +110,9 @@ class ServerConnections(httpx.AsyncBaseTransport):
             # The system's, or those that SSL_CERT_FILE names. Reading them takes 30 ms, and plain HTTP needs none.
             self._certificates = ssl.create_default_context()
         verify = self._certificates or False
-        pool = _Pool(httpx.AsyncHTTPTransport(limits=_LASTING, socket_options=KEEP_ALIVE, verify=verify))
+        pool = _Pool(
+            httpx.AsyncHTTPTransport(limits=_LASTING, socket_options=KEEP_ALIVE, verify=verify)
+        )
         pools.append(pool)
         return pool
 
@@ -165,7 +168,9 @@ class ServerLoop:
         self._loop.call_soon_threadsafe(self._over.set)
         self._thread.join(_CLOSE_S)
         if self._thread.is_alive():
-            logger.warning("the connections to the rollout servers were not closed within %g s", _CLOSE_S)
+            logger.warning(
+                "the connections to the rollout servers were not closed within %g s", _CLOSE_S
+            )
 
     def start(self, work: Coroutine[Any, Any, Result]) -> Future[Result]:
         """Runs `work` on the loop; cancelling the result cancels it. Raises RuntimeError once the loop has ended."""

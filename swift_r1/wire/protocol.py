@@ -69,12 +69,16 @@ class SamplingParams(Wire):
 
     max_tokens: int = Field(gt=0)  # a stop token included
     temperature: float = Field(default=1.0, ge=0.0, le=1000.0)  # 0: greedy
-    top_p: float = Field(default=1.0, gt=0.0, le=1.0)  # from the likeliest tokens that have this probability together
+    # from the likeliest tokens that have this probability together
+    top_p: float = Field(default=1.0, gt=0.0, le=1.0)
     top_k: int = Field(default=-1, ge=-1, lt=TOP_K_LIMIT)  # from so many likeliest tokens; -1: all
     min_p: float = Field(default=0.0, ge=0.0, lt=1.0)  # of the likeliest token's probability
-    repetition_penalty: float = Field(default=1.0, gt=0.0)  # of tokens that the prompt or the completion has
-    structured_outputs_regex: Text | None = None  # completions match it as a whole; not in every engine
-    structural_tag: Text | None = None  # xgrammar's (JSON), which completions follow; not in every engine
+    # of tokens that the prompt or the completion has
+    repetition_penalty: float = Field(default=1.0, gt=0.0)
+    # completions match it as a whole; not in every engine
+    structured_outputs_regex: Text | None = None
+    # xgrammar's (JSON), which completions follow; not in every engine
+    structural_tag: Text | None = None
     stop: tuple[Text, ...] = ()  # texts that end a completion
     stop_token_ids: tuple[TokenId, ...] = ()  # tokens that do
     ignore_eos: bool = False  # go on after the model's end tokens
@@ -177,7 +181,8 @@ class LeaseRequest(Wire):
     client's own, may be repeated; without one the server makes it."""
 
     owner: str = Field(min_length=1, max_length=200)  # shown to who asks for it meanwhile
-    ttl_seconds: float = Field(default=600.0, gt=0, le=86_400)  # it ends after so long without a call
+    # it ends after so long without a call
+    ttl_seconds: float = Field(default=600.0, gt=0, le=86_400)
     token: str | None = Field(default=None, min_length=32, max_length=64, pattern="^[0-9a-f]+$")
 
 
@@ -284,8 +289,10 @@ class UpdateStatus(Wire):
     pending_version: int | None  # of the open update
     buckets: int  # that have arrived
     seconds: float = 0.0  # that the load took
-    folder: str | None = None  # in shared memory, for buckets as files; only in the answer to `begin`
-    base: Digest | None = None  # content hash of the version that buckets may come as changes to; there too
+    # in shared memory, for buckets as files; only in the answer to `begin`
+    folder: str | None = None
+    # content hash of the version that buckets may come as changes to; there too
+    base: Digest | None = None
 
 
 class SleepRequest(Wire):

@@ -71,7 +71,8 @@ def ready_servers(
         with RolloutClient(url, api_key) as client:
             try:
                 return client.why_not_ready() or client.info()
-            except (ServerUnreachable, RunFailed) as error:  # it went between two questions, or is of another version
+            except (ServerUnreachable, RunFailed) as error:
+                # it went between two questions, or is of another version
                 return str(error)
 
     next_report = time.monotonic()
@@ -92,7 +93,9 @@ def ready_servers(
         why = "; ".join(f"{url}: {info}" for url, info in seen.items()) or why
         left = end - time.monotonic()
         if left <= 0:
-            raise ServerUnreachable(f"no rollout server of {path} was ready within {deadline_s:g} s ({why})")
+            raise ServerUnreachable(
+                f"no rollout server of {path} was ready within {deadline_s:g} s ({why})"
+            )
         if time.monotonic() >= next_report:
             report(f"waiting for a rollout server of {path}: {why}; {left:.0f} s left")
             next_report = time.monotonic() + _REPORT_EVERY_S

@@ -16,8 +16,10 @@ from swift_r1.wire.protocol import TOP_K_LIMIT, FinishReason, SamplingParams, Se
 
 SESSION_ID = r"^[A-Za-z0-9_-][A-Za-z0-9._-]{0,127}$"
 SESSION_KEY = "swift-session-"  # keys of sessions begin with it
-EQUAL_CALLS = "x-swift-equal-calls"  # the header that says how many calls with this content were made before it
-GIVEN_UP = "x-swift-given-up"  # the header that names calls which no longer count, by Idempotency-Key, with commas
+# the header that says how many calls with this content were made before it
+EQUAL_CALLS = "x-swift-equal-calls"
+# the header that names calls which no longer count, by Idempotency-Key, with commas
+GIVEN_UP = "x-swift-given-up"
 SessionId = Annotated[str, Field(pattern=SESSION_ID)]
 
 
@@ -75,7 +77,8 @@ class RecordedCall(Wire):
     weight_versions: tuple[tuple[int, int], ...]  # (first token of the completion, version)
     seed: int | None
     sampling: SamplingParams  # what was generated with; stop tokens of the template are among them
-    constrained: bool  # a tool call was forced: tokens were drawn from a part of the model's distribution
+    # a tool call was forced: tokens were drawn from a part of the model's distribution
+    constrained: bool
     seconds: float  # that it took
 
 

@@ -46,8 +46,12 @@ def why_no_url(url: str) -> str | None:
     """Why nothing can be asked at such an address, or should not be: addresses are logged and written to files."""
     if "@" in re.split("[/?#]", url.partition("://")[2], maxsplit=1)[0]:
         return "has a user or a password in it, and addresses are written to files: give a key by its flag or variable"
-    if any(is_secret_name(name) for name, _ in parse_qsl(urlsplit(url).query if "?" in url else "")):
-        return "has a key in it, and addresses are written to files: give it by its flag or variable"
+    if any(
+        is_secret_name(name) for name, _ in parse_qsl(urlsplit(url).query if "?" in url else "")
+    ):
+        return (
+            "has a key in it, and addresses are written to files: give it by its flag or variable"
+        )
     if not url.startswith(("http://", "https://")):
         return "must begin with http:// or https://"
     try:

@@ -14,11 +14,14 @@ from swift_r1.wire.urls import has_password
 from swift_r1.workers.killing import MARK
 
 MEMORY_EXIT = 77  # exit code of a worker that went over its memory limit
-ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS"), "1")
+ONE_THREAD = dict.fromkeys(
+    ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS"), "1"
+)
 
 # Variables that are hidden from rewards, unless --reward_env names them.
 _SECRET = re.compile(
-    "TOKEN(?!IZER)|SECRET|PASSW(OR)?D|PASSPHRASE|CREDENTIAL|(API|ACCESS|PRIVATE)_?KEY|(^|_)KEY$|_PROXY", re.IGNORECASE
+    "TOKEN(?!IZER)|SECRET|PASSW(OR)?D|PASSPHRASE|CREDENTIAL|(API|ACCESS|PRIVATE)_?KEY|(^|_)KEY$|_PROXY",
+    re.IGNORECASE,
 )
 _set_aside: dict[str, str] = {}  # what the built-in rewards show to servers
 
@@ -51,4 +54,7 @@ def limit_memory(gib: float) -> None:
     now = psutil.Process().memory_info().data
     _, hard = resource.getrlimit(resource.RLIMIT_DATA)
     wanted = now + int(gib * 2**30)
-    resource.setrlimit(resource.RLIMIT_DATA, (wanted if hard == resource.RLIM_INFINITY else min(wanted, hard), hard))
+    resource.setrlimit(
+        resource.RLIMIT_DATA,
+        (wanted if hard == resource.RLIM_INFINITY else min(wanted, hard), hard),
+    )

@@ -36,7 +36,9 @@ class _Forked:
     pid: int
     pidfd: int
     pipes: dict[int, str]  # by descriptor, what comes from it
-    written: dict[str, bytearray] = field(default_factory=lambda: {name: bytearray() for name in KEPT_BYTES})
+    written: dict[str, bytearray] = field(
+        default_factory=lambda: {name: bytearray() for name in KEPT_BYTES}
+    )
 
     def read(self, descriptor: int) -> bool:
         """Takes what is there; False at the end of the pipe."""
@@ -117,7 +119,13 @@ class ForkServer:
             try:
                 self._begin(message["begin"], message["environ"], message["row"])
             except OSError as error:  # no more processes, or files
-                self._tell({"ended": message["begin"], "code": 1, "raised": f"it cannot be started: {error}"})
+                self._tell(
+                    {
+                        "ended": message["begin"],
+                        "code": 1,
+                        "raised": f"it cannot be started: {error}",
+                    }
+                )
             return
         forked = self._forked.get(message["end"])
         if forked is not None:
@@ -138,7 +146,9 @@ class ForkServer:
             pid = os.fork()
             if pid == 0:
                 try:
-                    self._become(stdin, {name: write for name, (_, write) in pipes.items()}, environ, row)
+                    self._become(
+                        stdin, {name: write for name, (_, write) in pipes.items()}, environ, row
+                    )
                 except BaseException as error:  # noqa: BLE001  nothing may run on as if it were the parent
                     os.write(2, f"{describe(error)}\n".encode())
                 os._exit(1)
@@ -172,7 +182,12 @@ class ForkServer:
         code = os.waitstatus_to_exitcode(status)
         texts = {name: forked.text(name) for name in ("stdout", "stderr")}
         self._tell(
-            {"ended": forked.number, "code": code, **texts, **self._outcome(code, bytes(forked.written["result"]))}
+            {
+                "ended": forked.number,
+                "code": code,
+                **texts,
+                **self._outcome(code, bytes(forked.written["result"])),
+            }
         )
 
     def _tell(self, answer: Mapping[str, Any]) -> None:
@@ -184,7 +199,11 @@ class ForkServer:
             os.close(descriptor)
 
     def _become(
-        self, stdin: int, pipes: Mapping[str, int], environ: Mapping[str, str], row: Mapping[str, Any]
+        self,
+        stdin: int,
+        pipes: Mapping[str, int],
+        environ: Mapping[str, str],
+        row: Mapping[str, Any],
     ) -> NoReturn:
         """Makes the child a process with limits of its own, and runs in it what is to be run."""
         end_with_parent(signal.SIGKILL)

@@ -11,7 +11,8 @@ from pathlib import Path
 
 import psutil
 
-MARK = "SWIFT_R1_REWARD_POOL"  # a variable of what `confine` has confined, and of everything below it
+# a variable of what `confine` has confined, and of everything below it
+MARK = "SWIFT_R1_REWARD_POOL"
 _GONE_SECONDS = 10.0  # for what was killed to be gone
 _CALL_SECONDS = 5.0  # for what one call left
 
@@ -69,7 +70,8 @@ def end_children(spared: Collection[int] = ()) -> None:
         if not strays:
             return
         for child in strays:
-            with contextlib.suppress(psutil.NoSuchProcess, psutil.TimeoutExpired):  # the next look sees what is left
+            # the next look sees what is left
+            with contextlib.suppress(psutil.NoSuchProcess, psutil.TimeoutExpired):
                 _kill(process for process in _whole(child) if not _is_tracker(process))
                 child.wait(1)
 
@@ -121,5 +123,7 @@ def _own_children() -> frozenset[int]:
     children: set[int] = set()
     for thread in os.listdir("/proc/self/task"):
         with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # the thread has ended
-            children |= {int(pid) for pid in Path(f"/proc/self/task/{thread}/children").read_text().split()}
+            children |= {
+                int(pid) for pid in Path(f"/proc/self/task/{thread}/children").read_text().split()
+            }
     return frozenset(children)

@@ -35,7 +35,9 @@ class NoAnswer(Exception):
     """Says why a call has no answer: it was not reached before the `deadline`, its worker was killed after its own
     time limit (`timeout`) or by its `memory` limit, or it `died` with an exit code."""
 
-    def __init__(self, kind: Literal["deadline", "timeout", "memory", "died"], code: int | None = None) -> None:
+    def __init__(
+        self, kind: Literal["deadline", "timeout", "memory", "died"], code: int | None = None
+    ) -> None:
         super().__init__(kind, code)
         self.kind = kind
         self.code = code
@@ -79,7 +81,9 @@ class WorkerCall(Generic[T]):
         except TimeoutError as error:
             raise NoAnswer("timeout") from error
         except ProcessExpired as error:
-            raise NoAnswer("memory" if error.exitcode == MEMORY_EXIT else "died", error.exitcode) from error
+            raise NoAnswer(
+                "memory" if error.exitcode == MEMORY_EXIT else "died", error.exitcode
+            ) from error
         except (BrokenProcessPool, CancelledError):
             return None
 
@@ -149,9 +153,13 @@ class WorkerPool(Generic[ReadyT]):
             what = f"no {self._what} worker was ready within {START_SECONDS:g} s"
             raise RunFailed(f"{what}: does a plugin hang?") from error
         except (BrokenProcessPool, ProcessExpired) as error:
-            raise RunFailed(f"the {self._what} workers die while they load the plugins: {error}") from error
+            raise RunFailed(
+                f"the {self._what} workers die while they load the plugins: {error}"
+            ) from error
 
-    def submit(self, function: Callable[..., T], arguments: tuple[Any, ...], limit: float) -> WorkerCall[T]:
+    def submit(
+        self, function: Callable[..., T], arguments: tuple[Any, ...], limit: float
+    ) -> WorkerCall[T]:
         """Gives the workers a call, which is killed after `limit` seconds. Raises RuntimeError: the pool has broken
         down, or its watchdog is gone."""
         with self._lock:
@@ -161,13 +169,17 @@ class WorkerPool(Generic[ReadyT]):
             future: ProcessFuture[T] = self._pool.schedule(function, args=arguments, timeout=limit)
             return WorkerCall(future, self._pool)
 
-    def submit_surely(self, function: Callable[..., T], arguments: tuple[Any, ...], limit: float) -> WorkerCall[T]:
+    def submit_surely(
+        self, function: Callable[..., T], arguments: tuple[Any, ...], limit: float
+    ) -> WorkerCall[T]:
         """Gives the workers a call, and starts them again where the pool has broken down."""
         with self._lock:
             try:
                 return self.submit(function, arguments, limit)
             except RuntimeError as error:  # mostly: a worker died between two calls
-                self._logger.warning("the %s workers broke down (%s), and are started again", self._what, error)
+                self._logger.warning(
+                    "the %s workers broke down (%s), and are started again", self._what, error
+                )
                 self.close()
                 self.start()
                 return self.submit(function, arguments, limit)

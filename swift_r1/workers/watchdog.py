@@ -87,7 +87,8 @@ class WorkerOutput:
         for text in self._texts:
             text.flush()
         self._connection.settimeout(_PASS_ON_SECONDS)
-        with contextlib.suppress(TimeoutError):  # the trainer's terminal takes no more: then it is its reader's turn
+        # the trainer's terminal takes no more: then it is its reader's turn
+        with contextlib.suppress(TimeoutError):
             self._connection.sendall(b".")
             self._connection.recv(1 << 10)
 
@@ -136,7 +137,9 @@ def _watch(listener: socket.socket, trainer: int, mark: str) -> None:
 def _registered(listener: socket.socket) -> tuple[int, int, threading.Thread] | None:
     """Returns a new worker: its pidfd, its id, and the thread that shows what it prints."""
     connection, _ = listener.accept()
-    pid, user, _ = _CREDENTIALS.unpack(connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size))
+    pid, user, _ = _CREDENTIALS.unpack(
+        connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+    )
     if user != os.getuid():
         connection.close()
         return None
@@ -160,7 +163,9 @@ def _registered(listener: socket.socket) -> tuple[int, int, threading.Thread] | 
 
 def _say(text: str) -> None:
     """Writes in a thread, since writing blocks while standard error is not read."""
-    threading.Thread(target=_write, args=(2, f"swift_r1.rewards: {text}\n".encode()), daemon=True).start()
+    threading.Thread(
+        target=_write, args=(2, f"swift_r1.rewards: {text}\n".encode()), daemon=True
+    ).start()
 
 
 def _show(connection: socket.socket, *pipes: int) -> None:
@@ -191,7 +196,9 @@ def _show(connection: socket.socket, *pipes: int) -> None:
     connection.close()
 
 
-def _copy(pipe: int, shown: dict[int, int], left: dict[int, int], selector: selectors.BaseSelector) -> None:
+def _copy(
+    pipe: int, shown: dict[int, int], left: dict[int, int], selector: selectors.BaseSelector
+) -> None:
     """Copies what is in a pipe now, up to the limit; a pipe that has ended is taken out of `shown`."""
     for _ in range(64):  # more than fits into a pipe, and then the others have their turn
         try:

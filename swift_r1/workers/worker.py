@@ -13,12 +13,18 @@ from swift_r1.workers.confine import MEMORY_EXIT, ONE_THREAD, confine, limit_mem
 from swift_r1.workers.killing import contained
 from swift_r1.workers.watchdog import WorkerOutput
 
-_SELF_DESTRUCT_AFTER = 10.0  # seconds over its limit at which a worker ends itself, its parent being gone
+# seconds over its limit at which a worker ends itself, its parent being gone
+_SELF_DESTRUCT_AFTER = 10.0
 _output: WorkerOutput | None = None
 
 
 def become_worker(
-    load: Callable[[], object], kept: Sequence[str], memory: float, own: Sequence[str], mark: str, watchdog: str
+    load: Callable[[], object],
+    kept: Sequence[str],
+    memory: float,
+    own: Sequence[str],
+    mark: str,
+    watchdog: str,
 ) -> None:
     """Makes this process a worker, and loads users' code into it.
 

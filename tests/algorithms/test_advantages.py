@@ -11,7 +11,12 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from swift_r1.algorithms import group_advantages, groups_without_signal, rewards_less_kl, turn_advantages
+from swift_r1.algorithms import (
+    group_advantages,
+    groups_without_signal,
+    rewards_less_kl,
+    turn_advantages,
+)
 from swift_r1.algorithms.advantages import ScaleRewards
 from swift_r1.algorithms.methods import ESTIMATORS
 
@@ -73,11 +78,17 @@ rewards_and_groups = st.integers(1, 6).flatmap(
 
 
 @settings(max_examples=300, deadline=None)
-@given(rewards_and_groups, st.sampled_from(list(ESTIMATORS)), st.sampled_from(get_args(ScaleRewards)))
-def test_equals_the_formula(case: tuple[list[float], int], estimator: str, scale: ScaleRewards) -> None:
+@given(
+    rewards_and_groups, st.sampled_from(list(ESTIMATORS)), st.sampled_from(get_args(ScaleRewards))
+)
+def test_equals_the_formula(
+    case: tuple[list[float], int], estimator: str, scale: ScaleRewards
+) -> None:
     rewards, n = case
     expected = loop_advantages(rewards, n, estimator, scale)
-    double = group_advantages(torch.tensor(rewards, dtype=torch.float64), n, estimator=estimator, scale_rewards=scale)
+    double = group_advantages(
+        torch.tensor(rewards, dtype=torch.float64), n, estimator=estimator, scale_rewards=scale
+    )
     assert double.dtype == torch.float64
     assert double.tolist() == pytest.approx(expected, rel=1e-9, abs=1e-9)
     single = group_advantages(torch.tensor(rewards), n, estimator=estimator, scale_rewards=scale)
@@ -98,10 +109,18 @@ def test_equal_rewards_give_exact_zeros(
     value: float, n: int, estimator: str, scale: ScaleRewards, dtype: torch.dtype
 ) -> None:
     rewards = torch.full((2 * n,), value, dtype=dtype)
-    assert group_advantages(rewards, n, estimator=estimator, scale_rewards=scale).count_nonzero() == 0
-    if estimator != "reinforce_plus_plus":  # whose baseline is the batch: an all-right group is better than it
+    assert (
+        group_advantages(rewards, n, estimator=estimator, scale_rewards=scale).count_nonzero() == 0
+    )
+    # whose baseline is the batch: an all-right group is better than it
+    if estimator != "reinforce_plus_plus":
         rewards = torch.cat([rewards, torch.tensor([0.0, NAN, 1.0] * n, dtype=dtype)])
-        assert group_advantages(rewards, n, estimator=estimator, scale_rewards=scale)[: 2 * n].count_nonzero() == 0
+        assert (
+            group_advantages(rewards, n, estimator=estimator, scale_rewards=scale)[
+                : 2 * n
+            ].count_nonzero()
+            == 0
+        )
 
 
 def test_tenths_do_not_leave_a_rounding_rest() -> None:
@@ -126,7 +145,9 @@ def test_worked_by_hand() -> None:
 
 @pytest.mark.parametrize("estimator", list(ESTIMATORS))
 def test_an_invalid_reward_changes_no_other(estimator: str) -> None:
-    with_invalid = group_advantages(torch.tensor([1.0, NAN, 0.0, 2.0, float("inf"), 5.0]), 6, estimator=estimator)
+    with_invalid = group_advantages(
+        torch.tensor([1.0, NAN, 0.0, 2.0, float("inf"), 5.0]), 6, estimator=estimator
+    )
     without = group_advantages(torch.tensor([1.0, 0.0, 2.0, 5.0]), 4, estimator=estimator)
     assert with_invalid.tolist() == [without[0], 0, without[1], without[2], 0, without[3]]
 
@@ -160,10 +181,17 @@ def test_bfloat16_and_gradient() -> None:
         (torch.zeros(4, dtype=torch.long), 2, {}, "rewards must be a float tensor"),
         (torch.zeros(2, 2), 2, {}, "rewards must be a float tensor"),
         (torch.zeros(4), 2, {"estimator": "ppo"}, "estimator must be one of grpo, "),
-        (torch.zeros(4), 2, {"scale_rewards": "std"}, "scale_rewards must be one of group, batch, none"),
+        (
+            torch.zeros(4),
+            2,
+            {"scale_rewards": "std"},
+            "scale_rewards must be one of group, batch, none",
+        ),
     ],
 )
-def test_bad_input_is_named(rewards: torch.Tensor, n: int, names: dict[str, str], says: str) -> None:
+def test_bad_input_is_named(
+    rewards: torch.Tensor, n: int, names: dict[str, str], says: str
+) -> None:
     with pytest.raises(ValueError, match=says):
         group_advantages(rewards, n, **names)  # type: ignore[arg-type]
 

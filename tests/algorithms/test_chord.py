@@ -31,7 +31,10 @@ def test_loss_and_gradient_however_it_is_cut(phi: bool) -> None:
     total = float(mask.sum())
     spoilt = logps.masked_fill(~mask, float("nan"))
     for parts in ([slice(0, 5)], [slice(0, 2), slice(2, 5)]):
-        found = sum(expert_loss(spoilt[own], mask[own], enable_phi=phi, normalizer=total).loss for own in parts)
+        found = sum(
+            expert_loss(spoilt[own], mask[own], enable_phi=phi, normalizer=total).loss
+            for own in parts
+        )
         assert found.item() == pytest.approx(sum(losses) / total, rel=1e-12)
         (gradient,) = torch.autograd.grad(found, logps, retain_graph=True)
         torch.testing.assert_close(gradient, -weights / total)

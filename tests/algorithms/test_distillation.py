@@ -42,7 +42,8 @@ def test_reverse_kl_equals_the_formula(seed, vocab, top, fewer):
         assert found[row].item() == pytest.approx(slow, rel=1e-9, abs=1e-9)
     coarse = reverse_kl(student.gather(-1, ids).float(), tops.float())
     assert coarse.dtype == torch.float32
-    torch.testing.assert_close(coarse.double(), found, rtol=1e-4, atol=1e-2)  # the logarithm of a small tail
+    # the logarithm of a small tail
+    torch.testing.assert_close(coarse.double(), found, rtol=1e-4, atol=1e-2)
 
 
 def test_all_tokens_give_the_whole_kl_and_fewer_give_less():
@@ -62,7 +63,9 @@ def test_gradient_by_finite_differences():
     student, teacher = two(2, 9, rows=3)
     tops, ids = teacher.topk(4)
     logits = student.clone().requires_grad_()
-    assert torch.autograd.gradcheck(lambda x: reverse_kl(x.log_softmax(-1).gather(-1, ids), tops), (logits,))
+    assert torch.autograd.gradcheck(
+        lambda x: reverse_kl(x.log_softmax(-1).gather(-1, ids), tops), (logits,)
+    )
 
 
 def test_a_student_equal_to_its_teacher_has_no_gradient():
@@ -82,7 +85,11 @@ def test_a_token_advantage_is_the_teachers_log_ratio():
     found = teacher_advantages(advantages, old, teacher, mask, 0.5)
     for i in range(3):
         for t in range(4):
-            slow = advantages[i].item() + 0.5 * (teacher[i, t].item() - old[i, t].item()) if mask[i, t] else 0.0
+            slow = (
+                advantages[i].item() + 0.5 * (teacher[i, t].item() - old[i, t].item())
+                if mask[i, t]
+                else 0.0
+            )
             assert found[i, t].item() == pytest.approx(slow, abs=1e-6)
     with pytest.raises(ValueError, match="must be"):
         teacher_advantages(advantages, old[:, :3], teacher, mask, 1.0)
@@ -95,6 +102,8 @@ def test_in_expectation_the_advantages_gradient_is_that_of_the_kl():
     logps = logits.log_softmax(-1)
     nothing, mask = torch.zeros(7, dtype=torch.float64), torch.ones(7, 1, dtype=torch.bool)
     advantages = teacher_advantages(nothing, logps[:, None], teacher[:, None], mask, 1.0)[:, 0]
-    (policy,) = torch.autograd.grad((logps.exp().detach() * advantages * logps).sum(), logits, retain_graph=True)
+    (policy,) = torch.autograd.grad(
+        (logps.exp().detach() * advantages * logps).sum(), logits, retain_graph=True
+    )
     (kl,) = torch.autograd.grad(reverse_kl(logps, teacher), logits)
     torch.testing.assert_close(policy, -kl, rtol=1e-5, atol=1e-6)

@@ -25,7 +25,9 @@ def make(seed: int, rows: int, width: int) -> tuple[Tensor, Tensor, Tensor, Tens
     st.sampled_from([0.0, 0.9, 1.0]),
     st.sampled_from([0.0, 0.95, 1.0]),
 )
-def test_gae_is_the_sum_of_discounted_deltas(seed: int, rows: int, width: int, gamma: float, lam: float) -> None:
+def test_gae_is_the_sum_of_discounted_deltas(
+    seed: int, rows: int, width: int, gamma: float, lam: float
+) -> None:
     rewards, values, _, mask = make(seed, rows, width)
     advantages, returns = gae(rewards, values, mask, gamma, lam)
     for i in range(rows):
@@ -34,7 +36,8 @@ def test_gae_is_the_sum_of_discounted_deltas(seed: int, rows: int, width: int, g
         v = [values[i, t].item() for t in tokens] + [0.0]  # the terminal value
         for place, t in enumerate(tokens):
             expected = sum(
-                (gamma * lam) ** (k - place) * (r[k] + gamma * v[k + 1] - v[k]) for k in range(place, len(tokens))
+                (gamma * lam) ** (k - place) * (r[k] + gamma * v[k + 1] - v[k])
+                for k in range(place, len(tokens))
             )
             assert advantages[i, t].item() == pytest.approx(expected, rel=1e-10, abs=1e-12)
             assert returns[i, t].item() == pytest.approx(expected + v[place], rel=1e-10, abs=1e-12)
@@ -53,7 +56,13 @@ def test_gae_ignores_padding_and_gradients() -> None:
     rewards, values, _, mask = make(1, 3, 6)
     clean = gae(rewards, values, mask, 0.99, 0.9)
     nan = float("nan")
-    spoilt = gae(rewards.masked_fill(~mask, nan), values.masked_fill(~mask, nan).requires_grad_(), mask, 0.99, 0.9)
+    spoilt = gae(
+        rewards.masked_fill(~mask, nan),
+        values.masked_fill(~mask, nan).requires_grad_(),
+        mask,
+        0.99,
+        0.9,
+    )
     for a, b in zip(clean, spoilt, strict=True):
         assert torch.equal(a, b) and not b.requires_grad
     assert gae(rewards.float(), values.float(), mask, 1, 1)[0].dtype == torch.float32
@@ -61,8 +70,12 @@ def test_gae_ignores_padding_and_gradients() -> None:
 
 
 @settings(max_examples=150, deadline=None)
-@given(st.integers(0, 10**6), st.integers(1, 4), st.integers(1, 8), st.sampled_from([None, 0.1, 0.5]))
-def test_value_loss_equals_the_formula(seed: int, rows: int, width: int, clip: float | None) -> None:
+@given(
+    st.integers(0, 10**6), st.integers(1, 4), st.integers(1, 8), st.sampled_from([None, 0.1, 0.5])
+)
+def test_value_loss_equals_the_formula(
+    seed: int, rows: int, width: int, clip: float | None
+) -> None:
     values, old, returns, mask = make(seed, rows, width)
     losses, over = [], 0
     for i in range(rows):
@@ -78,10 +91,14 @@ def test_value_loss_equals_the_formula(seed: int, rows: int, width: int, clip: f
     expected = sum(losses) / max(1, len(losses))
     found = value_loss(values, old, returns, mask, clip)
     assert found.loss.item() == pytest.approx(expected, rel=1e-10)
-    assert found.metrics["clip_ratio/value/sum"] == over and found.metrics["clip_ratio/value/count"] == len(losses)
+    assert found.metrics["clip_ratio/value/sum"] == over and found.metrics[
+        "clip_ratio/value/count"
+    ] == len(losses)
     # Cut in two, with the step's number of tokens, the parts add up.
     parts = [
-        value_loss(values[part], old[part], returns[part], mask[part], clip, normalizer=len(losses)).loss
+        value_loss(
+            values[part], old[part], returns[part], mask[part], clip, normalizer=len(losses)
+        ).loss
         for part in (slice(0, 1), slice(1, None))
     ]
     assert sum(part.item() for part in parts) == pytest.approx(expected, rel=1e-10)
@@ -91,7 +108,9 @@ def test_value_loss_equals_the_formula(seed: int, rows: int, width: int, clip: f
 def test_value_loss_gradient_by_finite_differences(clip: float | None) -> None:
     values, old, returns, mask = make(7, 3, 5)
     spoilt = values.masked_fill(~mask, 1e3).requires_grad_()
-    assert torch.autograd.gradcheck(lambda v: value_loss(v, old, returns, mask, clip).loss, (spoilt,), atol=1e-6)
+    assert torch.autograd.gradcheck(
+        lambda v: value_loss(v, old, returns, mask, clip).loss, (spoilt,), atol=1e-6
+    )
 
 
 def test_only_values_get_a_gradient() -> None:

@@ -26,10 +26,16 @@ def given(rows=5, width=7):
 
 def test_metrics():
     logps, rollout, mask = given()
-    rows = [[(p, q) for p, q, own in zip(*row, strict=True) if own] for row in zip(logps, rollout, mask, strict=True)]
+    rows = [
+        [(p, q) for p, q, own in zip(*row, strict=True) if own]
+        for row in zip(logps, rollout, mask, strict=True)
+    ]
     rows = [[(float(p), float(q)) for p, q in row] for row in rows if row]
     gaps = [p - q for row in rows for p, q in row]
-    own, engines = [mean(p for p, _ in row) for row in rows], [mean(q for _, q in row) for row in rows]
+    own, engines = (
+        [mean(p for p, _ in row) for row in rows],
+        [mean(q for _, q in row) for row in rows],
+    )
     differences = [q - p for p, q in zip(own, engines, strict=True)]
     expected = {
         "kl": -mean(gaps),
@@ -43,10 +49,15 @@ def test_metrics():
         "ppl_ratio": mean(map(math.exp, differences)),
     }
     whole = off_policy_metrics(logps, rollout, mask)
-    parts = [off_policy_metrics(*(one[rows] for one in (logps, rollout, mask))) for rows in (slice(2), slice(2, 5))]
+    parts = [
+        off_policy_metrics(*(one[rows] for one in (logps, rollout, mask)))
+        for rows in (slice(2), slice(2, 5))
+    ]
     for found in (whole, sum_metrics(parts)):  # however the step is cut
         found = mean_metrics(found)
-        assert found == pytest.approx({f"rollout/{name}": value for name, value in expected.items()})
+        assert found == pytest.approx(
+            {f"rollout/{name}": value for name, value in expected.items()}
+        )
 
 
 def test_weights_and_effective_sample_sizes():
@@ -68,7 +79,10 @@ def test_weights_and_effective_sample_sizes():
         "rollout/ess_seq": kish(products),
     }
     whole = completion_weights(logps, rollout, mask)
-    parts = [completion_weights(*(one[rows] for one in (logps, rollout, mask))) for rows in (slice(2), slice(2, 5))]
+    parts = [
+        completion_weights(*(one[rows] for one in (logps, rollout, mask)))
+        for rows in (slice(2), slice(2, 5))
+    ]
     for found in (whole, torch.cat(parts, 1)):  # however the step is cut
         assert weight_metrics(found) == pytest.approx(expected)
     assert weight_metrics(completion_weights(logps, rollout, 0 * mask)) == {}
@@ -88,7 +102,14 @@ def test_effective_sample_sizes_of_long_completions():
 
 def test_a_completion_is_left_out_where_its_advantage_is_negative_and_its_probability_fell():
     logps = torch.tensor([[-1.0, -2.0, 0.0]] * 4)
-    behaviour = torch.tensor([[-0.5, -1.5, 0.0], [-0.5, -1.5, 0.0], [-0.9, -2.0, 0.0], [-2.0, -2.0, 0.0]])
+    behaviour = torch.tensor(
+        [[-0.5, -1.5, 0.0], [-0.5, -1.5, 0.0], [-0.9, -2.0, 0.0], [-2.0, -2.0, 0.0]]
+    )
     advantages = torch.tensor([-1.0, 1.0, -1.0, -1.0])[:, None].expand(4, 3)
     mask = torch.tensor([[1.0, 1.0, 0.0]] * 4)
-    assert kept_completions(logps, behaviour, advantages, mask, 0.1).flatten().tolist() == [False, True, True, True]
+    assert kept_completions(logps, behaviour, advantages, mask, 0.1).flatten().tolist() == [
+        False,
+        True,
+        True,
+        True,
+    ]

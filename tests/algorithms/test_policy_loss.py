@@ -31,7 +31,9 @@ MODES = (None, *get_args(RolloutCorrection))
 Given = dict[str, Tensor]
 
 
-def make_given(seed: int, rows: int, width: int, *, spread: float = 0.4, dtype: torch.dtype = torch.float64) -> Given:
+def make_given(
+    seed: int, rows: int, width: int, *, spread: float = 0.4, dtype: torch.dtype = torch.float64
+) -> Given:
     generator = torch.Generator().manual_seed(seed)
 
     def normal(*shape: int) -> Tensor:
@@ -70,12 +72,15 @@ def call(given: Given, config: LossConfig, **more: Any) -> Any:
 def loop_loss(given: Given, c: LossConfig) -> float:
     """The formulas of the issue, token by token, with Python's floats."""
     logps, old, ref, roll, entropies, teacher = (
-        given[k].tolist() for k in ("logps", "old_logps", "ref_logps", "rollout_logps", "entropies", "teacher_logps")
+        given[k].tolist()
+        for k in ("logps", "old_logps", "ref_logps", "rollout_logps", "entropies", "teacher_logps")
     )
     advantages, mask = given["advantages"].tolist(), given["mask"].tolist()
     rows = len(mask)
 
-    trained = sorted(entropies[i][t] for i in range(rows) for t in range(len(mask[i])) if mask[i][t])
+    trained = sorted(
+        entropies[i][t] for i in range(rows) for t in range(len(mask[i])) if mask[i][t]
+    )
     threshold = -math.inf
     if c.top_entropy_quantile < 1 and trained:
         place = round((1 - c.top_entropy_quantile) * (len(trained) - 1), 6)
@@ -109,7 +114,11 @@ def loop_loss(given: Given, c: LossConfig) -> float:
             if c.loss_type == "fipo":
                 future = 0.0
                 for u in tokens:
-                    log_r = math.log(r) if c.importance_sampling_level != "token" else logps[i][u] - old[i][u]
+                    log_r = (
+                        math.log(r)
+                        if c.importance_sampling_level != "token"
+                        else logps[i][u] - old[i][u]
+                    )
                     if u >= t and not (c.delta is not None and math.exp(log_r) > c.delta):
                         future += 2 ** (-(u - t) / c.fipo_decay_rate) * log_r
                 weight = math.exp(future)
@@ -177,11 +186,15 @@ configs = st.builds(
 
 @settings(max_examples=400, deadline=None)
 @given(configs, st.integers(0, 10**6), st.integers(1, 4), st.integers(1, 6), st.booleans())
-def test_equals_the_formula(config: LossConfig, seed: int, rows: int, width: int, per_token: bool) -> None:
+def test_equals_the_formula(
+    config: LossConfig, seed: int, rows: int, width: int, per_token: bool
+) -> None:
     given = make_given(seed, rows, width)
     if per_token:
         given["advantages"] = given["advantages"][:, None] * given["entropies"]
-    assert call(given, config).loss.item() == pytest.approx(loop_loss(given, config), rel=1e-10, abs=1e-12)
+    assert call(given, config).loss.item() == pytest.approx(
+        loop_loss(given, config), rel=1e-10, abs=1e-12
+    )
     # bfloat16 in is float32 inside: only the rounding of the inputs is left.
     coarse = {k: v if k == "mask" else v.bfloat16() for k, v in given.items()}
     output = call(coarse, config)
@@ -194,7 +207,10 @@ def test_equals_the_formula(config: LossConfig, seed: int, rows: int, width: int
 @given(configs, st.integers(0, 10**6), st.integers(1, 4), st.integers(1, 6))
 def test_what_the_loss_did_to_tokens(config: LossConfig, seed: int, rows: int, width: int) -> None:
     """Ratios token by token; and a token has a gradient if and only if the loss kept and did not clip it."""
-    given, config = make_given(seed, rows, width), replace(config, beta=0.0, delta=None, sdar_loss_coef=0.0)
+    given, config = (
+        make_given(seed, rows, width),
+        replace(config, beta=0.0, delta=None, sdar_loss_coef=0.0),
+    )
     logps = given["logps"].clone().requires_grad_()
     output = call(given | {"logps": logps}, config)
     (gradient,) = torch.autograd.grad(output.loss, logps)
@@ -240,8 +256,13 @@ def test_gradient_by_finite_differences(
         ratio_logps = given["logps"].clone()
 
         def loss(logps: Tensor) -> Tensor:
-            shifted = given | {"logps": logps, "old_logps": logps.detach() - (ratio_logps - given["old_logps"])}
-            shifted["rollout_logps"] = shifted["old_logps"] - (given["old_logps"] - given["rollout_logps"])
+            shifted = given | {
+                "logps": logps,
+                "old_logps": logps.detach() - (ratio_logps - given["old_logps"]),
+            }
+            shifted["rollout_logps"] = shifted["old_logps"] - (
+                given["old_logps"] - given["rollout_logps"]
+            )
             return call(shifted, config).loss
     else:
 
@@ -259,7 +280,9 @@ def gradient(given: Given, config: LossConfig) -> Tensor:
 
 
 @pytest.mark.parametrize("loss_type", ["grpo", "dapo", "sapo", "cispo"])
-def test_gspo_token_has_the_gradient_of_tokens_at_the_ratio_of_their_completion(loss_type: str) -> None:
+def test_gspo_token_has_the_gradient_of_tokens_at_the_ratio_of_their_completion(
+    loss_type: str,
+) -> None:
     given = make_given(6, 4, 5)
     given["advantages"] = given["advantages"][:, None] * given["entropies"]
     gaps, mask = given["logps"] - given["old_logps"], given["mask"]
@@ -267,13 +290,15 @@ def test_gspo_token_has_the_gradient_of_tokens_at_the_ratio_of_their_completion(
     level = "sequence_token"
     found = gradient(given, LossConfig(loss_type=loss_type, importance_sampling_level=level))
     torch.testing.assert_close(
-        found, gradient(given | {"old_logps": given["logps"] - means}, LossConfig(loss_type=loss_type))
+        found,
+        gradient(given | {"old_logps": given["logps"] - means}, LossConfig(loss_type=loss_type)),
     )
     assert not found.allclose(gradient(given, LossConfig(loss_type=loss_type)))
     # With one advantage per completion it is that of `sequence`.
     given["advantages"] = given["advantages"][:, 0]
     alike = [
-        gradient(given, LossConfig(loss_type="grpo", importance_sampling_level=one)) for one in (level, "sequence")
+        gradient(given, LossConfig(loss_type="grpo", importance_sampling_level=one))
+        for one in (level, "sequence")
     ]
     torch.testing.assert_close(*alike)
 
@@ -282,7 +307,9 @@ def test_gspo_token_has_the_gradient_of_tokens_at_the_ratio_of_their_completion(
 def test_the_weight_of_fipo_is_a_factor_of_the_advantage(width: int) -> None:
     """Its gradient is that of `dapo` with the advantages f * A, also over several blocks of tokens."""
     given = make_given(7, 3, width, spread=0.1)
-    config = LossConfig(loss_type="fipo", fipo_decay_rate=8, fipo_clip_range=0, fipo_safety_threshold=None)
+    config = LossConfig(
+        loss_type="fipo", fipo_decay_rate=8, fipo_clip_range=0, fipo_safety_threshold=None
+    )
     log_ratios = ((given["logps"] - given["old_logps"]) * given["mask"]).tolist()
     future = [[0.0] * (width + 1) for _ in log_ratios]
     for own, row in zip(future, log_ratios, strict=True):
@@ -290,7 +317,9 @@ def test_the_weight_of_fipo_is_a_factor_of_the_advantage(width: int) -> None:
             own[t] = row[t] + 2 ** (-1 / 8) * own[t + 1]
     weights = torch.tensor(future, dtype=torch.float64)[:, :width].exp()
     weighed = given | {"advantages": given["advantages"][:, None] * weights}
-    torch.testing.assert_close(gradient(given, config), gradient(weighed, LossConfig(loss_type="dapo")))
+    torch.testing.assert_close(
+        gradient(given, config), gradient(weighed, LossConfig(loss_type="dapo"))
+    )
     found = mean_metrics(call(given, config).metrics)
     assert found["fipo/influence_weight"] == pytest.approx(weights[given["mask"]].mean().item())
     assert found["fipo/future_kl"] == pytest.approx(weights[given["mask"]].log().mean().item())
@@ -304,7 +333,12 @@ def test_only_logps_get_a_gradient(name: str) -> None:
     given["logps"].requires_grad_()
     given[name].requires_grad_()
     mode = "token_truncate"
-    config = LossConfig(beta=0.1, sdar_loss_coef=0.1, top_entropy_quantile=0.5, rollout_importance_sampling_mode=mode)
+    config = LossConfig(
+        beta=0.1,
+        sdar_loss_coef=0.1,
+        top_entropy_quantile=0.5,
+        rollout_importance_sampling_mode=mode,
+    )
     call(given, config).loss.backward()
     assert given["logps"].grad is not None and given[name].grad is None
 
@@ -317,7 +351,9 @@ def test_the_cut_into_micro_batches_changes_nothing(
 ) -> None:
     """Each piece is cut to its own width too, as a trainer would pad it."""
     given = make_given(5, 16, 24, dtype=torch.float32)
-    given["mask"] = torch.arange(24) < torch.randint(0, 25, (16, 1), generator=torch.Generator().manual_seed(1))
+    given["mask"] = torch.arange(24) < torch.randint(
+        0, 25, (16, 1), generator=torch.Generator().manual_seed(1)
+    )
     given["mask"][3] = False
     config = LossConfig(
         loss_type=loss_type,
@@ -330,8 +366,12 @@ def test_the_cut_into_micro_batches_changes_nothing(
     def step(pieces: int) -> tuple[float, Tensor, dict[str, float]]:
         logps = given["logps"].clone().requires_grad_()
         parts = torch.arange(16).chunk(pieces)
-        normalizer = torch.stack([loss_normalizer(given["mask"][rows], config) for rows in parts]).sum()
-        threshold = top_entropy_threshold(given["entropies"], given["mask"], config.top_entropy_quantile)
+        normalizer = torch.stack(
+            [loss_normalizer(given["mask"][rows], config) for rows in parts]
+        ).sum()
+        threshold = top_entropy_threshold(
+            given["entropies"], given["mask"], config.top_entropy_quantile
+        )
         outputs = []
         for rows in parts:
             width = max(1, int(given["mask"][rows].sum(1).max()))
@@ -353,7 +393,8 @@ def test_the_cut_into_micro_batches_changes_nothing(
     whole = call(given, config).loss.item()
     assert whole == pytest.approx(loss, rel=1e-6)
     naive = sum(
-        call({k: v[rows] for k, v in given.items()}, config).loss.item() for rows in torch.arange(16).chunk(pieces)
+        call({k: v[rows] for k, v in given.items()}, config).loss.item()
+        for rows in torch.arange(16).chunk(pieces)
     )
     assert naive != pytest.approx(loss, rel=1e-3)
 
@@ -375,7 +416,16 @@ def test_two_ranks_whose_gradients_are_averaged(loss_type: str) -> None:
 
 def test_normalizers() -> None:
     mask = torch.tensor([[1, 1, 0], [1, 0, 0], [0, 0, 0]])
-    expected = {"grpo": 3, "sapo": 3, "real": 3, "bnpo": 3, "dapo": 3, "cispo": 3, "fipo": 3, "dr_grpo": 30}
+    expected = {
+        "grpo": 3,
+        "sapo": 3,
+        "real": 3,
+        "bnpo": 3,
+        "dapo": 3,
+        "cispo": 3,
+        "fipo": 3,
+        "dr_grpo": 30,
+    }
     for loss_type, number in expected.items():
         config = LossConfig(loss_type=loss_type, max_completion_length=10)  # type: ignore[arg-type]
         assert loss_normalizer(mask, config).item() == number
@@ -405,7 +455,9 @@ def test_overlong_filter_and_the_denominator(loss_type: str) -> None:
 
 @pytest.mark.parametrize("level", LEVELS)
 @pytest.mark.parametrize("loss_type", LOSS_TYPES)
-def test_padding_has_no_effect_whatever_it_holds(loss_type: str, level: ImportanceSamplingLevel) -> None:
+def test_padding_has_no_effect_whatever_it_holds(
+    loss_type: str, level: ImportanceSamplingLevel
+) -> None:
     given = make_given(4, 3, 6)
     config = LossConfig(
         loss_type=loss_type,
@@ -415,7 +467,13 @@ def test_padding_has_no_effect_whatever_it_holds(loss_type: str, level: Importan
         rollout_importance_sampling_mode="sequence_mask",
     )
     spoilt = dict(given)
-    spoils = {"logps": NAN, "old_logps": -INF, "ref_logps": INF, "rollout_logps": NAN, "entropies": INF}
+    spoils = {
+        "logps": NAN,
+        "old_logps": -INF,
+        "ref_logps": INF,
+        "rollout_logps": NAN,
+        "entropies": INF,
+    }
     spoils["teacher_logps"] = NAN
     for name, rubbish in spoils.items():
         spoilt[name] = given[name].masked_fill(~given["mask"], rubbish)
@@ -423,7 +481,9 @@ def test_padding_has_no_effect_whatever_it_holds(loss_type: str, level: Importan
     for case in (given, spoilt):
         logps = case["logps"].clone().requires_grad_()
         output = call(case | {"logps": logps}, config)
-        results.append((output.loss, *torch.autograd.grad(output.loss, logps), *output.metrics.values()))
+        results.append(
+            (output.loss, *torch.autograd.grad(output.loss, logps), *output.metrics.values())
+        )
     for clean, other in zip(*results, strict=True):
         assert torch.equal(clean, other)
 
@@ -443,7 +503,10 @@ def test_huge_ratios_stay_finite(loss_type: str) -> None:
             torch.tensor([advantage]),
             torch.ones(1, 3),
             LossConfig(
-                loss_type=loss_type, beta=0.1, sdar_loss_coef=1.0, rollout_importance_sampling_mode="token_truncate"
+                loss_type=loss_type,
+                beta=0.1,
+                sdar_loss_coef=1.0,
+                rollout_importance_sampling_mode="token_truncate",
             ),
             ref_logps=old,
             rollout_logps=logps.detach(),
@@ -482,7 +545,9 @@ def test_clip_metrics_by_hand() -> None:
     zeros = torch.zeros_like(ratio)
 
     def metrics(**fields: Any) -> dict[str, float]:
-        return mean_metrics(policy_loss(ratio.log(), zeros, advantages, mask, LossConfig(**fields)).metrics)
+        return mean_metrics(
+            policy_loss(ratio.log(), zeros, advantages, mask, LossConfig(**fields)).metrics
+        )
 
     found = metrics()
     assert found["clip_ratio/low"] == pytest.approx(1 / 7)  # row 1, ratio 0.5
@@ -491,7 +556,9 @@ def test_clip_metrics_by_hand() -> None:
     assert metrics(loss_type="cispo", epsilon_high=1.2)["clip_ratio/high"] == pytest.approx(3 / 7)
     assert metrics(loss_type="sapo")["clip_ratio/high"] == 0
     # One ratio a completion: both geometric means are inside; with a tight clip the first one is over.
-    assert metrics(importance_sampling_level="sequence", epsilon=0.05)["clip_ratio/high"] == pytest.approx(1 / 2)
+    assert metrics(importance_sampling_level="sequence", epsilon=0.05)[
+        "clip_ratio/high"
+    ] == pytest.approx(1 / 2)
 
 
 def test_rollout_metrics_by_hand() -> None:
@@ -510,7 +577,10 @@ def test_rollout_metrics_by_hand() -> None:
 
 
 @settings(max_examples=50, deadline=None)
-@given(st.lists(st.floats(0, 5, width=32), min_size=1, max_size=40), st.sampled_from([0.01, 0.2, 0.5, 1.0]))
+@given(
+    st.lists(st.floats(0, 5, width=32), min_size=1, max_size=40),
+    st.sampled_from([0.01, 0.2, 0.5, 1.0]),
+)
 def test_entropy_threshold_is_torchs_quantile(values: list[float], share: float) -> None:
     entropies = torch.tensor(values)
     ours = top_entropy_threshold(entropies, torch.ones(len(values)), share)
@@ -568,7 +638,9 @@ def test_missing_and_misshapen_arguments_are_named() -> None:
     ):
         with pytest.raises(ValueError, match=says):
             policy_loss(ones, ones, row, ones, config)
-    assert policy_loss(ones, ones, row, ones, LossConfig(beta=0.1, kl_in_reward=True)).loss.isfinite()
+    assert policy_loss(
+        ones, ones, row, ones, LossConfig(beta=0.1, kl_in_reward=True)
+    ).loss.isfinite()
     with pytest.raises(ValueError, match="logps, old_logps, mask must be"):
         policy_loss(row, row, row, row, LossConfig())
     with pytest.raises(ValueError, match="advantages must be"):

@@ -16,12 +16,16 @@ from swift_r1.algorithms import PPOConfig, ppo_targets, token_rewards, whiten
 def make(seed: int, rows: int, width: int) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     generator = torch.Generator().manual_seed(seed)
     rewards = torch.randn(rows, generator=generator, dtype=torch.float64)
-    values, old, ref = (torch.randn(rows, width, generator=generator, dtype=torch.float64) for _ in range(3))
+    values, old, ref = (
+        torch.randn(rows, width, generator=generator, dtype=torch.float64) for _ in range(3)
+    )
     mask = torch.rand(rows, width, generator=generator) < 0.7
     return rewards, values, old, ref, mask
 
 
-def slow(rewards: Tensor, values: Tensor, old: Tensor, ref: Tensor, mask: Tensor, config: PPOConfig) -> dict[str, dict]:
+def slow(
+    rewards: Tensor, values: Tensor, old: Tensor, ref: Tensor, mask: Tensor, config: PPOConfig
+) -> dict[str, dict]:
     """Advantages and returns by (row, column) of the trained tokens of completions with a reward."""
     tokens = {
         i: [t for t in range(mask.shape[1]) if mask[i, t]]
@@ -29,7 +33,8 @@ def slow(rewards: Tensor, values: Tensor, old: Tensor, ref: Tensor, mask: Tensor
         if math.isfinite(rewards[i].item())
     }
     r = {
-        (i, t): -config.kl_coef * (old[i, t].item() - ref[i, t].item()) + (rewards[i].item() if t == places[-1] else 0)
+        (i, t): -config.kl_coef * (old[i, t].item() - ref[i, t].item())
+        + (rewards[i].item() if t == places[-1] else 0)
         for i, places in tokens.items()
         for t in places
     }
@@ -44,7 +49,10 @@ def slow(rewards: Tensor, values: Tensor, old: Tensor, ref: Tensor, mask: Tensor
                 delta = r[i, places[k]] + config.gamma * after - values[i, places[k]].item()
                 total += (config.gamma * config.lam) ** (k - number) * delta
             advantages[i, t], returns[i, t] = total, total + values[i, t].item()
-    return {"advantages": whitened(advantages) if config.whiten_advantages else advantages, "returns": returns}
+    return {
+        "advantages": whitened(advantages) if config.whiten_advantages else advantages,
+        "returns": returns,
+    }
 
 
 def whitened(values: dict, shift: bool = True) -> dict:
@@ -66,7 +74,9 @@ def whitened(values: dict, shift: bool = True) -> dict:
     st.booleans(),
     st.booleans(),
 )
-def test_targets_equal_the_loops(seed, rows, width, kl_coef, discount, whiten_rewards, whiten_advantages, invalid):
+def test_targets_equal_the_loops(
+    seed, rows, width, kl_coef, discount, whiten_rewards, whiten_advantages, invalid
+):
     rewards, values, old, ref, mask = make(seed, rows, width)
     if invalid:
         rewards[0] = torch.nan
@@ -83,7 +93,9 @@ def test_targets_equal_the_loops(seed, rows, width, kl_coef, discount, whiten_re
         assert tensor.dtype == torch.float32 and not tensor.requires_grad
         for i in range(rows):
             for t in range(width):
-                assert tensor[i, t].item() == pytest.approx(expected[name].get((i, t), 0.0), rel=1e-5, abs=1e-5)
+                assert tensor[i, t].item() == pytest.approx(
+                    expected[name].get((i, t), 0.0), rel=1e-5, abs=1e-5
+                )
     assert found.valid.tolist() == [math.isfinite(reward) for reward in rewards.tolist()]
 
 
@@ -100,9 +112,16 @@ def test_rewards_of_tokens() -> None:
 def test_explained_variance_of_a_perfect_a_constant_and_a_wrong_critic() -> None:
     rewards, mask = torch.tensor([0.0, 1.0]), torch.ones(2, 3)
     right = torch.tensor([[0.0] * 3, [1.0] * 3])
-    found = [ppo_targets(rewards, v, mask, PPOConfig(lam=1))[1] for v in (right, 0 * right + 0.5, 1 - right)]
+    found = [
+        ppo_targets(rewards, v, mask, PPOConfig(lam=1))[1]
+        for v in (right, 0 * right + 0.5, 1 - right)
+    ]
     assert [metrics["explained_variance"] for metrics in found] == pytest.approx([1, 0, -3])
-    assert found[0]["returns/mean"] == 0.5 and found[0]["returns/std"] == 0.5 and found[1]["values/mean"] == 0.5
+    assert (
+        found[0]["returns/mean"] == 0.5
+        and found[0]["returns/std"] == 0.5
+        and found[1]["values/mean"] == 0.5
+    )
     assert "explained_variance" not in ppo_targets(torch.ones(2), right, mask, PPOConfig(lam=1))[1]
     assert "kl_penalty" not in found[0]
 
@@ -111,7 +130,12 @@ def test_the_kl_penalty_is_what_the_rewards_lose() -> None:
     mask = torch.tensor([[1, 1], [1, 0]])
     old, ref = torch.full((2, 2), -1.0), torch.full((2, 2), -3.0)
     metrics = ppo_targets(
-        torch.tensor([3.0, torch.nan]), torch.zeros(2, 2), mask, PPOConfig(kl_coef=0.5), old_logps=old, ref_logps=ref
+        torch.tensor([3.0, torch.nan]),
+        torch.zeros(2, 2),
+        mask,
+        PPOConfig(kl_coef=0.5),
+        old_logps=old,
+        ref_logps=ref,
     )[1]
     assert metrics["kl_penalty"] == pytest.approx(2.0)
 
@@ -120,8 +144,15 @@ def test_whitening_little() -> None:
     values = torch.tensor([[0.1, 0.1, 9.0]])
     mask = torch.tensor([[1, 1, 0]])
     assert whiten(values, mask).tolist() == [[0, 0, 0]]
-    torch.testing.assert_close(whiten(values, mask, shift_mean=False), torch.tensor([[0.1, 0.1, 0]]))
-    assert ppo_targets(torch.tensor([torch.nan]), torch.ones(1, 2), torch.ones(1, 2), PPOConfig())[0].values.sum() == 0
+    torch.testing.assert_close(
+        whiten(values, mask, shift_mean=False), torch.tensor([[0.1, 0.1, 0]])
+    )
+    assert (
+        ppo_targets(torch.tensor([torch.nan]), torch.ones(1, 2), torch.ones(1, 2), PPOConfig())[
+            0
+        ].values.sum()
+        == 0
+    )
 
 
 def test_bad_input_is_named() -> None:

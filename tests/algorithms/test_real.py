@@ -25,7 +25,9 @@ def loop_loss(scores: Tensor, labels: Tensor, size: int, tau: float) -> Tensor:
 
 
 @settings(max_examples=100, deadline=None)
-@given(st.integers(0, 10**6), st.integers(1, 4), st.integers(1, 6), st.sampled_from([0.1, 0.5, 2.0]))
+@given(
+    st.integers(0, 10**6), st.integers(1, 4), st.integers(1, 6), st.sampled_from([0.1, 0.5, 2.0])
+)
 def test_value_and_gradient(seed: int, groups: int, size: int, tau: float) -> None:
     generator = torch.Generator().manual_seed(seed)
     scores = torch.randn(groups * size, generator=generator, dtype=torch.float64).requires_grad_()
@@ -54,7 +56,12 @@ def test_through_the_policy_loss_it_is_the_loss_of_the_mean_log_ratios() -> None
     advantages, _ = real_advantages(scores, labels, 4, 0.5)
     loss: Tensor = sum(
         policy_loss(
-            logps[rows], old[rows], advantages[rows], mask[rows], LossConfig(loss_type="real"), normalizer=12.0
+            logps[rows],
+            old[rows],
+            advantages[rows],
+            mask[rows],
+            LossConfig(loss_type="real"),
+            normalizer=12.0,
         ).loss
         for rows in (slice(0, 2), slice(2, 7), slice(7, 12))
     )

@@ -13,7 +13,9 @@ from swift_r1.algorithms.rewards import Composition, Totals
 Column = list[float | None]
 
 
-def total(weights: list[float], *columns: Column, cut: tuple[bool, ...] = (), size: int = 1, **how: Any) -> Totals:
+def total(
+    weights: list[float], *columns: Column, cut: tuple[bool, ...] = (), size: int = 1, **how: Any
+) -> Totals:
     return Composition(weights, **how)(columns, cut or (False,) * len(columns[0]), size)
 
 
@@ -53,7 +55,8 @@ def test_normalize_then_sum() -> None:
     totals = total([1.0, 0.5], small, large, size=2, **how)
     assert totals.rewards[:4] == (0.0, 1.0, 500.0, 501.0)
     high = 0.5 / (math.sqrt(0.5) + 1e-4)
-    assert totals.objectives[:4] == pytest.approx((-high, high, -high, high))  # `large` is constant in both groups
+    # `large` is constant in both groups
+    assert totals.objectives[:4] == pytest.approx((-high, high, -high, high))
     assert math.isnan(totals.objectives[4]) and totals.objectives[5] == 0.0
     both = total([1.0, 0.5], small, large, size=6, **how).objectives
     values = np.array([0.0, 0.0, 1000.0, 1000.0])

@@ -19,7 +19,9 @@ def test_rlsd_moves_an_advantage_between_the_tokens_and_never_turns_it(negative_
     teacher[~mask] = float("nan")
     teacher[0, mask[0].nonzero()[0]] = -1e9  # as a token that the teacher could not say
     advantages = torch.tensor([1.5, -0.5, 0.0, 0.2], dtype=torch.float64)
-    found = rlsd_advantages(advantages, old, teacher, mask, strength=0.7, clip_range=0.2, negative_only=negative_only)
+    found = rlsd_advantages(
+        advantages, old, teacher, mask, strength=0.7, clip_range=0.2, negative_only=negative_only
+    )
     for i, t in torch.cartesian_prod(torch.arange(4), torch.arange(6)).tolist():
         a, weight = advantages[i].item(), 1.0
         if mask[i, t] and (a < 0 or not negative_only):
@@ -31,7 +33,16 @@ def test_rlsd_moves_an_advantage_between_the_tokens_and_never_turns_it(negative_
 
 
 def test_the_strength_rises_and_falls_in_lines() -> None:
-    assert [rlsd_strength(step, 0.5, 2, 4) for step in range(8)] == [0, 0.25, 0.5, 0.375, 0.25, 0.125, 0, 0]
+    assert [rlsd_strength(step, 0.5, 2, 4) for step in range(8)] == [
+        0,
+        0.25,
+        0.5,
+        0.375,
+        0.25,
+        0.125,
+        0,
+        0,
+    ]
     assert rlsd_strength(1000, 0.5, 0, 0) == 0.5
 
 

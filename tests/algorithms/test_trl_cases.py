@@ -34,7 +34,10 @@ def _config(settings: dict[str, Any]) -> LossConfig:
     ours = {k: v for k, v in settings.items() if k in LossConfig.__slots__}
     if "rollout" in settings:
         mode, threshold = settings["rollout"]
-        ours |= {"rollout_importance_sampling_mode": mode, "rollout_importance_sampling_threshold": threshold}
+        ours |= {
+            "rollout_importance_sampling_mode": mode,
+            "rollout_importance_sampling_threshold": threshold,
+        }
     return LossConfig(max_completion_length=DOCUMENT["max_completion_length"], **ours)
 
 

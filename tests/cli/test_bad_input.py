@@ -47,7 +47,8 @@ def swift(*words: str, cwd: Path, environ: Mapping[str, str] | None = None) -> D
     )
     *lines, probe = done.stderr.splitlines() or [""]
     assert probe.startswith("HEAVY"), f"the command did not end by itself: {done.stderr}"
-    lines = [line for line in lines if " rows prepared in " not in line]  # of a machine that is busy
+    # of a machine that is busy
+    lines = [line for line in lines if " rows prepared in " not in line]
     return Done(done.returncode, done.stdout, tuple(lines), tuple(probe.split()[1:]))
 
 
@@ -93,8 +94,14 @@ def test_an_unknown_flag(good: dict[str, str], tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "line"),
     [
-        ({"external_plugins": "gone.py"}, "--external_plugins gone.py: there is no such file (looked in {cwd})"),
-        ({"external_plugins": "raises.py"}, "plugin raises.py:2: ZeroDivisionError: division by zero"),
+        (
+            {"external_plugins": "gone.py"},
+            "--external_plugins gone.py: there is no such file (looked in {cwd})",
+        ),
+        (
+            {"external_plugins": "raises.py"},
+            "plugin raises.py:2: ZeroDivisionError: division by zero",
+        ),
         (
             {"reward_funcs": "external_countdwn"},
             "--reward_funcs: there is no reward function external_countdwn: did you mean external_countdown?",
@@ -108,7 +115,10 @@ def test_an_unknown_flag(good: dict[str, str], tmp_path: Path) -> None:
             "--model empty is not a model folder: it lacks config.json, weights (*.safetensors), a",
         ),
         ({"model": "raises.py"}, "--model raises.py is a file"),
-        ({"model": "fp8"}, "--model fp8 is stored quantized (fp8), which cannot be trained: save it in 16 bits first"),
+        (
+            {"model": "fp8"},
+            "--model fp8 is stored quantized (fp8), which cannot be trained: save it in 16 bits first",
+        ),
         ({"deepspeed": "gone.json"}, "--deepspeed gone.json: No such file or directory"),
         ({"output_dir": "raises.py/out"}, "--output_dir raises.py/out: "),
         (
@@ -117,11 +127,15 @@ def test_an_unknown_flag(good: dict[str, str], tmp_path: Path) -> None:
         ),
     ],
 )
-def test_bad_plugin_reward_data_model(good: dict[str, str], tmp_path: Path, change: dict[str, str], line: str) -> None:
+def test_bad_plugin_reward_data_model(
+    good: dict[str, str], tmp_path: Path, change: dict[str, str], line: str
+) -> None:
     (tmp_path / "raises.py").write_text("x = 0\n1 / x\n")
     (tmp_path / "rows.jsonl").write_text(json.dumps({"query": "1 + 1?", "gold": "2"}) + "\n")
     (tmp_path / "empty").mkdir()
-    for name, config in (("fp8", {"model_type": "deepseek_v3", "quantization_config": {"quant_method": "fp8"}}),):
+    for name, config in (
+        ("fp8", {"model_type": "deepseek_v3", "quantization_config": {"quant_method": "fp8"}}),
+    ):
         shutil.copytree(good["model"], tmp_path / name)
         (tmp_path / name / "config.json").write_text(json.dumps(config))
     done = rlhf(good | change, tmp_path)
@@ -140,7 +154,9 @@ def test_attention_heads_that_the_ranks_cannot_share(good: dict[str, str], tmp_p
     assert (done.code, done.heavy) == (2, ()) and done.lines[0].startswith(f"swift rlhf: {said}")
 
 
-def test_faults_of_rewards_data_and_model_come_together(good: dict[str, str], tmp_path: Path) -> None:
+def test_faults_of_rewards_data_and_model_come_together(
+    good: dict[str, str], tmp_path: Path
+) -> None:
     done = rlhf(good | {"reward_funcs": "nope", "dataset": "cuntdown", "model": "./gone"}, tmp_path)
     assert done.code == 2
     assert [line.split()[2] for line in done.lines] == ["--reward_funcs:", "unknown", "--model"]
@@ -161,11 +177,17 @@ def test_a_server_that_is_not_there(good: dict[str, str], tmp_path: Path) -> Non
 
 
 def test_a_file_of_servers(good: dict[str, str], tmp_path: Path) -> None:
-    flags = good | {"use_vllm": "true", "vllm_server_file": "servers.txt", "vllm_server_timeout": "1"}
+    flags = good | {
+        "use_vllm": "true",
+        "vllm_server_file": "servers.txt",
+        "vllm_server_timeout": "1",
+    }
     done = rlhf(flags | {"reward_funcs": "nope"}, tmp_path)
     assert done.code == 2 and len(done.lines) == 2
     file = tmp_path / "servers.txt"
-    assert done.lines[1].endswith(f"--vllm_server_file {file} cannot be read: No such file or directory")
+    assert done.lines[1].endswith(
+        f"--vllm_server_file {file} cannot be read: No such file or directory"
+    )
     file.write_text("# ours\nhttp://127.0.0.1:9\ngen2:8000\n")
     done = rlhf(flags, tmp_path)
     assert done.code == 2
@@ -174,7 +196,10 @@ def test_a_file_of_servers(good: dict[str, str], tmp_path: Path) -> None:
     file.write_text("# none yet\n")
     done = rlhf(flags, tmp_path)
     assert done.code == 3 and "torch" not in done.heavy
-    assert done.lines[0].endswith("servers.txt: it names none; 1 s left") and "(it names none)" in done.lines[-1]
+    assert (
+        done.lines[0].endswith("servers.txt: it names none; 1 s left")
+        and "(it names none)" in done.lines[-1]
+    )
 
 
 def test_a_folder_that_holds_a_run(good: dict[str, str], tmp_path: Path) -> None:
@@ -182,7 +207,9 @@ def test_a_folder_that_holds_a_run(good: dict[str, str], tmp_path: Path) -> None
     (tmp_path / "run" / "logging.jsonl").write_text("")
     done = rlhf(good | {"output_dir": "run", "add_version": "false"}, tmp_path)
     assert done.code == 2
-    assert done.lines[0].startswith("swift rlhf: --output_dir run holds a run already (logging.jsonl)")
+    assert done.lines[0].startswith(
+        "swift rlhf: --output_dir run holds a run already (logging.jsonl)"
+    )
 
 
 def test_rollout_with_a_port_that_is_taken(model: Path, tmp_path: Path) -> None:
@@ -206,7 +233,10 @@ def test_rollout_with_a_port_that_is_taken(model: Path, tmp_path: Path) -> None:
             ["--model", "{model}", "--host", "0.0.0.0"],
             "--host 0.0.0.0 accepts connections from other machines: set --api_key",
         ),
-        (["--model", "{model}", "--host", "192.0.2.1", "--api_key", "k"], "cannot listen on 192.0.2.1 port 8000"),
+        (
+            ["--model", "{model}", "--host", "192.0.2.1", "--api_key", "k"],
+            "cannot listen on 192.0.2.1 port 8000",
+        ),
         (
             ["--model", "{model}", "--vllm_max_lora_rank", "16"],
             "--vllm_max_lora_rank has no effect without --vllm_enab",
@@ -216,8 +246,14 @@ def test_rollout_with_a_port_that_is_taken(model: Path, tmp_path: Path) -> None:
             "--vllm_max_lora_rank must be one of 8, 16,",
         ),
         (["--model", "{model}", "--port", "0"], "--port must be at least 1, not 0"),
-        (["--model", "{model}", "--infer_backend", "sglang"], "--infer_backend must be vllm, not 'sglang': generation"),
-        (["--model", "{model}", "--vllm_engine_kwargs", '{"max_model_len": 9}'], "--vllm_engine_kwargs holds 'max_mod"),
+        (
+            ["--model", "{model}", "--infer_backend", "sglang"],
+            "--infer_backend must be vllm, not 'sglang': generation",
+        ),
+        (
+            ["--model", "{model}", "--vllm_engine_kwargs", '{"max_model_len": 9}'],
+            "--vllm_engine_kwargs holds 'max_mod",
+        ),
         (
             ["--model", "{model}", "--vllm_engine_kwargs", '{"quantization": "fp8"}'],
             "--vllm_engine_kwargs holds 'quantization', which is ours: weights come from the trainer as it has them",
@@ -244,7 +280,10 @@ def test_bad_rollout_flags(model: Path, tmp_path: Path, flags: list[str], line: 
     ("command", "line"),
     [
         (["merge-lora"], "swift merge-lora: --adapters is missing"),
-        (["eval", "--model", "gone", "--benchmarks", "gsm8k"], "swift eval: --model gone: there is no such folder"),
+        (
+            ["eval", "--model", "gone", "--benchmarks", "gsm8k"],
+            "swift eval: --model gone: there is no such folder",
+        ),
         (
             ["eval", "--compare", "gone", "gone"],
             "swift eval: gone is not the folder of an evaluation: settings.json: No such",
@@ -255,7 +294,10 @@ def test_bad_rollout_flags(model: Path, tmp_path: Path, flags: list[str], line: 
             ["rlhf", "--model", "m", "--dataset", "d", "--reward_funcs", "a"],
             "swift rlhf: --rlhf_type is missing: grpo or ppo",
         ),
-        (["plugins", "gone.py"], "swift plugins: --external_plugins gone.py: there is no such file"),
+        (
+            ["plugins", "gone.py"],
+            "swift plugins: --external_plugins gone.py: there is no such file",
+        ),
         (["rlhf", "gone.yaml"], "swift rlhf: config file gone.yaml: No such file or directory"),
     ],
 )
@@ -267,7 +309,8 @@ def test_bad_commands(tmp_path: Path, command: list[str], line: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "command", [["sft", "--model", "m"], ["rlhf", "--rlhf_type", "dpo"], ["rlhf", "--rlhf-type=kto"]]
+    "command",
+    [["sft", "--model", "m"], ["rlhf", "--rlhf_type", "dpo"], ["rlhf", "--rlhf-type=kto"]],
 )
 def test_what_ms_swift_does_is_handed_over(tmp_path: Path, command: list[str]) -> None:
     """Without it one line says how to install it; another package named swift does not count."""
@@ -284,7 +327,9 @@ def test_ms_swift_is_run_by_module(tmp_path: Path) -> None:
     package.mkdir(parents=True)
     for folder in (package, package.parent):
         (folder / "__init__.py").write_text("")
-    (package / "main.py").write_text("import sys; print('real', *sys.argv[1:]); print('HEAVY', file=sys.stderr)")
+    (package / "main.py").write_text(
+        "import sys; print('real', *sys.argv[1:]); print('HEAVY', file=sys.stderr)"
+    )
     metadata = tmp_path / "ms_swift-4.6.0.dist-info"
     metadata.mkdir()
     (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: ms-swift\nVersion: 4.6.0\n")

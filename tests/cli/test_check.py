@@ -142,7 +142,9 @@ def swift(*words: str, cwd: Path) -> subprocess.CompletedProcess[str]:
     return forks.run(["-m", "swift_r1", *words], cwd=cwd, timeout=120)
 
 
-def check(cwd: Path, *words: str, code: int, plugins: Sequence[str] = ("plugin.py",)) -> dict[str, Any]:
+def check(
+    cwd: Path, *words: str, code: int, plugins: Sequence[str] = ("plugin.py",)
+) -> dict[str, Any]:
     given = ["--external_plugins", *plugins] if plugins else []
     done = swift("check", *given, "--json", "--reward_num_workers", "1", *words, cwd=cwd)
     assert done.returncode == code, (done.stdout, done.stderr)
@@ -155,11 +157,21 @@ def check(cwd: Path, *words: str, code: int, plugins: Sequence[str] = ("plugin.p
 def test_a_good_plugin(plugin: Path) -> None:
     found = check(plugin.parent, "--dataset", "sums", "--reward_funcs", "right", code=0)
     (data,) = found["datasets"]
-    assert (data["name"], data["ok"], data["rows"], data["columns"]) == ("sums", True, 2, ["question", "solution"])
+    assert (data["name"], data["ok"], data["rows"], data["columns"]) == (
+        "sums",
+        True,
+        2,
+        ["question", "solution"],
+    )
     assert data["prompt"] == "[user] 1 + 1?"
     assert "no prompt" in data["problems"][0]
     (reward,) = found["rewards"]
-    assert (reward["name"], reward["ok"], reward["problems"], reward["tells_right"]) == ("right", True, [], True)
+    assert (reward["name"], reward["ok"], reward["problems"], reward["tells_right"]) == (
+        "right",
+        True,
+        [],
+        True,
+    )
     assert reward["values"]["right"] == [1.0, 1.0]  # from the plugin's gold(row)
     assert found["right"] == "<answer>2</answer>"
     assert {"wrong", "empty", "long", "garbage", "9**9**9", "brackets"} < set(reward["values"])
@@ -179,9 +191,14 @@ def test_samplers(plugin: Path) -> None:
     for fault, beginning in zip(sorted(faults), sorted(FAULTS), strict=True):
         assert fault.startswith(beginning)
     (fault,) = check(plugin.parent, *data, "--prompt_sampler", "difficult", code=2)["faults"]
-    assert fault.startswith("--prompt_sampler: there is no sampler difficult: did you mean difficulty?")
+    assert fault.startswith(
+        "--prompt_sampler: there is no sampler difficult: did you mean difficulty?"
+    )
     (fault,) = check(plugin.parent, *data, "--prompt_sampler", "curriculum", code=2)["faults"]
-    assert "--prompt_sampler curriculum: it needs a number in the column difficulty of each row" in fault
+    assert (
+        "--prompt_sampler curriculum: it needs a number in the column difficulty of each row"
+        in fault
+    )
     graded = [{"query": f"{n} + 1?", "solution": str(n + 1), "difficulty": n} for n in range(3)]
     (plugin.parent / "graded.jsonl").write_text("".join(json.dumps(row) + "\n" for row in graded))
     rows = ("--dataset", "graded.jsonl", "--reward_funcs", "right")
@@ -220,13 +237,17 @@ def test_a_sampler_that_never_returns(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_the_count_of_rows_left_out(plugin: Path) -> None:
     rows = [{"query": "1 + 1?", "solution": "2"}, *[{"solution": "2"}] * 5]
     (plugin.parent / "mixed.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    (data,) = check(plugin.parent, "--dataset", "mixed.jsonl", "--reward_funcs", "right", code=0)["datasets"]
+    (data,) = check(plugin.parent, "--dataset", "mixed.jsonl", "--reward_funcs", "right", code=0)[
+        "datasets"
+    ]
     *examples, count = data["problems"]
     assert [example.split(":")[2] for example in examples] == ["2", "3", "4"]
     assert count == "5 of the first 6 rows are left out"
 
 
-@pytest.mark.parametrize("columns", [[], ["--columns", '{"answer": "answer"}'], ["--columns", '{"answer": "gold"}']])
+@pytest.mark.parametrize(
+    "columns", [[], ["--columns", '{"answer": "answer"}'], ["--columns", '{"answer": "gold"}']]
+)
 def test_a_column_reaches_rewards_under_its_own_name(plugin: Path, columns: list[str]) -> None:
     plugin.write_text(
         "from swift_r1 import orms\n"
@@ -244,7 +265,10 @@ def test_a_column_reaches_rewards_under_its_own_name(plugin: Path, columns: list
     fault = "--reward_funcs right needs the column answer, which the row sums:150 lacks (all rows have question)"
     assert check(plugin.parent, *words, code=2)["faults"] == [f"{fault}; --columns renames"]
     run = ("rlhf", "--rlhf_type", "grpo", "--model", "./gone", "--external_plugins", "plugin.py")
-    assert fault in swift(*run, *words[:2], *columns, "--reward_funcs", "right", cwd=plugin.parent).stderr
+    assert (
+        fault
+        in swift(*run, *words[:2], *columns, "--reward_funcs", "right", cwd=plugin.parent).stderr
+    )
 
 
 def test_what_each_broken_reward_is_told(plugin: Path) -> None:
@@ -253,7 +277,11 @@ def test_what_each_broken_reward_is_told(plugin: Path) -> None:
     rewards = {reward["name"]: reward for reward in found["rewards"]}
     assert list(rewards) == names
     said = {name: "\n".join(reward["problems"]) for name, reward in rewards.items()}
-    assert [name for name in names if not rewards[name]["ok"]] == ["no_empty", "raises", "one_value"]
+    assert [name for name in names if not rewards[name]["ok"]] == [
+        "no_empty",
+        "raises",
+        "one_value",
+    ]
     assert said["right"] == ""
     assert said["evaluates"] == "9**9**9 (hostile): no answer within 1 s, worker killed"
     assert rewards["evaluates"]["values"]["9**9**9"] == ["invalid"]
@@ -270,36 +298,71 @@ def test_what_each_broken_reward_is_told(plugin: Path) -> None:
 def test_gold_on_the_command_line_and_nothing_to_learn_from(plugin: Path) -> None:
     words = ("--dataset", "sums", "--reward_funcs", "right", "--gold")
     found = check(plugin.parent, *words, "<answer>{solution}0</answer>", code=2)
-    assert found["faults"] == ["no reward gives the right answer more than a wrong one: there is nothing to learn from"]
-    for template in ("<answer>{{solution}}</answer>", "{ {x y} <answer>{solution}</answer>"):  # other braces stay
-        (right,) = check(plugin.parent, *words, template, code=2 if "{{" in template else 0)["rewards"]
+    assert found["faults"] == [
+        "no reward gives the right answer more than a wrong one: there is nothing to learn from"
+    ]
+    # other braces stay
+    for template in ("<answer>{{solution}}</answer>", "{ {x y} <answer>{solution}</answer>"):
+        (right,) = check(plugin.parent, *words, template, code=2 if "{{" in template else 0)[
+            "rewards"
+        ]
         assert right["values"]["right"] == [0.0 if "{{" in template else 1.0] * 2
     (fault,) = check(plugin.parent, *words, "{solution[0]}", code=2)["faults"]
     assert fault == "--gold '{solution[0]}': only a whole column can be filled in, {solution}"
     found = check(plugin.parent, *words, "<answer>{answer}</answer>", code=2)
-    assert found["faults"] == ["--gold names the column answer, and the data has question, solution"]
+    assert found["faults"] == [
+        "--gold names the column answer, and the data has question, solution"
+    ]
 
 
 def test_rewards_see_what_the_prompt_begins(plugin: Path, thinking_base: Path) -> None:
     """The template opens `<think>`, so a right completion need not; one that does is as it is."""
-    words = ("--dataset", "sums", "--reward_funcs", "right", "format", "--model", str(thinking_base), "--gold")
-    for gold in ("yes</think>\n<answer>{solution}</answer>", "<think>yes</think>\n<answer>{solution}</answer>"):
+    words = (
+        "--dataset",
+        "sums",
+        "--reward_funcs",
+        "right",
+        "format",
+        "--model",
+        str(thinking_base),
+        "--gold",
+    )
+    for gold in (
+        "yes</think>\n<answer>{solution}</answer>",
+        "<think>yes</think>\n<answer>{solution}</answer>",
+    ):
         right, form = check(plugin.parent, *words, gold, code=0)["rewards"]
         assert right["values"]["right"] == form["values"]["right"] == [1.0, 1.0]
 
 
 def test_arguments_of_the_template(plugin: Path, tiny_model: Path) -> None:
-    words = ("--dataset", "sums", "--reward_funcs", "right", "--model", str(tiny_model), "--chat_template_kwargs")
+    words = (
+        "--dataset",
+        "sums",
+        "--reward_funcs",
+        "right",
+        "--model",
+        str(tiny_model),
+        "--chat_template_kwargs",
+    )
     [fault] = check(plugin.parent, *words, '{"thinks": true}', code=2)["faults"]
-    assert fault.startswith("the chat template does not read thinks, so it would have no effect: leave it out")
+    assert fault.startswith(
+        "the chat template does not read thinks, so it would have no effect: leave it out"
+    )
 
 
 @pytest.mark.parametrize(
     ("words", "fault"),
     [
-        (["--reward_funcs", "rigth"], "--reward_funcs: there is no reward function rigth: did you mean right?"),
+        (
+            ["--reward_funcs", "rigth"],
+            "--reward_funcs: there is no reward function rigth: did you mean right?",
+        ),
         (["--dataset", "sum"], "unknown dataset sum: "),
-        (["--dataset", "sums", "--reward_funcs", "needs"], "--reward_funcs needs needs the column colour"),
+        (
+            ["--dataset", "sums", "--reward_funcs", "needs"],
+            "--reward_funcs needs needs the column colour",
+        ),
         (
             ["--reward_funcs", "right"],
             "--reward_funcs right needs the column solution, which the data lacks (it has none)",
@@ -313,15 +376,31 @@ def test_faults(plugin: Path, words: list[str], fault: str) -> None:
 
 def test_a_plugin_that_does_not_load_is_json_too(tmp_path: Path) -> None:
     (tmp_path / "plugin.py").write_text("1 / 0\n")
-    assert check(tmp_path, code=2)["faults"] == ["plugin plugin.py:1: ZeroDivisionError: division by zero"]
+    assert check(tmp_path, code=2)["faults"] == [
+        "plugin plugin.py:1: ZeroDivisionError: division by zero"
+    ]
 
 
 def test_the_table_for_people_and_a_pasted_command(plugin: Path) -> None:
-    words = ["--rlhf_type", "grpo", "--external_plugins", "plugin.py", "--dataset", "sums", "--learning_rate", "1e-6"]
+    words = [
+        "--rlhf_type",
+        "grpo",
+        "--external_plugins",
+        "plugin.py",
+        "--dataset",
+        "sums",
+        "--learning_rate",
+        "1e-6",
+    ]
     done = swift("check", *words, "--reward_funcs", "right", "same", cwd=plugin.parent)
     assert done.returncode == 0, done.stderr
     assert "noise" not in done.stdout
-    for part in ("rewards right, evaluates", "[user] 1 + 1?", "same: does not give a right answer", "all good"):
+    for part in (
+        "rewards right, evaluates",
+        "[user] 1 + 1?",
+        "same: does not give a right answer",
+        "all good",
+    ):
         assert part in done.stdout
     assert swift("check", "--lerning_rate", "1", cwd=plugin.parent).returncode == 2
 
@@ -334,10 +413,21 @@ def test_the_prompt_as_the_model_sees_it(plugin: Path) -> None:
     words = Tokenizer(models.WordLevel({"[UNK]": 0}, unk_token="[UNK]"))
     words.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=words, unk_token="[UNK]")
-    tokenizer.chat_template = "{% for m in messages %}[bold]{{ m.role }} : {{ m.content }}{% endfor %} :smile: go"
+    tokenizer.chat_template = (
+        "{% for m in messages %}[bold]{{ m.role }} : {{ m.content }}{% endfor %} :smile: go"
+    )
     tokenizer.save_pretrained(plugin.parent / "model")
     LlamaConfig(max_position_embeddings=600).save_pretrained(plugin.parent / "model")
-    words = ("--dataset", "sums", "--reward_funcs", "right", "--model", "model", "--system", "word " * 60)
+    words = (
+        "--dataset",
+        "sums",
+        "--reward_funcs",
+        "right",
+        "--model",
+        "model",
+        "--system",
+        "word " * 60,
+    )
     (data,) = check(plugin.parent, *words, code=0)["datasets"]
     prompt = "[bold]system : " + "word " * 60 + "[bold]user : 1 + 1? :smile: go"
     assert data["prompt"] == prompt
@@ -345,9 +435,15 @@ def test_the_prompt_as_the_model_sees_it(plugin: Path) -> None:
     done = swift("check", "--external_plugins", "plugin.py", *words, cwd=plugin.parent)
     assert prompt in done.stdout.splitlines()
     found = check(plugin.parent, *words, "--max_completion_length", "532", code=2)["datasets"][0]
-    assert not found["ok"] and "2 of 2 prompts left out: longer than 68 tokens" in found["problems"][-1]
+    assert (
+        not found["ok"]
+        and "2 of 2 prompts left out: longer than 68 tokens" in found["problems"][-1]
+    )
     report = check(plugin.parent, *words, "--max_completion_length", "600", code=2)
-    assert "--max_completion_length 600 leaves no room for a prompt: the model takes 600 tokens" in report["faults"]
+    assert (
+        "--max_completion_length 600 leaves no room for a prompt: the model takes 600 tokens"
+        in report["faults"]
+    )
 
 
 def test_an_unknown_reward_gets_the_plugins_names_before_rows_are_prepared(plugin: Path) -> None:
@@ -365,9 +461,20 @@ def test_an_unknown_reward_gets_the_plugins_names_before_rows_are_prepared(plugi
 
 def rlhf(folder: Path, *rewards: str) -> tuple[subprocess.CompletedProcess[str], float]:
     """Ends at the model, which is no model: everything before it is checked."""
-    words = ["--rlhf_type", "grpo", "--external_plugins", "plugin.py", "--dataset", "sums", "--model", "./gone"]
+    words = [
+        "--rlhf_type",
+        "grpo",
+        "--external_plugins",
+        "plugin.py",
+        "--dataset",
+        "sums",
+        "--model",
+        "./gone",
+    ]
     started = time.monotonic()
-    done = swift("rlhf", *words, "--per_device_train_batch_size", "8", "--reward_funcs", *rewards, cwd=folder)
+    done = swift(
+        "rlhf", *words, "--per_device_train_batch_size", "8", "--reward_funcs", *rewards, cwd=folder
+    )
     assert done.returncode == 2
     return done, time.monotonic() - started
 
@@ -376,17 +483,24 @@ def test_rlhf_starts_with_it(plugin: Path) -> None:
     done, _ = rlhf(plugin.parent, "right", "raises", "one_value", "no_empty")
     faults = [line for line in done.stderr.splitlines() if "--reward_funcs" in line]
     assert len(faults) == 2
-    assert "--reward_funcs raises fails on every made-up completion (see `swift check`): ZeroDivisionError" in faults[0]
+    assert (
+        "--reward_funcs raises fails on every made-up completion (see `swift check`): ZeroDivisionError"
+        in faults[0]
+    )
     assert "--reward_funcs one_value fails on every made-up completion" in faults[1]
 
 
 def test_rlhf_refuses_a_reward_that_loops_for_ever(plugin: Path) -> None:
     plugin.write_text(
-        PLUGIN + "\ndef loops(completions, **kwargs):\n    while True:\n        pass\n\norms['loops'] = loops\n"
+        PLUGIN
+        + "\ndef loops(completions, **kwargs):\n    while True:\n        pass\n\norms['loops'] = loops\n"
     )
     done, _ = rlhf(plugin.parent, "loops", "right", "--reward_timeout", "0.3")
     (fault,) = (line for line in done.stderr.splitlines() if "--reward_funcs" in line)
-    assert "--reward_funcs loops fails on every made-up completion (see `swift check`): no answer within 0.3 s" in fault
+    assert (
+        "--reward_funcs loops fails on every made-up completion (see `swift check`): no answer within 0.3 s"
+        in fault
+    )
 
 
 def test_rlhf_says_that_no_reward_knows_the_right_answer(plugin: Path) -> None:
@@ -398,19 +512,33 @@ def test_rlhf_says_that_no_reward_knows_the_right_answer(plugin: Path) -> None:
 
 
 def test_a_right_completion_for_built_in_rewards(tmp_path: Path) -> None:
-    for rewards, solution in (("gsm8k", "9 * 2 = 18\n#### {}"), ("math math_tag math_tag_strict", "\\frac{{{}}}{{7}}")):
+    for rewards, solution in (
+        ("gsm8k", "9 * 2 = 18\n#### {}"),
+        ("math math_tag math_tag_strict", "\\frac{{{}}}{{7}}"),
+    ):
         rows = [{"question": f"{n}?", "solution": solution.format(n)} for n in (1, 2)]
         (tmp_path / "sums.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
         words = ("--dataset", "sums.jsonl", "--reward_funcs", *rewards.split(), "format")
         for reward in check(tmp_path, *words, code=0, plugins=())["rewards"]:
             wrong = float(reward["name"] == "format")
-            assert (reward["values"]["right"], reward["values"]["wrong"]) == ([1.0] * 2, [wrong] * 2), reward["name"]
-    (reward,) = check(tmp_path, "--dataset", "countdown", "--reward_funcs", "countdown", code=0, plugins=())["rewards"]
+            assert (reward["values"]["right"], reward["values"]["wrong"]) == (
+                [1.0] * 2,
+                [wrong] * 2,
+            ), reward["name"]
+    (reward,) = check(
+        tmp_path, "--dataset", "countdown", "--reward_funcs", "countdown", code=0, plugins=()
+    )["rewards"]
     assert reward["tells_right"]
 
 
 def test_golds_that_a_reward_cannot_read_are_counted_and_named(tmp_path: Path) -> None:
-    golds = ["2", "He has 3 apples and gets 2, so 5.", "\\frac{1}{2}", "about ten", "$1$ or $2$, whichever"]
+    golds = [
+        "2",
+        "He has 3 apples and gets 2, so 5.",
+        "\\frac{1}{2}",
+        "about ten",
+        "$1$ or $2$, whichever",
+    ]
     rows = [{"question": f"{number}?", "solution": gold} for number, gold in enumerate(golds)]
     (tmp_path / "sums.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     words = ("--dataset", "sums.jsonl", "--num_rows", "1", "--reward_funcs")
@@ -431,11 +559,21 @@ def test_what_is_odd_is_said_once_with_its_row(tmp_path: Path, tiny_model: Path)
     rows[1]["solution"], rows[15] = None, {"question": "x " * 2000, "solution": "3"}
     del rows[2]["question"]
     (tmp_path / "sums.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    words = ("--model", str(tiny_model), "--dataset", "sums.jsonl", "--reward_funcs", "gsm8k", "short")
+    words = (
+        "--model",
+        str(tiny_model),
+        "--dataset",
+        "sums.jsonl",
+        "--reward_funcs",
+        "gsm8k",
+        "short",
+    )
     done = swift("check", "--external_plugins", "plugin.py", *words, cwd=tmp_path)
     said = done.stdout + done.stderr
     assert said.count("sums.jsonl:3: no prompt") == 1
-    assert "gsm8k: every completion: row sums:1: ValueError: the gold answer is not a number" in said
+    assert (
+        "gsm8k: every completion: row sums:1: ValueError: the gold answer is not a number" in said
+    )
     assert "short: gives an empty completion 0.5" in said
     assert "1 of all 19 training prompts left out: longer than 512 tokens" in said
 
@@ -452,7 +590,10 @@ def test_a_reward_that_scores_nothing_is_called_for_one_row(plugin: Path) -> Non
     """Each call of one that hangs takes its whole time limit: its group and its completions, and no more rows."""
     words = ["--dataset", "sums", "--reward_funcs", "stuck", "right", "--reward_timeout", "0.2"]
     stuck, right = check(plugin.parent, *words, code=2)["rewards"]
-    assert stuck["problems"][0].startswith("every completion: row sums:0: no answer within") and not stuck["ok"]
+    assert (
+        stuck["problems"][0].startswith("every completion: row sums:0: no answer within")
+        and not stuck["ok"]
+    )
     assert right["ok"] and right["values"]["right"] == [1.0, 1.0]
     assert 1 <= (plugin.parent / "stuck.txt").read_text().count("called") <= 6
 
@@ -463,4 +604,5 @@ def test_rlhf_is_silent_and_never_waits_for_a_reward(plugin: Path, name: str) ->
     assert [line for line in done.stderr.splitlines() if "reward" in line] == []
     assert "./gone" in done.stderr
     assert done.stdout.count("noise") == 1  # the plugin's own, when it loads here
-    assert seconds < 60  # of the hour that the slow one takes; the rest is Python starting on a busy machine
+    # of the hour that the slow one takes; the rest is Python starting on a busy machine
+    assert seconds < 60

@@ -19,13 +19,21 @@ from swift_r1.runtime.libraries import missing_for_vllm
 def test_shared_memory() -> None:
     assert doctor.shared_memory(64 << 20).state == "warning"
     assert "--shm-size" in doctor.shared_memory(64 << 20).line()
-    assert doctor.shared_memory(8 << 30) == doctor.Examined("shared memory", "ok", "8.0 GiB free in /dev/shm")
+    assert doctor.shared_memory(8 << 30) == doctor.Examined(
+        "shared memory", "ok", "8.0 GiB free in /dev/shm"
+    )
 
 
 def test_open_files() -> None:
-    assert doctor.open_files(1024).line().startswith("warning  open files: at most 1024; raise it: ulimit -n")
+    assert (
+        doctor.open_files(1024)
+        .line()
+        .startswith("warning  open files: at most 1024; raise it: ulimit -n")
+    )
     assert doctor.open_files(65536).state == "ok"
-    assert doctor.open_files(resource.RLIM_INFINITY).line() == "ok       open files: at most unlimited"
+    assert (
+        doctor.open_files(resource.RLIM_INFINITY).line() == "ok       open files: at most unlimited"
+    )
 
 
 def test_a_port_that_is_taken() -> None:
@@ -38,11 +46,19 @@ def test_a_port_that_is_taken() -> None:
 
 
 def test_libraries(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "broken_library.py").write_text("raise ImportError('libcudart.so.12: cannot open')\n")
+    (tmp_path / "broken_library.py").write_text(
+        "raise ImportError('libcudart.so.12: cannot open')\n"
+    )
     (tmp_path / "good_library.py").write_text("__version__ = '1.2'\n")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    assert doctor.library("good_library", "") == doctor.Examined("good_library", "ok", "1.2 can be imported")
-    assert doctor.library("no_such_library", "needed for X").line().endswith("not installed; needed for X")
+    assert doctor.library("good_library", "") == doctor.Examined(
+        "good_library", "ok", "1.2 can be imported"
+    )
+    assert (
+        doctor.library("no_such_library", "needed for X")
+        .line()
+        .endswith("not installed; needed for X")
+    )
     broken = doctor.library("broken_library", "needed for X")
     assert broken.state == "broken" and "libcudart.so.12: cannot open" in broken.text
 
@@ -59,13 +75,19 @@ def test_a_compiler_and_its_headers(tmp_path: Path) -> None:
     assert doctor.compiler(None, header).text == f"no C compiler and no {header}"
     assert "python3-dev" in doctor.compiler("/usr/bin/cc", header).advice
     header.touch()
-    assert doctor.compiler("/usr/bin/cc", header) == doctor.Examined("compiler", "ok", "/usr/bin/cc")
+    assert doctor.compiler("/usr/bin/cc", header) == doctor.Examined(
+        "compiler", "ok", "/usr/bin/cc"
+    )
 
 
 def test_what_vllm_is_linked_with_is_named() -> None:
     assert missing_for_vllm() is None
     missing = missing_for_vllm("libnothing.so.1")
-    assert missing is not None and "libnothing.so.1" in missing and "apt-get install libnuma1" in missing
+    assert (
+        missing is not None
+        and "libnothing.so.1" in missing
+        and "apt-get install libnuma1" in missing
+    )
 
 
 @pytest.mark.parametrize("minor, fault", [("2.12", True), ("2.13", False)])
@@ -98,7 +120,16 @@ def test_the_whole_command() -> None:
     *findings, summary = done.stdout.splitlines()
     names = [line.split(None, 1)[1].split(":")[0] for line in findings]
     assert names == [
-        *("versions", "devices", "processors", "shared memory", "open files", "disk", "port 8000", "port 29500"),
+        *(
+            "versions",
+            "devices",
+            "processors",
+            "shared memory",
+            "open files",
+            "disk",
+            "port 8000",
+            "port 29500",
+        ),
         *("allocator", "deepspeed", "vllm"),
     ]
     assert summary.endswith("0 broken")

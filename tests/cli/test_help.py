@@ -11,8 +11,12 @@ from swift_r1.flags.fields import flag_specs
 from swift_r1.flags.parser import parse_arguments
 
 
-@pytest.mark.parametrize(("command", "cls"), [("rlhf", RlhfArguments), ("rollout", RolloutArguments)])
-def test_every_flag_is_in_the_help(command: str, cls: type, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize(
+    ("command", "cls"), [("rlhf", RlhfArguments), ("rollout", RolloutArguments)]
+)
+def test_every_flag_is_in_the_help(
+    command: str, cls: type, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert main([command, "--help"]) == 0
     text = capsys.readouterr().out
     for spec in flag_specs(cls).values():
@@ -32,7 +36,14 @@ def test_the_first_example_is_a_whole_command(command: str) -> None:
 def test_differing_defaults_are_named(capsys: pytest.CaptureFixture[str]) -> None:
     main(["rlhf", "--help"])
     text = capsys.readouterr().out.partition("Defaults that are not ms-swift's:")[2]
-    expected = ["train_type full", "gradient_accumulation_steps 1", "temperature 1 ", "top_p 1 ", "top_k -1", "beta 0 "]
+    expected = [
+        "train_type full",
+        "gradient_accumulation_steps 1",
+        "temperature 1 ",
+        "top_p 1 ",
+        "top_k -1",
+        "beta 0 ",
+    ]
     for default in expected:
         assert f"--{default}" in text
 

@@ -24,11 +24,21 @@ def plugins(*words: str, cwd: Path) -> subprocess.CompletedProcess[str]:
 def test_the_built_in_ones(tmp_path: Path) -> None:
     done = plugins(cwd=tmp_path)
     assert done.returncode == 0
-    lines = {line.split()[0]: line.split(maxsplit=1)[1] for line in done.stdout.splitlines() if line.startswith("  ")}
+    lines = {
+        line.split()[0]: line.split(maxsplit=1)[1]
+        for line in done.stdout.splitlines()
+        if line.startswith("  ")
+    }
     assert {"format", "react_format", "cosine", "repetition", "soft_overlong"} <= set(lines)
     assert all(len(text) > 20 for text in lines.values())
     assert lines["gym_scheduler"].startswith("Plays one episode of an environment")
-    assert {"math_tip_trick", "thinking_tips_scheduler", "math_env", "difficulty", "replay_failures"} <= set(lines)
+    assert {
+        "math_tip_trick",
+        "thinking_tips_scheduler",
+        "math_env",
+        "difficulty",
+        "replay_failures",
+    } <= set(lines)
 
 
 def test_those_of_plugin_files(tmp_path: Path) -> None:
@@ -53,10 +63,16 @@ def test_the_flag_of_the_other_commands_does_the_same(tmp_path: Path) -> None:
     for words in (("--external_plugins", first, second), (f"--external_plugins={first}", second)):
         done = plugins(*words, cwd=tmp_path)
         assert done.returncode == 0 and done.stdout == plain, done.stderr
-    assert "--external_plugins needs a plugin file" in plugins("--external_plugins", cwd=tmp_path).stderr
+    assert (
+        "--external_plugins needs a plugin file"
+        in plugins("--external_plugins", cwd=tmp_path).stderr
+    )
 
 
 def test_what_is_wrong(tmp_path: Path) -> None:
     said = plugins("--json", cwd=tmp_path).stderr
-    assert said == "swift plugins: unknown flag --json: only plugin files can be given, also after --external_plugins\n"
+    assert (
+        said
+        == "swift plugins: unknown flag --json: only plugin files can be given, also after --external_plugins\n"
+    )
     assert plugins("gone.py", cwd=tmp_path).returncode == 2

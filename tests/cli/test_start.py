@@ -39,7 +39,11 @@ def model(tmp_path: Path) -> Path:
 def start(folder: Path, *words: str, **environ: str) -> tuple[dict[str, Any], str]:
     """What the stand-in was given, and stderr."""
     (folder / "stand_in.py").write_text(STAND_IN)
-    base = {name: value for name, value in os.environ.items() if name not in ("LD_PRELOAD", "OMP_NUM_THREADS")}
+    base = {
+        name: value
+        for name, value in os.environ.items()
+        if name not in ("LD_PRELOAD", "OMP_NUM_THREADS")
+    }
     process = subprocess.Popen(
         [sys.executable, "-c", START, *words],
         cwd=folder,
@@ -57,7 +61,17 @@ def start(folder: Path, *words: str, **environ: str) -> tuple[dict[str, Any], st
 
 
 def test_the_server_gets_flags_key_and_environment(model: Path, tmp_path: Path) -> None:
-    words = ["rollout", "--model", str(model), "--port", "18431", "--api_key", "hidden", "--max_model_len", "64"]
+    words = [
+        "rollout",
+        "--model",
+        str(model),
+        "--port",
+        "18431",
+        "--api_key",
+        "hidden",
+        "--max_model_len",
+        "64",
+    ]
     words += ["--torch_dtype", "float32"]  # or some CPUs have a line about the dtype
     started, err = start(tmp_path, *words, CUDA_VISIBLE_DEVICES="")
     assert started["given"]["args"]["max_model_len"] == 64
@@ -71,8 +85,22 @@ def test_the_server_gets_flags_key_and_environment(model: Path, tmp_path: Path) 
 
 
 def test_the_trainer_gets_its_rank_and_the_run_folder(model: Path, tmp_path: Path) -> None:
-    words = ["--rlhf_type", "grpo", "--model", str(model), "--external_plugins", str(REPO / "plugins" / "countdown.py")]
-    words += ["--dataset", "countdown#20", "--reward_funcs", "format", "--per_device_train_batch_size", "8"]
+    words = [
+        "--rlhf_type",
+        "grpo",
+        "--model",
+        str(model),
+        "--external_plugins",
+        str(REPO / "plugins" / "countdown.py"),
+    ]
+    words += [
+        "--dataset",
+        "countdown#20",
+        "--reward_funcs",
+        "format",
+        "--per_device_train_batch_size",
+        "8",
+    ]
     started, err = start(tmp_path, "rlhf", *words, OMP_NUM_THREADS="1", CUDA_VISIBLE_DEVICES="")
     environ, given = started["environ"], started["given"]
     assert [environ[name] for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE")] == ["0", "0", "1"]

@@ -33,7 +33,9 @@ class Hub(ThreadingHTTPServer):
     def files(self, repo: str) -> dict[str, bytes]:
         folder = self.folder / repo
         return {
-            str(path.relative_to(folder)): path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()
+            str(path.relative_to(folder)): path.read_bytes()
+            for path in sorted(folder.rglob("*"))
+            if path.is_file()
         }
 
 
@@ -77,11 +79,17 @@ class _Handler(BaseHTTPRequestHandler):
             self._json(200, [_entry(path, files) for path in files if path.startswith(folder)])
         elif rest[:1] == ["paths-info"]:
             given = body.decode()
-            asked = json.loads(given)["paths"] if given.startswith("{") else parse_qs(given).get("paths", [])
+            asked = (
+                json.loads(given)["paths"]
+                if given.startswith("{")
+                else parse_qs(given).get("paths", [])
+            )
             self._json(200, [_entry(path, files) for path in asked if path in files])
         else:
             siblings = [{"rfilename": path} for path in files]
-            self._json(200, {"id": repo, "sha": COMMIT, "siblings": siblings, "tags": [], "private": False})
+            self._json(
+                200, {"id": repo, "sha": COMMIT, "siblings": siblings, "tags": [], "private": False}
+            )
 
     def _hugging_face_file(self, repo: str, path: str) -> None:
         files = self.server.files(repo)
@@ -89,7 +97,9 @@ class _Handler(BaseHTTPRequestHandler):
             code = "EntryNotFound" if files else "RepoNotFound"
             self._send(404, b"", {"X-Error-Code": code, "X-Repo-Commit": COMMIT})
         else:
-            self._send(200, files[path], {"X-Repo-Commit": COMMIT, "ETag": f'"{_sha1(files[path])}"'})
+            self._send(
+                200, files[path], {"X-Repo-Commit": COMMIT, "ETag": f'"{_sha1(files[path])}"'}
+            )
 
     # ModelScope
 
@@ -116,7 +126,11 @@ class _Handler(BaseHTTPRequestHandler):
             self._json(200, {"Code": 200, "Data": {}, "Success": True})
 
     def _json(self, code: int, content: Any, headers: dict[str, str] | None = None) -> None:
-        self._send(code, json.dumps(content).encode(), {"Content-Type": "application/json"} | (headers or {}))
+        self._send(
+            code,
+            json.dumps(content).encode(),
+            {"Content-Type": "application/json"} | (headers or {}),
+        )
 
     def _send(self, code: int, content: bytes, headers: dict[str, str] | None = None) -> None:
         total = len(content)

@@ -17,7 +17,9 @@ from swift_r1.plugins.ms_swift import is_installed
 HERE = Path(__file__).parent
 REPO = HERE.parents[1]
 
-pytestmark = pytest.mark.skipif(not is_installed(), reason="ms-swift is not installed: make test-ms-swift")
+pytestmark = pytest.mark.skipif(
+    not is_installed(), reason="ms-swift is not installed: make test-ms-swift"
+)
 
 STRINGS = [
     "rows.jsonl",
@@ -38,7 +40,9 @@ configs:
   data_files: hard.jsonl
 ---
 """
-INFO = [{"dataset_name": "registered", "dataset_path": "rows.jsonl", "columns": {"level": "response"}}]
+INFO = [
+    {"dataset_name": "registered", "dataset_path": "rows.jsonl", "columns": {"level": "response"}}
+]
 CODE = """
 import json, os, sys, threading
 sys.path.insert(0, {here!r})
@@ -87,12 +91,15 @@ os._exit(0)
 
 
 def test_eight_dataset_strings(tmp_path: Path) -> None:
-    rows = [{"question": f"question {n}?", "solution": str(n * n), "level": n % 3} for n in range(10)]
+    rows = [
+        {"question": f"question {n}?", "solution": str(n * n), "level": n % 3} for n in range(10)
+    ]
     lines = "".join(json.dumps(row) + "\n" for row in rows)
     (tmp_path / "rows.jsonl").write_text(lines)
     (tmp_path / "rows.json").write_text(json.dumps(rows))
     (tmp_path / "rows.csv").write_text(
-        "question,solution,level\n" + "".join(f'"question {n}?",{n * n},{n % 3}\n' for n in range(10))
+        "question,solution,level\n"
+        + "".join(f'"question {n}?",{n * n},{n % 3}\n' for n in range(10))
     )
     pq.write_table(pa.Table.from_pylist(rows), tmp_path / "rows.parquet")
     for repo in (tmp_path / "repo", tmp_path / "hub" / "org" / "sums"):
@@ -114,6 +121,7 @@ def test_eight_dataset_strings(tmp_path: Path) -> None:
     result = json.loads((tmp_path / "result.json").read_text())
     assert len(result) == 2 * len(STRINGS) + 3
     for name, (mine, other) in result.items():
-        if name.endswith("True"):  # theirs shuffles all rows once more, ours draws them anew each epoch
+        # theirs shuffles all rows once more, ours draws them anew each epoch
+        if name.endswith("True"):
             mine, other = sorted(mine, key=json.dumps), sorted(other, key=json.dumps)
         assert mine == other, name

@@ -67,33 +67,65 @@ def test_countdown_without_a_plugin() -> None:
     from swift_r1.data.countdown import countdown_problems
 
     data = load_rows(arguments(dataset=["countdown#20"], evaluates=True, eval_limit=5))
-    assert [row["nums"] for row in data.train] == [list(one.nums) for one in countdown_problems(20, 42)]
+    assert [row["nums"] for row in data.train] == [
+        list(one.nums) for one in countdown_problems(20, 42)
+    ]
     assert "Using the numbers [" in data.train[0]["messages"][0]["content"]
     assert len(data.eval) == 5 and data.eval[0]["prompt_id"] == "countdown/eval:0"
 
 
 HUB_ROWS = [
     ("gsm8k", {"question": "q", "answer": "3+4=<<3+4=7>>7\n#### 1,007"}, "q", "1,007"),
-    ("asdiv", {"body": "B.", "question": "Q?", "answer": "9 (apples)", "formula": "f"}, "B. Q?", "9"),
+    (
+        "asdiv",
+        {"body": "B.", "question": "Q?", "answer": "9 (apples)", "formula": "f"},
+        "B. Q?",
+        "9",
+    ),
     ("asdiv", {"body": "B.", "question": "Q?", "answer": "9; 10"}, None, None),
-    ("math", {"problem": "p", "solution": r"so $\boxed{\frac{1}{2}}$", "level": "Level 1"}, "p", r"\frac{1}{2}"),
-    ("dapo-math", {"prompt": "p", "solution": "34", "reward_model": {"ground_truth": "34"}}, "p", "34"),
+    (
+        "math",
+        {"problem": "p", "solution": r"so $\boxed{\frac{1}{2}}$", "level": "Level 1"},
+        "p",
+        r"\frac{1}{2}",
+    ),
     (
         "dapo-math",
-        {"prompt": [{"role": "user", "content": "p"}], "reward_model": {"ground_truth": "-1", "style": "rule"}},
+        {"prompt": "p", "solution": "34", "reward_model": {"ground_truth": "34"}},
+        "p",
+        "34",
+    ),
+    (
+        "dapo-math",
+        {
+            "prompt": [{"role": "user", "content": "p"}],
+            "reward_model": {"ground_truth": "-1", "style": "rule"},
+        },
         "p",
         "-1",
     ),
-    ("math500", {"problem": "p", "solution": r"worked \boxed{1}", "answer": "1", "level": 2}, "p", "1"),
+    (
+        "math500",
+        {"problem": "p", "solution": r"worked \boxed{1}", "answer": "1", "level": 2},
+        "p",
+        "1",
+    ),
     ("aime24", {"id": 60, "problem": "p", "solution": "worked", "answer": "204"}, "p", "204"),
     ("aime24", {"ID": 60, "Problem": "p", "Solution": "worked", "Answer": 204}, "p", "204"),
     ("amc23", {"question": "p", "answer": 27.0}, "p", "27"),
-    ("olympiad_bench", {"question": "p", "solution": ["worked"], "final_answer": ["2", " 3"]}, "p", ["2", "3"]),
+    (
+        "olympiad_bench",
+        {"question": "p", "solution": ["worked"], "final_answer": ["2", " 3"]},
+        "p",
+        ["2", "3"],
+    ),
 ]
 
 
 @pytest.mark.parametrize(("name", "row", "question", "solution"), HUB_ROWS)
-def test_rows_as_the_hubs_have_them(name: str, row: dict[str, Any], question: str | None, solution: Any) -> None:
+def test_rows_as_the_hubs_have_them(
+    name: str, row: dict[str, Any], question: str | None, solution: Any
+) -> None:
     before = dict(row)
     result = preprocess_row(builtin_datasets[name].preprocess_func, row)
     assert row == before

@@ -65,7 +65,9 @@ def test_a_second_time_they_come_from_the_cache(
     assert "from the cache" not in caplog.text and third == first and len(stores(own_cache)) == 1
 
 
-def test_other_content_other_columns_other_code_are_other_rows(tmp_path: Path, own_cache: Path) -> None:
+def test_other_content_other_columns_other_code_are_other_rows(
+    tmp_path: Path, own_cache: Path
+) -> None:
     file = jsonl(tmp_path / "a.jsonl", 3)
     assert [row["solution"] for row in load_rows(arguments(dataset=[file])).train] == [0, 1, 2]
     jsonl(tmp_path / "a.jsonl", 3, 5)
@@ -134,10 +136,20 @@ def test_what_a_preprocessor_is() -> None:
     def made(prefix: str) -> Any:
         return lambda row: row | {"prefix": prefix}
 
-    same = [(Settable("a"), Settable("a")), (made("a"), made("a")), (partial(print, 1), partial(print, 1))]
+    same = [
+        (Settable("a"), Settable("a")),
+        (made("a"), made("a")),
+        (partial(print, 1), partial(print, 1)),
+    ]
     assert all(fingerprint(one) == fingerprint(other) is not None for one, other in same)
     others = [
-        *(Settable("a"), Settable("b"), Settable(["a"]), Settable({"a"}), Settable(re.compile("a"))),
+        *(
+            Settable("a"),
+            Settable("b"),
+            Settable(["a"]),
+            Settable({"a"}),
+            Settable(re.compile("a")),
+        ),
         *(made("a"), made("b"), partial(print, 1), partial(print, 2), ResponsePreprocessor()),
         ResponsePreprocessor(columns={"a": "query"}),
     ]
@@ -145,7 +157,9 @@ def test_what_a_preprocessor_is() -> None:
     assert fingerprint(Settable(iter([]))) is None  # what comes of it cannot be told
 
 
-def test_a_library_of_the_environment_below_is_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_library_of_the_environment_below_is_not_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (folder := tmp_path / "below" / "site-packages").mkdir(parents=True)
     (folder / "library_below.py").write_text("def work(row):\n    return row\n")
     monkeypatch.syspath_prepend(folder)
@@ -162,7 +176,9 @@ def test_made_again_they_take_the_place_of_the_old(tmp_path: Path, own_cache: Pa
         return {"messages": [{"role": "user", "content": note.read_text()}]}
 
     register_dataset(
-        DatasetMeta(dataset_name="noted", dataset_path=jsonl(tmp_path / "a.jsonl", 1), preprocess_func=noted)
+        DatasetMeta(
+            dataset_name="noted", dataset_path=jsonl(tmp_path / "a.jsonl", 1), preprocess_func=noted
+        )
     )
 
     def content(**flags: Any) -> str:
@@ -190,7 +206,9 @@ def test_a_loader_is_asked_each_time(own_cache: Path) -> None:
     assert not stores(own_cache)  # nothing is left behind
 
 
-def test_the_launchers_rows_are_the_trainers(own_cache: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_the_launchers_rows_are_the_trainers(
+    own_cache: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     times = []
 
     def load() -> Any:
@@ -203,12 +221,18 @@ def test_the_launchers_rows_are_the_trainers(own_cache: Path, caplog: pytest.Log
     assert trainer == launcher and len(times) == 1
     assert trainer.train.digest() == launcher.train.digest()  # type: ignore[attr-defined]
     assert not stores(own_cache)
-    assert len(load_rows(arguments(dataset=["changing"]), launcher.prepared).train) == 4 and len(times) == 2
+    assert (
+        len(load_rows(arguments(dataset=["changing"]), launcher.prepared).train) == 4
+        and len(times) == 2
+    )
 
 
 @pytest.mark.parametrize("processes", [1, 3])
-def test_processes_give_the_same_rows(tmp_path: Path, processes: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("swift_r1.data.prepare.may_fork", lambda: True)  # other tests leave threads that wait
+def test_processes_give_the_same_rows(
+    tmp_path: Path, processes: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # other tests leave threads that wait
+    monkeypatch.setattr("swift_r1.data.prepare.may_fork", lambda: True)
     file = Path(jsonl(tmp_path / "a.jsonl", 9_000))
     lines = file.read_text().splitlines()
     lines[4_321], lines[8_000] = "{broken", ""
@@ -222,7 +246,8 @@ def test_processes_give_the_same_rows(tmp_path: Path, processes: int, monkeypatc
 
 
 def test_a_process_that_dies_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("swift_r1.data.prepare.may_fork", lambda: True)  # other tests leave threads that wait
+    # other tests leave threads that wait
+    monkeypatch.setattr("swift_r1.data.prepare.may_fork", lambda: True)
 
     class Deadly(ResponsePreprocessor):
         def preprocess(self, row: dict[str, Any]) -> Any:
@@ -232,7 +257,9 @@ def test_a_process_that_dies_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
     parent = os.getpid()
     file = jsonl(tmp_path / "a.jsonl", 5_000)
-    register_dataset(DatasetMeta(dataset_name="deadly", dataset_path=file, preprocess_func=Deadly()))
+    register_dataset(
+        DatasetMeta(dataset_name="deadly", dataset_path=file, preprocess_func=Deadly())
+    )
     with pytest.raises(UsageError, match="a process that prepared rows was killed"):
         load_rows(arguments(dataset=["deadly"], dataset_num_proc=2))
 
@@ -269,7 +296,9 @@ def test_its_processes_end_with_it(tmp_path: Path, sent: signal.Signals) -> None
     parent.stdout.close()
 
 
-def test_a_broken_store_is_made_again(tmp_path: Path, own_cache: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_broken_store_is_made_again(
+    tmp_path: Path, own_cache: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     file = jsonl(tmp_path / "a.jsonl", 30)
     load_rows(arguments(dataset=[file]))
     (name,) = stores(own_cache)
@@ -284,7 +313,8 @@ def test_what_is_old_goes(tmp_path: Path, own_cache: Path) -> None:
     own_cache.mkdir(parents=True)
     ages = {"a" * 32: 29, "b" * 32: 31, "run-c": 1, "run-d": 3, ".making-e": 3}
     for name, days in ages.items():
-        (own_cache / name).write_bytes(b"") if name < "b" else (own_cache / name).mkdir()  # as earlier versions
+        # as earlier versions
+        (own_cache / name).write_bytes(b"") if name < "b" else (own_cache / name).mkdir()
         then = time.time() - days * 86_400
         os.utime(own_cache / name, (then, then))
     remove_old(own_cache)
@@ -316,9 +346,21 @@ def test_values_that_json_has_no_form_for(tmp_path: Path) -> None:
 
     values = [(1, 2), datetime.date(2025, 1, 2), decimal.Decimal("1.50"), float("inf")]
     register_dataset(
-        DatasetMeta(dataset_name="odd", loader=lambda: [{"question": "q", "value": value} for value in values])
+        DatasetMeta(
+            dataset_name="odd",
+            loader=lambda: [{"question": "q", "value": value} for value in values],
+        )
     )
-    assert [row["value"] for row in load_dataset("odd")[0]] == [[1, 2], "2025-01-02", "1.50", float("inf")]
-    register_dataset(DatasetMeta(dataset_name="bytes", loader=lambda: [{"question": "q", "blob": b"x"}]))
-    with pytest.raises(UsageError, match="bytes row 0: the column blob holds a value that JSON cannot: bytes"):
+    assert [row["value"] for row in load_dataset("odd")[0]] == [
+        [1, 2],
+        "2025-01-02",
+        "1.50",
+        float("inf"),
+    ]
+    register_dataset(
+        DatasetMeta(dataset_name="bytes", loader=lambda: [{"question": "q", "blob": b"x"}])
+    )
+    with pytest.raises(
+        UsageError, match="bytes row 0: the column blob holds a value that JSON cannot: bytes"
+    ):
         load_dataset("bytes")

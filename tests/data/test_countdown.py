@@ -44,7 +44,11 @@ def test_a_problem_depends_on_index_seed_and_split_alone() -> None:
 
 
 def test_splits_share_no_problem_whatever_the_seed() -> None:
-    train = {problem.identity for seed in (1, 2) for problem in countdown_problems(4000, seed, "train", SMALL)}
+    train = {
+        problem.identity
+        for seed in (1, 2)
+        for problem in countdown_problems(4000, seed, "train", SMALL)
+    }
     held_out = {problem.identity for problem in countdown_problems(25, 3, "eval", SMALL)}
     assert len(held_out) == 25, "held-out problems are all different"
     assert not train & held_out
@@ -65,16 +69,30 @@ def test_the_plugin_end_to_end() -> None:
     assert (len(data.train), len(data.eval)) == (2000, 64)
     assert data == again
     assert data.train != other.train
-    assert [row["nums"] for row in data.eval] == [row["nums"] for row in other.eval], "held-out rows ignore the seed"
-    assert columns_of(data.train, data.eval) == {"nums", "target", "messages", "dataset", "prompt_id"}
+    assert [row["nums"] for row in data.eval] == [row["nums"] for row in other.eval], (
+        "held-out rows ignore the seed"
+    )
+    assert columns_of(data.train, data.eval) == {
+        "nums",
+        "target",
+        "messages",
+        "dataset",
+        "prompt_id",
+    }
     row = data.train[0]
     (message,) = row["messages"]
-    assert str(row["nums"]) in message["content"] and f"equals {row['target']}." in message["content"]
-    assert {row["prompt_id"] for row in data.train}.isdisjoint(row["prompt_id"] for row in data.eval)
+    assert (
+        str(row["nums"]) in message["content"] and f"equals {row['target']}." in message["content"]
+    )
+    assert {row["prompt_id"] for row in data.train}.isdisjoint(
+        row["prompt_id"] for row in data.eval
+    )
 
     (reward,) = build_rewards(["external_countdown"], columns_of(data.train, data.eval))
     problems = list(countdown_problems(50))
-    completions = [f"<answer>{problem.solution} = {problem.target}</answer>" for problem in problems]
+    completions = [
+        f"<answer>{problem.solution} = {problem.target}</answer>" for problem in problems
+    ]
     columns = {"nums": [list(p.nums) for p in problems], "target": [p.target for p in problems]}
     assert reward.call(completions, columns) == [1.0] * 50
     assert reward.call(["no idea"] * 50, columns) == [0.0] * 50

@@ -25,7 +25,9 @@ from swift_r1.errors import UsageError
         (" countdown ", "countdown", (), None, None),
     ],
 )
-def test_forms(value: str, name: str, subsets: tuple[str, ...], sample: int | None, hub: str | None) -> None:
+def test_forms(
+    value: str, name: str, subsets: tuple[str, ...], sample: int | None, hub: str | None
+) -> None:
     assert parse_dataset(value) == DatasetSpec(value, name, subsets, sample, hub)
 
 

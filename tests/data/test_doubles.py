@@ -44,12 +44,19 @@ def test_what_a_reward_compares_is_an_answer(tmp_path: Path) -> None:
     rows = [{"question": "q", "solution": "a", "tests": number} for number in (1, 2)]
     file = written(tmp_path / "a.jsonl", rows)
     assert contradictions(loaded(file)) == []
-    assert contradictions(loaded(file), ["tests"]) == ["prompts with more than one answer: 1, a:0 and a:1 (tests)"]
+    assert contradictions(loaded(file), ["tests"]) == [
+        "prompts with more than one answer: 1, a:0 and a:1 (tests)"
+    ]
 
 
 def test_equal_ids_in_one_dataset(tmp_path: Path) -> None:
-    rows = [row | {"id": number // 2 if number < 4 else number} for number, row in enumerate(sums(9))]
-    first, second = written(tmp_path / "a.jsonl", rows), written(tmp_path / "b.jsonl", sums(3, id=None))
+    rows = [
+        row | {"id": number // 2 if number < 4 else number} for number, row in enumerate(sums(9))
+    ]
+    first, second = (
+        written(tmp_path / "a.jsonl", rows),
+        written(tmp_path / "b.jsonl", sums(3, id=None)),
+    )
     said = "ids of more than one row: 2, a:0 and a:1; a:2 and a:3"
     assert contradictions(loaded(first, second)) == [said]
     assert contradictions(loaded(f"{first}#20")) == [said], "a repeated row is no other row"
@@ -62,4 +69,7 @@ def test_both_commands_say_it(tmp_path: Path) -> None:
     done = forks.run(["-m", "swift_r1", "check", *words, "--json"], cwd=tmp_path, timeout=120)
     assert json.loads(done.stdout)["notes"] == [said]
     run = ["--rlhf_type", "grpo", "--model", "./gone", "--per_device_train_batch_size", "8"]
-    assert said in forks.run(["-m", "swift_r1", "rlhf", *run, *words], cwd=tmp_path, timeout=120).stderr
+    assert (
+        said
+        in forks.run(["-m", "swift_r1", "rlhf", *run, *words], cwd=tmp_path, timeout=120).stderr
+    )

@@ -15,7 +15,12 @@ from swift_r1.errors import UsageError
 from swift_r1.models.loading import load_tokenizer
 
 ROWS = [
-    {"messages": [{"role": "user", "content": "a?"}, {"role": "assistant", "content": "<think> so"}]},
+    {
+        "messages": [
+            {"role": "user", "content": "a?"},
+            {"role": "assistant", "content": "<think> so"},
+        ]
+    },
     {"query": "b?", "response": "yes", "solution": "not this"},
     {"instruction": "c?", "input": "", "output": "a much longer answer"},
     {"query": "no answer?"},
@@ -34,11 +39,16 @@ def test_rows_of_all_kinds_are_drawn_once_each_pass(tiny_model, tmp_path, caplog
     flags = DataFlags(dataset=["unread"], seed=3)
     with caplog.at_level(logging.WARNING):
         answers = load_answers([written(tmp_path / "e.jsonl", ROWS)], flags, encoder, 100)
-    assert "2 of 5 rows left out" in caplog.text and "the last message is not the assistant's" in caplog.text
+    assert (
+        "2 of 5 rows left out" in caplog.text
+        and "the last message is not the assistant's" in caplog.text
+    )
     drawn = answers.drawn(0, 3)
     texts = {tokenizer.decode(prompt): tokenizer.decode(answer) for prompt, answer in drawn}
     assert len(texts) == 3 and all(prompt.endswith("<think>") for prompt in texts)
-    end = tokenizer.decode([encoder.turn_end if encoder.turn_end is not None else tokenizer.eos_token_id])
+    end = tokenizer.decode(
+        [encoder.turn_end if encoder.turn_end is not None else tokenizer.eos_token_id]
+    )
     assert set(texts.values()) == {" so" + end, "yes" + end, "a much longer answer" + end}
     assert answers.drawn(1, 4)[:2] == drawn[1:]  # a step's rows depend on their numbers alone
     assert set(answers.drawn(3, 3)) == set(drawn)
@@ -48,8 +58,13 @@ def test_long_answers_are_cut_and_samples_are_taken(tiny_model, tmp_path, caplog
     encoder = PromptEncoder(load_tokenizer(str(tiny_model)))
     path, flags = written(tmp_path / "e.jsonl", ROWS[1:3]), DataFlags(dataset=["unread"])
     with caplog.at_level(logging.WARNING):
-        lengths = sorted(len(answer) for _, answer in load_answers([path], flags, encoder, 5).drawn(0, 2))
-    assert lengths == [4, 5] and "1 of 2 answers are cut to --max_completion_length 5 tokens" in caplog.text
+        lengths = sorted(
+            len(answer) for _, answer in load_answers([path], flags, encoder, 5).drawn(0, 2)
+        )
+    assert (
+        lengths == [4, 5]
+        and "1 of 2 answers are cut to --max_completion_length 5 tokens" in caplog.text
+    )
     assert len(load_answers([f"{path}#5"], flags, encoder, 100).rows) == 5
     with pytest.raises(UsageError, match="none of its 1 rows can be used"):
         load_answers([written(tmp_path / "none.jsonl", ROWS[3:4])], flags, encoder, 100)

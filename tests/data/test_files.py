@@ -18,7 +18,10 @@ ROWS = [{"question": "1 + 1?", "answer": 2}, {"question": 'größer,\n"als"', "a
 def written(path: Path, kind: str) -> Path:
     file = path / f"rows.{kind}"
     if kind == "jsonl":
-        file.write_text("\n".join(json.dumps(row, ensure_ascii=False) for row in ROWS) + "\n\n", encoding="utf-8")
+        file.write_text(
+            "\n".join(json.dumps(row, ensure_ascii=False) for row in ROWS) + "\n\n",
+            encoding="utf-8",
+        )
     elif kind == "json":
         file.write_text(json.dumps(ROWS), encoding="utf-8")
     elif kind == "csv":
@@ -45,7 +48,11 @@ def test_jsonl_under_the_name_of_json(tmp_path: Path) -> None:
 def test_bad_lines_are_faults_of_their_rows(tmp_path: Path) -> None:
     file = tmp_path / "rows.jsonl"
     file.write_bytes(
-        b'\xef\xbb\xbf{"a": 1}\n{"a": \n\xff\xfe\n[1]\n' + b"[" * 100_000 + b"\n" + b"1" * 5_000 + b'\n{"a": 2}\n'
+        b'\xef\xbb\xbf{"a": 1}\n{"a": \n\xff\xfe\n[1]\n'
+        + b"[" * 100_000
+        + b"\n"
+        + b"1" * 5_000
+        + b'\n{"a": 2}\n'
     )
     raws = list(read_file(file))
     assert [raw.row for raw in raws] == [{"a": 1}, {}, {}, {}, {}, {}, {"a": 2}]
@@ -71,7 +78,9 @@ def test_bad_lines_are_faults_of_their_rows(tmp_path: Path) -> None:
         ("x.xlsx", b"", "cannot read .xlsx files"),
     ],
 )
-def test_unreadable_files_give_one_line(tmp_path: Path, name: str, content: bytes, message: str) -> None:
+def test_unreadable_files_give_one_line(
+    tmp_path: Path, name: str, content: bytes, message: str
+) -> None:
     file = tmp_path / name
     file.write_bytes(content)
     with pytest.raises(UsageError, match=message) as caught:

@@ -35,7 +35,9 @@ configs:
 
 
 def lines(*numbers: int) -> str:
-    return "".join(json.dumps({"question": f"{n}?", "answer": f"so\n#### {n}"}) + "\n" for n in numbers)
+    return "".join(
+        json.dumps({"question": f"{n}?", "answer": f"so\n#### {n}"}) + "\n" for n in numbers
+    )
 
 
 @pytest.fixture(scope="module")
@@ -78,7 +80,10 @@ def solutions(rows: list[dict[str, Any]]) -> list[str]:
 def test_both_hubs_give_the_rows(found: dict[str, Any]) -> None:
     assert solutions(found["hf"]["rows"]) == solutions(found["ms"]["rows"]) == ["1", "2", "3"]
     assert found["hf"]["rows"][0]["messages"] == [{"role": "user", "content": "1?"}]
-    assert found["hf"]["rows"][0]["dataset"] == "sums" and found["hf"]["rows"][0]["prompt_id"] == "sums:0"
+    assert (
+        found["hf"]["rows"][0]["dataset"] == "sums"
+        and found["hf"]["rows"][0]["prompt_id"] == "sums:0"
+    )
     assert len(found["use_hf"]["rows"]) == 2
     assert found["hf"]["asked"] == ["api", "datasets"] and found["ms"]["asked"] == ["api"]
     assert solutions(found["ms prefix"]["rows"]) == ["10", "20"]
@@ -97,8 +102,13 @@ def test_an_evaluation_takes_the_held_out_split(found: dict[str, Any]) -> None:
 
 def test_sets_that_nobody_registered(found: dict[str, Any]) -> None:
     (row,) = found["unregistered"]["rows"]
-    assert row["dataset"] == "org/plain" and row["solution"] == "s" and row["messages"][0]["content"] == "q"
-    assert solutions(found["copy"]["rows"]) == ["1", "2", "3"]  # preprocessed like the set that it is a copy of
+    assert (
+        row["dataset"] == "org/plain"
+        and row["solution"] == "s"
+        and row["messages"][0]["content"] == "q"
+    )
+    # preprocessed like the set that it is a copy of
+    assert solutions(found["copy"]["rows"]) == ["1", "2", "3"]
 
 
 def test_the_ids_of_built_in_sets_are_what_the_hub_has(found: dict[str, Any]) -> None:
@@ -106,14 +116,24 @@ def test_the_ids_of_built_in_sets_are_what_the_hub_has(found: dict[str, Any]) ->
     gsm8k, countdown = found["gsm8k's id"], found["countdown's id"]["rows"]
     assert solutions(gsm8k["rows"]) == ["so\n#### 1", "so\n#### 2", "so\n#### 3"]
     assert (
-        solutions(gsm8k["eval"]) == ["so\n#### 90", "so\n#### 91"] and gsm8k["rows"][0]["dataset"] == "modelscope/gsm8k"
+        solutions(gsm8k["eval"]) == ["so\n#### 90", "so\n#### 91"]
+        and gsm8k["rows"][0]["dataset"] == "modelscope/gsm8k"
     )
-    assert sorted((row["target"], row["nums"]) for row in countdown) == [(64, [63, 95, 96]), (98, [44, 19, 35])]
-    assert all(f"that equals {row['target']}." in row["messages"][0]["content"] for row in countdown)
+    assert sorted((row["target"], row["nums"]) for row in countdown) == [
+        (64, [63, 95, 96]),
+        (98, [44, 19, 35]),
+    ]
+    assert all(
+        f"that equals {row['target']}." in row["messages"][0]["content"] for row in countdown
+    )
 
 
 def test_streamed(found: dict[str, Any]) -> None:
-    assert solutions(found["hf streamed"]["rows"]) == solutions(found["ms streamed"]["rows"]) == ["10", "20"]
+    assert (
+        solutions(found["hf streamed"]["rows"])
+        == solutions(found["ms streamed"]["rows"])
+        == ["10", "20"]
+    )
 
 
 def test_faults_are_one_line(found: dict[str, Any]) -> None:
@@ -132,8 +152,19 @@ def test_without_a_network(found: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize(("use_hf", "hub"), [("true", "Hugging Face"), ("false", "ModelScope")])
-def test_a_model_and_data_that_no_hub_can_give_are_named_at_once(tmp_path: Path, use_hf: str, hub: str) -> None:
-    words = ["--rlhf_type", "grpo", "--model", "org/model", "--dataset", "org/sums", "--reward_funcs", "accuracy"]
+def test_a_model_and_data_that_no_hub_can_give_are_named_at_once(
+    tmp_path: Path, use_hf: str, hub: str
+) -> None:
+    words = [
+        "--rlhf_type",
+        "grpo",
+        "--model",
+        "org/model",
+        "--dataset",
+        "org/sums",
+        "--reward_funcs",
+        "accuracy",
+    ]
     nobody = "http://127.0.0.1:9"
     done = subprocess.run(
         [sys.executable, "-m", "swift_r1", "rlhf", *words, "--use_hf", use_hf],
@@ -152,9 +183,13 @@ def test_a_model_and_data_that_no_hub_can_give_are_named_at_once(tmp_path: Path,
     )
     data, model = done.stderr.splitlines()  # no word of the hubs' clients about trying again
     assert done.returncode == 2
-    assert data.startswith("swift rlhf: dataset org/sums") and f"cannot be loaded from {hub}" in data
+    assert (
+        data.startswith("swift rlhf: dataset org/sums") and f"cannot be loaded from {hub}" in data
+    )
     assert use_hf == "true" or f"ConnectionError: {nobody}" in data
-    assert model.startswith("swift rlhf: --model org/model is neither a folder here nor in the Hugging Face cache")
+    assert model.startswith(
+        "swift rlhf: --model org/model is neither a folder here nor in the Hugging Face cache"
+    )
 
 
 def test_which_hub(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -162,13 +197,19 @@ def test_which_hub(monkeypatch: pytest.MonkeyPatch) -> None:
     assert (default_hub(None), default_hub(True), default_hub(False)) == ("ms", "hf", "ms")
     monkeypatch.setenv("USE_HF", "1")
     assert (default_hub(None), default_hub(False)) == ("hf", "ms")
-    assert is_hub_id("org/set") and not any(map(is_hub_id, ("set", "a/b/c", "./set", "/set", "../set", "~/set")))
+    assert is_hub_id("org/set") and not any(
+        map(is_hub_id, ("set", "a/b/c", "./set", "/set", "../set", "~/set"))
+    )
 
 
 def test_ids_of_built_in_sets(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("SWIFT_R1_DATA", raising=False)  # files come before hubs
-    monkeypatch.setattr(registry, "datasets", {})  # a plugin of other tests may have one of the names
-    places = {value: open_sources([value])[0].place for value in ("hf::gsm8k", "ms::gsm8k", "hf::countdown", "hf::o/x")}
+    # a plugin of other tests may have one of the names
+    monkeypatch.setattr(registry, "datasets", {})
+    places = {
+        value: open_sources([value])[0].place
+        for value in ("hf::gsm8k", "ms::gsm8k", "hf::countdown", "hf::o/x")
+    }
     names = {value: (place.name, place.hub) for value, place in places.items() if place}
     assert names == {
         "hf::gsm8k": ("openai/gsm8k", "hf"),
@@ -181,15 +222,24 @@ def test_ids_of_built_in_sets(monkeypatch: pytest.MonkeyPatch) -> None:
         (source,) = open_sources([value])
         assert source.parts == (("main", ("train",)),) and source.held_out_split == ("test",)
         assert (
-            source.place is not None and source.place.name == source.name == value.rpartition(":")[2].partition("#")[0]
+            source.place is not None
+            and source.place.name == source.name == value.rpartition(":")[2].partition("#")[0]
         )
         assert type(source.preprocess) is AutoPreprocessor
     for value in ("other/gsm8k", "other/Countdown-Tasks-3to4#10"):
         (source,) = open_sources([value])
-        assert source.place is not None and source.loader is None and source.parts == (("default", ("train",)),)
+        assert (
+            source.place is not None
+            and source.loader is None
+            and source.parts == (("default", ("train",)),)
+        )
         assert type(source.preprocess) is AutoPreprocessor
     (asdiv,) = open_sources(["asdiv"])  # on one hub alone
-    assert asdiv.place is not None and asdiv.place.hub == "hf" and asdiv.parts == (("asdiv", ("validation",)),)
+    assert (
+        asdiv.place is not None
+        and asdiv.place.hub == "hf"
+        and asdiv.parts == (("asdiv", ("validation",)),)
+    )
     (minerva,) = open_sources(["ms::minerva"])
     assert minerva.parts == (("default", ("train",)),)
     with pytest.raises(UsageError, match="asdiv has no ms_dataset_id"):

@@ -13,7 +13,13 @@ from typing import Any
 
 import pytest
 
-from swift_r1.data import DatasetMeta, ResponsePreprocessor, RowPreprocessor, load_dataset, register_dataset
+from swift_r1.data import (
+    DatasetMeta,
+    ResponsePreprocessor,
+    RowPreprocessor,
+    load_dataset,
+    register_dataset,
+)
 from swift_r1.data import registry as registry_module
 from swift_r1.data.loading import columns_of, first_rows, load_rows, row_without
 from swift_r1.data.rows import prompt_key
@@ -54,10 +60,18 @@ def test_a_file(tmp_path: Path) -> None:
         "prompt_id": "sums:1",
     }
     assert data.eval == []
-    assert columns_of(data.train, data.eval) == {"question", "solution", "messages", "dataset", "prompt_id"}
+    assert columns_of(data.train, data.eval) == {
+        "question",
+        "solution",
+        "messages",
+        "dataset",
+        "prompt_id",
+    }
 
 
-def test_sampling_is_deterministic_and_repeats_say_so(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_sampling_is_deterministic_and_repeats_say_so(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     file = jsonl(tmp_path / "sums.jsonl", questions(20))
     first, again = (solutions(load_rows(arguments(dataset=[f"{file}#5"])).train) for _ in range(2))
     assert first == again and len(set(first)) == 5
@@ -72,7 +86,10 @@ def test_sampling_is_deterministic_and_repeats_say_so(tmp_path: Path, caplog: py
 
 def test_files_of_one_name_keep_apart(tmp_path: Path) -> None:
     (tmp_path / "other").mkdir()
-    files = [jsonl(tmp_path / "a.jsonl", questions(2)), jsonl(tmp_path / "other" / "a.jsonl", questions(2, 5))]
+    files = [
+        jsonl(tmp_path / "a.jsonl", questions(2)),
+        jsonl(tmp_path / "other" / "a.jsonl", questions(2, 5)),
+    ]
     rows = load_rows(arguments(dataset=files)).train
     assert [row["prompt_id"] for row in rows] == ["a:0", "a:1", "a-2:0", "a-2:1"]
     assert {row["dataset"] for row in rows} == {"a"}
@@ -80,11 +97,15 @@ def test_files_of_one_name_keep_apart(tmp_path: Path) -> None:
 
 def test_held_out_rows_are_taken_out_of_the_training_rows(tmp_path: Path) -> None:
     rows = [*questions(30), *questions(30)]  # every prompt twice
-    data = load_rows(arguments(dataset=[jsonl(tmp_path / "a.jsonl", rows)], evaluates=True, eval_limit=8))
+    data = load_rows(
+        arguments(dataset=[jsonl(tmp_path / "a.jsonl", rows)], evaluates=True, eval_limit=8)
+    )
     assert len(data.eval) == len(set(solutions(data.eval))) == 8
     assert len(data.train) == 60 - 2 * 8
     assert {prompt_key(row) for row in data.train}.isdisjoint(prompt_key(row) for row in data.eval)
-    assert data == load_rows(arguments(dataset=[str(tmp_path / "a.jsonl")], evaluates=True, eval_limit=8))
+    assert data == load_rows(
+        arguments(dataset=[str(tmp_path / "a.jsonl")], evaluates=True, eval_limit=8)
+    )
 
 
 def test_split_ratio(tmp_path: Path) -> None:
@@ -103,7 +124,10 @@ def test_ms_swifts_call(tmp_path: Path) -> None:
 
 
 def test_val_dataset(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    train, val = jsonl(tmp_path / "a.jsonl", questions(10)), jsonl(tmp_path / "b.jsonl", questions(10, 8))
+    train, val = (
+        jsonl(tmp_path / "a.jsonl", questions(10)),
+        jsonl(tmp_path / "b.jsonl", questions(10, 8)),
+    )
     data = load_rows(arguments(dataset=[train], val_dataset=[val], evaluates=True, eval_limit=5))
     assert len(data.train) == 10
     assert len(data.eval) == 5 and set(solutions(data.eval)) <= set(range(8, 18))
@@ -137,7 +161,9 @@ def test_a_plain_loader_with_subsets() -> None:
 
 def test_a_registered_file_is_found_by_each_of_its_names(tmp_path: Path) -> None:
     file = jsonl(tmp_path / "a.jsonl", questions(3))
-    register_dataset(DatasetMeta(ms_dataset_id="org/sums", hf_dataset_id="other/adds", dataset_path=file))
+    register_dataset(
+        DatasetMeta(ms_dataset_id="org/sums", hf_dataset_id="other/adds", dataset_path=file)
+    )
     for name in ("org/sums", "other/adds", "sums", file):
         assert load_rows(arguments(dataset=[name])).train[0]["dataset"] == "org/sums"
 
@@ -155,12 +181,21 @@ class Picky(ResponsePreprocessor):
         return super().preprocess(row)
 
 
-def test_broken_rows_are_dropped_counted_and_shown(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_broken_rows_are_dropped_counted_and_shown(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     kinds = ["fine", "raise", "drop", "two", "text", "fine", "raise"]
-    file = jsonl(tmp_path / "a.jsonl", [{"question": f"{n}?", "kind": kind} for n, kind in enumerate(kinds)])
+    file = jsonl(
+        tmp_path / "a.jsonl", [{"question": f"{n}?", "kind": kind} for n, kind in enumerate(kinds)]
+    )
     register_dataset(DatasetMeta(dataset_name="picky", dataset_path=file, preprocess_func=Picky()))
     data = load_rows(arguments(dataset=["picky"]))
-    assert [row["prompt_id"] for row in data.train] == ["picky:0", "picky:3", "picky:3.1", "picky:5"]
+    assert [row["prompt_id"] for row in data.train] == [
+        "picky:0",
+        "picky:3",
+        "picky:3.1",
+        "picky:5",
+    ]
     assert data.drops.broken == 3
     assert "3 of 7 rows left out" in caplog.text
     assert f"{file}:2: KeyError: 'no such column' ({__file__}:" in caplog.text
@@ -171,7 +206,10 @@ def test_broken_rows_are_dropped_counted_and_shown(tmp_path: Path, caplog: pytes
     ("row", "cause"),
     [
         ({"kept": 1}, "no prompt: no column is a question"),
-        ({"kept": 1, "Questoin": "x"}, """--columns '{"Questoin": "query"}' makes one the question"""),
+        (
+            {"kept": 1, "Questoin": "x"},
+            """--columns '{"Questoin": "query"}' makes one the question""",
+        ),
         ({"messages": [{"role": "wizard", "content": "x"}]}, "unknown role 'wizard'"),
         ({"messages": [{"role": "user", "content": None}]}, "content of the user message is None"),
         ({"messages": [{"role": "system", "content": "x"}]}, "no prompt"),
@@ -187,7 +225,11 @@ def test_rows_without_a_prompt(tmp_path: Path, row: dict[str, Any], cause: str) 
 @pytest.mark.parametrize("key", ["messages", "conversations", "question"])
 def test_contents_may_be_lists_of_parts_of_text(tmp_path: Path, key: str) -> None:
     said = [{"type": "text", "text": "2 + "}, {"type": "text", "text": "3?"}]
-    value = said if key == "question" else [{"role": "user", "content": said}, {"role": "assistant", "content": said}]
+    value = (
+        said
+        if key == "question"
+        else [{"role": "user", "content": said}, {"role": "assistant", "content": said}]
+    )
     file = tmp_path / "rows.jsonl"
     file.write_text(json.dumps({key: value}))
     [row] = load_rows(arguments(dataset=[str(file)])).train
@@ -202,7 +244,9 @@ def test_the_reference_answer_is_not_in_the_prompt(tmp_path: Path) -> None:
         assert row["answer"] == "secret", "for the rewards"
 
 
-@pytest.mark.parametrize("name", ["dataset", "prompt_id", "completions", "trainer_state", "is_truncated"])
+@pytest.mark.parametrize(
+    "name", ["dataset", "prompt_id", "completions", "trainer_state", "is_truncated"]
+)
 def test_a_column_with_a_name_of_ours_is_an_error(tmp_path: Path, name: str) -> None:
     file = jsonl(tmp_path / "a.jsonl", [{"question": "q", name: 1}])
     with pytest.raises(UsageError, match=f"has a column {name}, a name that rewards get from us"):
@@ -215,7 +259,9 @@ def test_columns_flag(tmp_path: Path) -> None:
     renamed = arguments(dataset=[file], columns={"stem": "query", "answer": "solution"})
     row = load_rows(renamed).train[0]
     assert (row["solution"], row["answer"], row["Stem"]) == ("1", "1", "q")
-    with pytest.raises(UsageError, match="no dataset has a column stm; there are Stem, answer, extra"):
+    with pytest.raises(
+        UsageError, match="no dataset has a column stm; there are Stem, answer, extra"
+    ):
         first_rows(arguments(dataset=[file], columns={"stm": "query"}))
     with pytest.raises(UsageError, match="has a column of the new name already"):
         load_rows(arguments(dataset=[file], columns={"answer": "extra"}))
@@ -258,11 +304,16 @@ def test_preview_reads_no_more_than_it_must(tmp_path: Path) -> None:
     class Counting(RowPreprocessor):
         def preprocess(self, row: dict[str, Any]) -> Any:
             seen.append(row)
-            return {"messages": [{"role": "user", "content": row["question"]}], "solution": row["solution"]}
+            return {
+                "messages": [{"role": "user", "content": row["question"]}],
+                "solution": row["solution"],
+            }
 
     rows: list[dict[str, Any]] = [{"wrong": 1}, *questions(1000)]
     file = jsonl(tmp_path / "a.jsonl", rows)
-    register_dataset(DatasetMeta(dataset_name="counted", dataset_path=file, preprocess_func=Counting()))
+    register_dataset(
+        DatasetMeta(dataset_name="counted", dataset_path=file, preprocess_func=Counting())
+    )
     rows = first_rows(arguments(dataset=["counted#500"]), 3)
     assert len(rows) == 3
     assert columns_of(rows) == {"messages", "solution", "dataset", "prompt_id"}
@@ -276,7 +327,11 @@ def test_columns_are_those_that_every_row_has(tmp_path: Path) -> None:
     ]
     rows = load_rows(arguments(dataset=files)).train
     columns = columns_of(rows)
-    assert (row_without("level", rows), row_without("solution", rows), row_without("gone", rows)) == ("b:0", None, None)
+    assert (
+        row_without("level", rows),
+        row_without("solution", rows),
+        row_without("gone", rows),
+    ) == ("b:0", None, None)
     assert row_without("gone", [{"solution": 1}]) is None, "the columns of a recorded row"
     assert columns == {"question", "solution", "messages", "dataset", "prompt_id"}
 
@@ -300,4 +355,9 @@ def test_nothing_heavy_is_imported() -> None:
         "heavy = {'torch', 'transformers', 'datasets', 'vllm', 'deepspeed', 'numpy', 'pyarrow'} & set(sys.modules)\n"
         "assert not heavy, heavy"
     )
-    subprocess.run([sys.executable, "-c", code], check=True, timeout=60, env={**os.environ, "PYTHONPATH": str(REPO)})
+    subprocess.run(
+        [sys.executable, "-c", code],
+        check=True,
+        timeout=60,
+        env={**os.environ, "PYTHONPATH": str(REPO)},
+    )

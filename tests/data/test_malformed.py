@@ -28,33 +28,93 @@ def parquet(rows: list[dict[str, Any]] | pa.Table) -> bytes:
     return buffer.getvalue()
 
 
-DOUBLED = parquet(pa.Table.from_arrays([pa.array(["a"]), pa.array(["b"])], names=["question", "question"]))
-NO_TEXT = pa.Array.from_buffers(pa.string(), 1, [None, pa.py_buffer(b"\0\0\0\0\2\0\0\0"), pa.py_buffer(b"\xff\xfe")])
+DOUBLED = parquet(
+    pa.Table.from_arrays([pa.array(["a"]), pa.array(["b"])], names=["question", "question"])
+)
+NO_TEXT = pa.Array.from_buffers(
+    pa.string(), 1, [None, pa.py_buffer(b"\0\0\0\0\2\0\0\0"), pa.py_buffer(b"\xff\xfe")]
+)
 FAR = pa.array([2**62], pa.timestamp("us"))
 PARQUET = parquet([{"question": "q" * 100, "n": n} for n in range(1000)])
 # Nothing of these can be used: name, content, the line it gives ({} is the file).
 UNUSABLE = [
-    ("broken.jsonl", b'{"question": "1 + 1?"\n', "{}:1: not JSON: Expecting ',' delimiter at column 22"),
-    ("encoding.jsonl", '{"question": "größer?"}\n'.encode("latin-1"), "{}:1: not UTF-8 at byte 16 of the line"),
-    ("utf16.jsonl", '{"question": "q"}\n'.encode("utf-16"), "{}:1: is UTF-16 or UTF-32 text: convert it to UTF-8"),
-    ("columns.jsonl", b'{"number": 1}\n', "{}:1: no prompt: no column is a question or a user message"),
+    (
+        "broken.jsonl",
+        b'{"question": "1 + 1?"\n',
+        "{}:1: not JSON: Expecting ',' delimiter at column 22",
+    ),
+    (
+        "encoding.jsonl",
+        '{"question": "größer?"}\n'.encode("latin-1"),
+        "{}:1: not UTF-8 at byte 16 of the line",
+    ),
+    (
+        "utf16.jsonl",
+        '{"question": "q"}\n'.encode("utf-16"),
+        "{}:1: is UTF-16 or UTF-32 text: convert it to UTF-8",
+    ),
+    (
+        "columns.jsonl",
+        b'{"number": 1}\n',
+        "{}:1: no prompt: no column is a question or a user message",
+    ),
     ("empty.jsonl", b"", "dataset {} has no rows"),
     ("blank.jsonl", b"\n  \n\n", "dataset {} has no rows"),
     ("list.jsonl", b'["question"]\n', "{}:1: a row is an object of columns, this is a list"),
-    ("doubled.jsonl", b'{"question": "a", "question": "b"}\n', "{}:1: not JSON that can be read: 'question' is there"),
-    ("nul.jsonl", b'{"question": "a\0b"}\n', "{}:1: holds NUL bytes: the file is damaged, or not UTF-8 text"),
-    ("escaped.jsonl", b'{"question": "a\\u0000b"}\n', "{}:1: the content of the user message has a NUL character"),
+    (
+        "doubled.jsonl",
+        b'{"question": "a", "question": "b"}\n',
+        "{}:1: not JSON that can be read: 'question' is there",
+    ),
+    (
+        "nul.jsonl",
+        b'{"question": "a\0b"}\n',
+        "{}:1: holds NUL bytes: the file is damaged, or not UTF-8 text",
+    ),
+    (
+        "escaped.jsonl",
+        b'{"question": "a\\u0000b"}\n',
+        "{}:1: the content of the user message has a NUL character",
+    ),
     ("half.jsonl", b'{"question": "a\\ud800b"}\n', "{}:1: a message has half a character"),
-    ("column.jsonl", b'{"question": "q", "gold": ["\\udfff"]}\n', "{}:1: the column gold has half a character"),
-    ("name.jsonl", b'{"question": "q", "a\\ud800": 1}\n', "{}:1: the column a? has half a character"),
+    (
+        "column.jsonl",
+        b'{"question": "q", "gold": ["\\udfff"]}\n',
+        "{}:1: the column gold has half a character",
+    ),
+    (
+        "name.jsonl",
+        b'{"question": "q", "a\\ud800": 1}\n',
+        "{}:1: the column a? has half a character",
+    ),
     ("none.jsonl", b'{"question": ""}\n', "{}:1: the user message is empty"),
     ("blanks.jsonl", b'{"question": " \\n\\t\\u200b\\ufeff"}\n', "{}:1: the user message is empty"),
-    ("role.jsonl", b'{"messages": [{"role": ["user"], "content": "q"}]}\n', "{}:1: unknown role ['user'] in messages"),
-    ("talk.jsonl", b'{"messages": "[{\'role\': "}\n', "{}:1: ValueError: messages (or a history) as text that is nei"),
+    (
+        "role.jsonl",
+        b'{"messages": [{"role": ["user"], "content": "q"}]}\n',
+        "{}:1: unknown role ['user'] in messages",
+    ),
+    (
+        "talk.jsonl",
+        b'{"messages": "[{\'role\': "}\n',
+        "{}:1: ValueError: messages (or a history) as text that is nei",
+    ),
     ("packed.jsonl", gzip.compress(GOOD), "{}: is compressed (gzip): unpack it first"),
-    ("deep.jsonl", b'{"question": ' + b"[" * 100_000 + b"\n", "{}:1: not JSON that can be read: maximum recursion"),
-    ("digits.jsonl", b'{"question": ' + b"1" * 5_000 + b"}\n", "{}:1: not JSON that can be read: Exceeds the limit"),
-    ("type.jsonl", b'{"question": 5}\n', "{}:1: the content of the user message is an int, not text"),
+    (
+        "deep.jsonl",
+        b'{"question": ' + b"[" * 100_000 + b"\n",
+        "{}:1: not JSON that can be read: maximum recursion",
+    ),
+    (
+        "digits.jsonl",
+        b'{"question": ' + b"1" * 5_000 + b"}\n",
+        "{}:1: not JSON that can be read: Exceeds the limit",
+    ),
+    (
+        "type.jsonl",
+        b'{"question": 5}\n',
+        "{}:1: the content of the user message is an int, not text",
+    ),
     ("cut.json", b'[{"question": "q"},\n', "{}:2: not JSON: Expecting value"),
     ("scalar.json", b"3\n", "{}:1: holds an int, not a list of rows"),
     ("bytes.json", b'[\n{"question": "\xff"}]', "{}:2: not UTF-8 at byte 16"),
@@ -63,7 +123,11 @@ UNUSABLE = [
     ("encoding.csv", b"question,solution\na,1\n\xff\xfe,2\n", "{}:3: not UTF-8"),
     ("empty.csv", b"", "{}:1: not a CSV table: Empty CSV file"),
     ("doubled.parquet", DOUBLED, "{}: the column 'question' is there twice"),
-    ("bytes.parquet", parquet(pa.table({"question": NO_TEXT})), "{} row 1: holds a value that cannot be read: 'utf-8'"),
+    (
+        "bytes.parquet",
+        parquet(pa.table({"question": NO_TEXT})),
+        "{} row 1: holds a value that cannot be read: 'utf-8'",
+    ),
     (
         "far.parquet",
         parquet(pa.table({"question": ["q"], "at": FAR})),
@@ -75,7 +139,9 @@ UNUSABLE = [
 ]
 
 
-@pytest.mark.parametrize(("name", "content", "line"), UNUSABLE, ids=[entry[0] for entry in UNUSABLE])
+@pytest.mark.parametrize(
+    ("name", "content", "line"), UNUSABLE, ids=[entry[0] for entry in UNUSABLE]
+)
 def test_nothing_can_be_used(tmp_path: Path, name: str, content: bytes, line: str) -> None:
     file = tmp_path / name
     file.write_bytes(content)
@@ -86,17 +152,33 @@ def test_nothing_can_be_used(tmp_path: Path, name: str, content: bytes, line: st
 
 
 LOST = [
-    ({"question": "q", "images": ["a.png"]}, "the column images is for multimodal models, this trains on text"),
+    (
+        {"question": "q", "images": ["a.png"]},
+        "the column images is for multimodal models, this trains on text",
+    ),
     ({"question": "q", "image": {"path": "a.png"}}, "the column image is for multimodal models"),
     ({"question": "q", "tools": '[{"name": "add"'}, "the column tools is not JSON"),
     ({"question": "q", "tools": ["add"]}, "there is no tool add; plugins have registered none"),
-    ({"question": "q", "chat_template_kwargs": {"x": 1}}, "the column chat_template_kwargs is not read"),
     (
-        {"messages": [{"role": "tool_call", "content": "add(1)"}, {"role": "tool_response", "content": "1"}]},
+        {"question": "q", "chat_template_kwargs": {"x": 1}},
+        "the column chat_template_kwargs is not read",
+    ),
+    (
+        {
+            "messages": [
+                {"role": "tool_call", "content": "add(1)"},
+                {"role": "tool_response", "content": "1"},
+            ]
+        },
         "a tool call is not JSON",
     ),
     (
-        {"conversations": [{"from": "function_call", "value": "{}"}, {"from": "observation", "value": "3"}]},
+        {
+            "conversations": [
+                {"from": "function_call", "value": "{}"},
+                {"from": "observation", "value": "3"},
+            ]
+        },
         "a tool call has no name",
     ),
     (
@@ -110,7 +192,11 @@ LOST = [
         "a tool call has no name",
     ),
     (
-        {"messages": [{"role": "user", "content": [{"type": "text", "text": "q"}, {"type": "image_url"}]}]},
+        {
+            "messages": [
+                {"role": "user", "content": [{"type": "text", "text": "q"}, {"type": "image_url"}]}
+            ]
+        },
         "the content of the user message has parts of image_url, and only text is read here",
     ),
 ]
@@ -122,7 +208,13 @@ def test_what_no_prompt_would_have_is_refused_and_counted(
 ) -> None:
     file = tmp_path / "some.jsonl"
     # Empty is nothing to lose.
-    empty = {"question": "q", "images": [], "image": None, "tools": "[]", "chat_template_kwargs": {}}
+    empty = {
+        "question": "q",
+        "images": [],
+        "image": None,
+        "tools": "[]",
+        "chat_template_kwargs": {},
+    }
     file.write_text("".join(json.dumps(one) + "\n" for one in (row, empty, row)))
     data = load_rows(arguments(dataset=[str(file)]))
     assert (len(data.train), data.drops.broken) == (1, 2)
@@ -132,7 +224,9 @@ def test_what_no_prompt_would_have_is_refused_and_counted(
         assert len(load_rows(arguments(dataset=[str(file)], columns=renamed)).train) == 3
 
 
-def test_a_huge_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_huge_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     monkeypatch.setattr(files, "MAX_LINE", 1 << 20)
     file = tmp_path / "huge.jsonl"
     file.write_bytes(GOOD + b'{"question": "' + b"x" * (3 << 20) + b'"}\n' + GOOD)
@@ -145,7 +239,9 @@ def test_a_huge_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: py
 BAD_LINE = b'{"question": \n'
 
 
-def test_good_rows_are_kept_and_the_first_bad_ones_shown(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_good_rows_are_kept_and_the_first_bad_ones_shown(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     file = tmp_path / "some.jsonl"
     file.write_bytes(GOOD + BAD_LINE + b"\n" + GOOD + BAD_LINE * 3 + GOOD)
     with caplog.at_level(logging.INFO):
@@ -172,7 +268,9 @@ def test_lines_of_a_csv_file(tmp_path: Path, caplog: pytest.LogCaptureFixture) -
 def test_mixed_types_stay_what_they_are(tmp_path: Path) -> None:
     file = tmp_path / "mixed.jsonl"
     values = [1, "1", 1.5, None, [1, "a"], {"a": 1}, True]
-    file.write_text("".join(json.dumps({"question": "q", "value": value}) + "\n" for value in values))
+    file.write_text(
+        "".join(json.dumps({"question": "q", "value": value}) + "\n" for value in values)
+    )
     rows = load_rows(arguments(dataset=[str(file)])).train
     assert [row["value"] for row in rows] == values
     assert [type(row["value"]) for row in rows] == [type(value) for value in values]
@@ -189,4 +287,6 @@ def test_the_command_ends_with_2(tmp_path: Path, name: str) -> None:
     done = forks.run(["-m", "swift_r1", *command], timeout=100)
     assert done.returncode == 2
     lines = [text for text in done.stderr.splitlines() if line.format(file) in text]
-    assert len(lines) == 1 and lines[0].startswith("swift rlhf: ") and "Traceback" not in done.stderr
+    assert (
+        len(lines) == 1 and lines[0].startswith("swift rlhf: ") and "Traceback" not in done.stderr
+    )

@@ -62,10 +62,15 @@ def encoder(tokenizer: Any, template: str, **wording: Any) -> PromptEncoder:
 def test_what_the_template_opens_is_the_models(
     tokenizer: Any, template: str, thinking: bool | None, opening: str
 ) -> None:
-    made = encoder(tokenizer, template, arguments={} if thinking is None else {"enable_thinking": thinking})
+    made = encoder(
+        tokenizer, template, arguments={} if thinking is None else {"enable_thinking": thinking}
+    )
     prompt = made.encode(QUESTION)
-    assert prompt is not None and prompt.text.endswith(opening) and prompt.response_prefix == opening
-    assert made.response_prefix == opening and tokenizer.decode(prompt.token_ids) == prompt.text  # the prompt has it
+    assert (
+        prompt is not None and prompt.text.endswith(opening) and prompt.response_prefix == opening
+    )
+    # the prompt has it
+    assert made.response_prefix == opening and tokenizer.decode(prompt.token_ids) == prompt.text
 
 
 def test_a_question_that_ends_in_a_tag_opens_nothing(tokenizer: Any) -> None:
@@ -78,8 +83,14 @@ def test_a_question_that_ends_in_a_tag_opens_nothing(tokenizer: Any) -> None:
 def test_the_flag_and_the_templates_own_opening(tokenizer: Any) -> None:
     for prefix in ("<think>\n", "assistant\n<think>\n"):
         made = encoder(tokenizer, chatml("<think>\n"), response_prefix=prefix)
-        assert made.render(QUESTION["messages"]).count("<think>") == 1 and made.response_prefix == prefix
-    with pytest.raises(UsageError, match=r"--response_prefix '<think>': .* begins the model's turn with '<think>\\n'"):
+        assert (
+            made.render(QUESTION["messages"]).count("<think>") == 1
+            and made.response_prefix == prefix
+        )
+    with pytest.raises(
+        UsageError,
+        match=r"--response_prefix '<think>': .* begins the model's turn with '<think>\\n'",
+    ):
         encoder(tokenizer, chatml("<think>\n"), response_prefix="<think>")
 
 
@@ -92,7 +103,10 @@ def test_the_flag_and_the_templates_own_opening(tokenizer: Any) -> None:
         (PARTS, "<|im_end|>"),
         (THINKING, "<|im_end|>"),
         (ALWAYS_OPEN, None),
-        ("{{ raise_exception('one turn') if messages | length > 1 }}{{ messages[0].content }}", None),
+        (
+            "{{ raise_exception('one turn') if messages | length > 1 }}{{ messages[0].content }}",
+            None,
+        ),
     ],
 )
 def test_the_token_that_ends_a_turn(tokenizer: Any, template: str, end: str | None) -> None:
@@ -106,7 +120,10 @@ def test_the_token_that_ends_a_turn(tokenizer: Any, template: str, end: str | No
 def test_unknown_text_ends_nothing(tokenizer: Any) -> None:
     own = copy.copy(tokenizer)
     own.eos_token = "<|im_end|>"
-    assert encoder(own, "{% for m in messages %}{{ m.content }} \N{EN DASH}\n{% endfor %}").turn_end is None
+    assert (
+        encoder(own, "{% for m in messages %}{{ m.content }} \N{EN DASH}\n{% endfor %}").turn_end
+        is None
+    )
 
 
 @pytest.mark.parametrize(("name", "end"), [("r1", None), ("qwen_math", "<|im_end|>"), ("no", None)])

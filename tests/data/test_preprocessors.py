@@ -38,8 +38,12 @@ def test_the_articles_target_is_found() -> None:
     assert row == {"nums": [1, 2], "target": 3}, "the source row must not change"
 
 
-@pytest.mark.parametrize("query", ["query", "prompt", "input", "instruction", "question", "problem", "Question"])
-@pytest.mark.parametrize("response", ["response", "answer", "output", "target", "targets", "text", "completion"])
+@pytest.mark.parametrize(
+    "query", ["query", "prompt", "input", "instruction", "question", "problem", "Question"]
+)
+@pytest.mark.parametrize(
+    "response", ["response", "answer", "output", "target", "targets", "text", "completion"]
+)
 def test_synonyms(query: str, response: str) -> None:
     assert ResponsePreprocessor()({query: "q", response: "a", "kept": 1}) == {
         query: "q",
@@ -72,12 +76,18 @@ def test_what_a_preprocessor_makes_of_a_column_stays() -> None:
 
 def test_columns_given_go_first() -> None:
     preprocessor = ResponsePreprocessor(columns={"Stem": "query", "key": "response"})
-    assert preprocessor({"stem": "q", "key": "a"}) == {"query": "q", "response": "a", "messages": [USER, ASSISTANT]}
+    assert preprocessor({"stem": "q", "key": "a"}) == {
+        "query": "q",
+        "response": "a",
+        "messages": [USER, ASSISTANT],
+    }
 
 
 def test_system_history_and_lists() -> None:
     row = {"system_prompt": "s", "history": "[['q', 'a']]", "query": "q", "response": ["a", "b"]}
-    assert ResponsePreprocessor()(row) == row | {"messages": [SYSTEM, USER, ASSISTANT, USER, ASSISTANT]}
+    assert ResponsePreprocessor()(row) == row | {
+        "messages": [SYSTEM, USER, ASSISTANT, USER, ASSISTANT]
+    }
 
 
 @pytest.mark.parametrize("column", ["prompt", "input", "Question"])
@@ -85,7 +95,9 @@ def test_messages_as_the_question(column: str) -> None:
     row = {column: [SYSTEM, USER], "solution": "a", "kept": 1}
     assert AutoPreprocessor()(row) == row | {"messages": [SYSTEM, USER, ASSISTANT]}
     parts = [{"type": "text", "text": "q"}]
-    assert ResponsePreprocessor()({column: parts})["messages"] == [{"role": "user", "content": parts}]
+    assert ResponsePreprocessor()({column: parts})["messages"] == [
+        {"role": "user", "content": parts}
+    ]
 
 
 @pytest.mark.parametrize(
@@ -120,7 +132,9 @@ def test_conversations(row: dict[str, Any]) -> None:
 
 
 def test_conversation_with_named_keys() -> None:
-    preprocessor = MessagesPreprocessor(role_key="who", content_key="what", user_role="me", assistant_role="it")
+    preprocessor = MessagesPreprocessor(
+        role_key="who", content_key="what", user_role="me", assistant_role="it"
+    )
     row = {"messages": [{"who": "me", "what": "q"}, {"who": "it", "what": "a"}]}
     assert preprocessor(row) == {"messages": [USER, ASSISTANT]}
 

@@ -35,31 +35,48 @@ def tokenizer(tiny_model: Path) -> Any:
     return AutoTokenizer.from_pretrained(tiny_model)
 
 
-def encoder(tokenizer: Any, max_length: int | None = None, truncation: str = "delete", **wording: Any) -> PromptEncoder:
+def encoder(
+    tokenizer: Any, max_length: int | None = None, truncation: str = "delete", **wording: Any
+) -> PromptEncoder:
     return PromptEncoder(tokenizer, Wording(**wording), max_length, truncation)
 
 
-@pytest.mark.parametrize(("name", "text"), [("r1", R1), ("qwen_math", QWEN_MATH), ("no", "What is {1} + 1?")])
+@pytest.mark.parametrize(
+    ("name", "text"), [("r1", R1), ("qwen_math", QWEN_MATH), ("no", "What is {1} + 1?")]
+)
 def test_the_published_formats(tokenizer: Any, name: str, text: str) -> None:
     made = encoder(tokenizer, template=name)
     assert made.render(QUESTION) == text
     prompt = made.encode({"messages": QUESTION, "dataset": "d", "prompt_id": "d:0"})
     assert prompt is not None and tokenizer.decode(prompt.token_ids) == prompt.text == text
     # special tokens of the format are tokens, not their characters
-    assert (tokenizer.convert_tokens_to_ids("<|im_start|>") in prompt.token_ids) == (name == "qwen_math")
+    assert (tokenizer.convert_tokens_to_ids("<|im_start|>") in prompt.token_ids) == (
+        name == "qwen_math"
+    )
 
 
 @pytest.mark.parametrize("name", ["r1", "qwen_math", "no"])
 def test_a_system_message_takes_the_place_of_the_instruction(tokenizer: Any, name: str) -> None:
     text = encoder(tokenizer, template=name, system="Be brief.").render(QUESTION)
-    own = encoder(tokenizer, template=name).render([{"role": "system", "content": "Be brief."}, *QUESTION])
-    assert text == own and "Be brief." in text and "reasoning" not in text and "step by step" not in text
+    own = encoder(tokenizer, template=name).render(
+        [{"role": "system", "content": "Be brief."}, *QUESTION]
+    )
+    assert (
+        text == own
+        and "Be brief." in text
+        and "reasoning" not in text
+        and "step by step" not in text
+    )
 
 
 @pytest.mark.parametrize("name", ["r1", "qwen_math", "no"])
 def test_several_turns(tokenizer: Any, name: str) -> None:
     made = encoder(tokenizer, template=name)
-    turns = [*QUESTION, {"role": "assistant", "content": "ANSWER"}, {"role": "user", "content": "And more?"}]
+    turns = [
+        *QUESTION,
+        {"role": "assistant", "content": "ANSWER"},
+        {"role": "user", "content": "And more?"},
+    ]
     text = made.render(turns)
     assert text.startswith(made.render(QUESTION)) and text.count("ANSWER") == 1
     assert text.index("ANSWER") < text.index("And more?")
@@ -72,8 +89,13 @@ def test_a_file(tokenizer: Any, tmp_path: Path) -> None:
         "{% if enable_thinking is defined %}thinking {{ enable_thinking }}\n{% endif %}"
         "{% if add_generation_prompt %}assistant:{% endif %}"
     )
-    assert encoder(tokenizer, template=str(file)).render(QUESTION) == "user: What is {1} + 1?\nassistant:"
-    thinking = encoder(tokenizer, template=str(file), arguments={"enable_thinking": False}).render(QUESTION)
+    assert (
+        encoder(tokenizer, template=str(file)).render(QUESTION)
+        == "user: What is {1} + 1?\nassistant:"
+    )
+    thinking = encoder(tokenizer, template=str(file), arguments={"enable_thinking": False}).render(
+        QUESTION
+    )
     assert thinking == "user: What is {1} + 1?\nthinking False\nassistant:"
     file.write_text("{{ raise_exception('no system messages') }}")
     with pytest.raises(UsageError, match="cannot render messages of user: no system messages"):
@@ -88,20 +110,35 @@ def test_arguments_of_the_template(tokenizer: Any, tmp_path: Path) -> None:
         "{% set deep = deep | default(none) %}{{ say('effort') }} {{ deep | tojson }} {{ quote }} {{ thinking }}"
         "{% generation %}{{ messages[-1].content }}{% endgeneration %}"
     )
-    arguments = {"effort": 1e-05, "deep": {"a": [None, True, "é"]}, "quote": 'it\'s {{ "so" }}\n', "thinking": False}
+    arguments = {
+        "effort": 1e-05,
+        "deep": {"a": [None, True, "é"]},
+        "quote": 'it\'s {{ "so" }}\n',
+        "thinking": False,
+    }
     made = encoder(tokenizer, template=str(file), arguments=arguments)
     text = 'effort 1e-05 {"a": [null, true, "é"]} it\'s {{ "so" }}\n FalseWhat is {1} + 1?'
     assert made.render(QUESTION) == text
-    own = tokenizer_of_run(tokenizer, Wording(template=str(file), arguments=arguments, system="Be brief."))
+    own = tokenizer_of_run(
+        tokenizer, Wording(template=str(file), arguments=arguments, system="Be brief.")
+    )
     assert own.apply_chat_template(QUESTION, tokenize=False) == text
-    assert own.apply_chat_template(QUESTION, tokenize=False, thinking=True) == text.replace("False", "True")
+    assert own.apply_chat_template(QUESTION, tokenize=False, thinking=True) == text.replace(
+        "False", "True"
+    )
     several = copy.copy(tokenizer)
-    several.chat_template = {"default": "{{ effort }}", "tool_use": "{{ messages[0].role }}: {{ thinking }}"}
-    kept = tokenizer_of_run(several, Wording(arguments={"effort": 1, "thinking": True}, system="Be brief."))
+    several.chat_template = {
+        "default": "{{ effort }}",
+        "tool_use": "{{ messages[0].role }}: {{ thinking }}",
+    }
+    kept = tokenizer_of_run(
+        several, Wording(arguments={"effort": 1, "thinking": True}, system="Be brief.")
+    )
     assert kept.apply_chat_template(QUESTION, tokenize=False) == "1"
     assert kept.apply_chat_template(QUESTION, tools=[{}], tokenize=False) == "system: True"
     with pytest.raises(
-        UsageError, match=r"does not read thinkin, .* \(the template reads deep, effort, quote, thinking\)"
+        UsageError,
+        match=r"does not read thinkin, .* \(the template reads deep, effort, quote, thinking\)",
     ):
         encoder(tokenizer, template=str(file), arguments={"thinkin": True, "effort": 1})
 
@@ -118,7 +155,9 @@ def test_the_template_of_a_processor(tiny_model: Path, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["messages", "tools", "add_generation_prompt", "no name"])
 def test_what_is_no_argument(name: str) -> None:
-    with pytest.raises(ValueError, match=f"has '{name}', which is not an argument of a chat template"):
+    with pytest.raises(
+        ValueError, match=f"has '{name}', which is not an argument of a chat template"
+    ):
         check_arguments({name: True})
 
 
@@ -126,12 +165,21 @@ def test_contents_in_parts(tokenizer: Any) -> None:
     """A template gets the form that it renders, and the tokens are the same."""
     own = copy.copy(tokenizer)
     own.chat_template = tool_templates.PARTS
-    turns = [*QUESTION, {"role": "assistant", "content": ""}, {"role": "user", "content": "And <|im_end|>?"}]
+    turns = [
+        *QUESTION,
+        {"role": "assistant", "content": ""},
+        {"role": "user", "content": "And <|im_end|>?"},
+    ]
     text = encoder(tokenizer).render(turns)
     assert encoder(own).render(turns) == text and "What is {1} + 1?" in text
     assert encoder(own).turn_end == encoder(tokenizer).turn_end
     assert (
-        text_of([{"type": "text", "text": "What is "}, {"type": "text", "text": "{1} + 1?", "index": None}])
+        text_of(
+            [
+                {"type": "text", "text": "What is "},
+                {"type": "text", "text": "{1} + 1?", "index": None},
+            ]
+        )
         == (QUESTION[0]["content"])
     )
 
@@ -139,7 +187,10 @@ def test_contents_in_parts(tokenizer: Any) -> None:
 @pytest.mark.parametrize(
     ("content", "why"),
     [
-        ([{"type": "text", "text": "q"}, {"type": "image"}], "has parts of image, and only text is read here"),
+        (
+            [{"type": "text", "text": "q"}, {"type": "image"}],
+            "has parts of image, and only text is read here",
+        ),
         ([{"type": "text", "text": None}], "is a list, not text"),
         ([], "is a list, not text"),
         (["q"], "is a list, not text"),
@@ -181,18 +232,29 @@ def test_a_response_prefix_is_in_the_prompt(tokenizer: Any) -> None:
     made = encoder(tokenizer, response_prefix="<think>", system="s")
     prompt = made.encode({"messages": QUESTION, "dataset": "d", "prompt_id": "d:0"})
     assert prompt is not None and prompt.text.endswith("<|im_start|>assistant\n<think>")
-    assert prompt.response_prefix == "<think>" and prompt.token_ids[-1] == tokenizer.convert_tokens_to_ids("<think>")
-    assert encoder(tokenizer, template="r1", response_prefix=" <think>").render(QUESTION) == R1 + " <think>"
+    assert prompt.response_prefix == "<think>" and prompt.token_ids[
+        -1
+    ] == tokenizer.convert_tokens_to_ids("<think>")
+    assert (
+        encoder(tokenizer, template="r1", response_prefix=" <think>").render(QUESTION)
+        == R1 + " <think>"
+    )
 
 
 def test_long_prompts_are_cut_or_left_out(tokenizer: Any, caplog: pytest.LogCaptureFixture) -> None:
     rows = [
-        {"messages": [{"role": "user", "content": "x" * size}], "dataset": "d", "prompt_id": f"d:{size}"}
+        {
+            "messages": [{"role": "user", "content": "x" * size}],
+            "dataset": "d",
+            "prompt_id": f"d:{size}",
+        }
         for size in (5, 300)
     ]
     left_out = encoder(tokenizer, 100)
     assert [row["prompt_id"] for row in left_out.fitting(rows)] == ["d:5"]
-    assert left_out.encode(rows[1]) is None and left_out.fits(rows[0]) and not left_out.fits(rows[1])
+    assert (
+        left_out.encode(rows[1]) is None and left_out.fits(rows[0]) and not left_out.fits(rows[1])
+    )
     assert "1 of 2 training prompts left out: longer than 100 tokens" in caplog.text
     cut = encoder(tokenizer, 100, "left", response_prefix="<think>")
     assert len(cut.fitting(rows)) == 2 and cut.fits(rows[1])
@@ -214,7 +276,9 @@ def test_without_any_template() -> None:
 @pytest.mark.parametrize("template", ["r1", "qwen_math", "no", None])
 @pytest.mark.parametrize("system", [None, 'Say "why", then\n\\boxed{}. Grüße \U0001f600'])
 @pytest.mark.parametrize("prefix", ["", " <think>", "Let's\n<reasoning>"])
-def test_a_checkpoints_template_says_what_the_flags_said(tokenizer, template, system, prefix) -> None:
+def test_a_checkpoints_template_says_what_the_flags_said(
+    tokenizer, template, system, prefix
+) -> None:
     wording = Wording(system, template, prefix)
     during = PromptEncoder(tokenizer, wording=wording)
     kept = tokenizer_of_run(tokenizer, wording)
@@ -222,7 +286,11 @@ def test_a_checkpoints_template_says_what_the_flags_said(tokenizer, template, sy
     conversations = [
         [{"role": "user", "content": "2+2?"}],
         [{"role": "system", "content": "Own."}, {"role": "user", "content": "2+2?"}],
-        [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}, {"role": "user", "content": "c"}],
+        [
+            {"role": "user", "content": "a"},
+            {"role": "assistant", "content": "b"},
+            {"role": "user", "content": "c"},
+        ],
     ]
     for messages in conversations:
         asked = during.encode({"messages": messages, "prompt_id": "p", "dataset": "d"})
@@ -241,4 +309,7 @@ def test_a_templates_last_newline_stays(tokenizer) -> None:
     wording = Wording(response_prefix="<think>")
     messages = [{"role": "user", "content": "x"}]
     assert PromptEncoder(tokenizer, wording=wording).render(messages) == "x\nAnswer:\n<think>"
-    assert PromptEncoder(tokenizer_of_run(tokenizer, wording)).render(messages) == "x\nAnswer:\n<think>"
+    assert (
+        PromptEncoder(tokenizer_of_run(tokenizer, wording)).render(messages)
+        == "x\nAnswer:\n<think>"
+    )

@@ -27,7 +27,9 @@ def tokenizer() -> PreTrainedTokenizerFast:
     special = ["<unk>", "<|end|>", "<|user|>", "<|system|>", "<|assistant|>", "<bos>"]
     characters = [chr(code) for code in range(32, 127)] + ["\n"]
     backend = Tokenizer(
-        models.WordLevel({token: index for index, token in enumerate(special + characters)}, unk_token="<unk>")
+        models.WordLevel(
+            {token: index for index, token in enumerate(special + characters)}, unk_token="<unk>"
+        )
     )
     backend.pre_tokenizer = pre_tokenizers.Split(Regex("[\\s\\S]"), "isolated")
     backend.decoder = decoders.Fuse()
@@ -52,7 +54,16 @@ def row(content: str = "hello", **columns: Any) -> dict[str, Any]:
 
 @pytest.mark.parametrize(
     "word",
-    ["<|image_pad|>", "<image_soft_token>", "<|image|>", "<|patch|>", "[IMG]", "<image>", "<IMG_CONTEXT>", "<|video|>"],
+    [
+        "<|image_pad|>",
+        "<image_soft_token>",
+        "<|image|>",
+        "<|patch|>",
+        "[IMG]",
+        "<image>",
+        "<IMG_CONTEXT>",
+        "<|video|>",
+    ],
 )
 def test_a_word_for_a_part_of_an_image_is_text(tokenizer: Any, word: str) -> None:
     """In as many tokens as it has characters here; other special tokens of a message stay what they are."""
@@ -67,8 +78,14 @@ def test_a_word_for_a_part_of_an_image_is_text(tokenizer: Any, word: str) -> Non
     assert own(word, add_special_tokens=False)["input_ids"] == [placeholder]
     prompt = PromptEncoder(own, Wording(f"no {word}")).encode(row(f"What is {word}?<|end|>"))
     assert prompt is not None and placeholder not in prompt.token_ids
-    assert prompt.text == f"<|system|>no {word}<|end|>\n<|user|>What is {word}?<|end|><|end|>\n<|assistant|>"
-    assert own.decode(list(prompt.token_ids)) == prompt.text and prompt.token_ids.count(own.eos_token_id) == 3
+    assert (
+        prompt.text
+        == f"<|system|>no {word}<|end|>\n<|user|>What is {word}?<|end|><|end|>\n<|assistant|>"
+    )
+    assert (
+        own.decode(list(prompt.token_ids)) == prompt.text
+        and prompt.token_ids.count(own.eos_token_id) == 3
+    )
 
 
 def test_the_template_is_rendered_and_tokenised_once(tokenizer: Any) -> None:
@@ -77,7 +94,11 @@ def test_the_template_is_rendered_and_tokenised_once(tokenizer: Any) -> None:
     assert prompt.text == "<|system|>be kind<|end|>\n<|user|>hello<|end|>\n<|assistant|>"
     assert tokenizer.decode(list(prompt.token_ids)) == prompt.text
     assert tokenizer.bos_token_id not in prompt.token_ids
-    assert (prompt.prompt_id, prompt.dataset, dict(prompt.columns)) == ("set:0", "set", {"target": 5})
+    assert (prompt.prompt_id, prompt.dataset, dict(prompt.columns)) == (
+        "set:0",
+        "set",
+        {"target": 5},
+    )
     assert [message["role"] for message in prompt.messages] == ["system", "user"]
 
 
@@ -91,7 +112,9 @@ def test_a_rows_own_system_message_stays(tokenizer: Any) -> None:
     assert len(own["messages"]) == 2, "the row must not change"
 
 
-def test_prompts_over_max_length_are_left_out(tokenizer: Any, caplog: pytest.LogCaptureFixture) -> None:
+def test_prompts_over_max_length_are_left_out(
+    tokenizer: Any, caplog: pytest.LogCaptureFixture
+) -> None:
     unlimited = PromptEncoder(tokenizer, Wording("s"))
     exact = unlimited.encode(row("x" * 100))
     assert exact is not None
@@ -102,7 +125,10 @@ def test_prompts_over_max_length_are_left_out(tokenizer: Any, caplog: pytest.Log
     with caplog.at_level(logging.WARNING):
         kept = encoder.fitting(rows)
     assert kept == rows[:4]
-    assert f"2 of 6 training prompts left out: longer than {len(exact.token_ids)} tokens (--max_length" in caplog.text
+    assert (
+        f"2 of 6 training prompts left out: longer than {len(exact.token_ids)} tokens (--max_length"
+        in caplog.text
+    )
     with pytest.raises(UsageError, match="all 1 held-out prompts are longer"):
         encoder.fitting(rows[5:], "held-out")
 
@@ -123,9 +149,15 @@ def test_without_max_length_a_prompt_and_its_completion_fit_the_models_context(
     tiny_model: Path, tokenizer: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     def encoder(**flags: Any) -> PromptEncoder:
-        flags = {"model": str(tiny_model), "max_completion_length": 24, "reward_funcs": ["format"]} | flags
+        flags = {
+            "model": str(tiny_model),
+            "max_completion_length": 24,
+            "reward_funcs": ["format"],
+        } | flags
         args = RlhfArguments(rlhf_type="grpo", dataset=["none"], **flags)
-        return PromptEncoder(tokenizer, Wording.of(args), longest_prompt(args), args.truncation_strategy)
+        return PromptEncoder(
+            tokenizer, Wording.of(args), longest_prompt(args), args.truncation_strategy
+        )
 
     huge = row("x" * 120_000)
     assert encoder().fitting([row(), huge]) == [row()]
@@ -135,5 +167,8 @@ def test_without_max_length_a_prompt_and_its_completion_fit_the_models_context(
     assert encoder().fits(exact) and not encoder(max_completion_length=25).fits(exact)
     assert encoder(max_length=130_000).fits(huge)
     assert encoder(multi_turn_scheduler="any").fits(huge)  # cut to the context as it goes
-    with pytest.raises(UsageError, match="--max_completion_length 1024 leaves no room for a prompt: the model takes"):
+    with pytest.raises(
+        UsageError,
+        match="--max_completion_length 1024 leaves no room for a prompt: the model takes",
+    ):
         encoder(max_completion_length=1024)

@@ -102,7 +102,10 @@ def test_many_rows_take_some_tens_of_bytes_each(tmp_path: Path) -> None:
     line = json.dumps(row).encode() + b"\n"
     made = {"row": line, "size": 8, "turns": 1, "columns": '["messages"]'}
     blocks = [
-        block_of([made | {"name": str(n), "key": n % 150_000} for n in range(first, first + 50_000)], Drops())
+        block_of(
+            [made | {"name": str(n), "key": n % 150_000} for n in range(first, first + 50_000)],
+            Drops(),
+        )
         for first in range(0, count, 50_000)
     ]
     store = write_store(tmp_path / "store", blocks, lambda _rows, _drops: None)
@@ -116,7 +119,9 @@ def test_many_rows_take_some_tens_of_bytes_each(tmp_path: Path) -> None:
     held = set(out.column("key").tolist())
     assert len(held) == len(out) == 500 and held.isdisjoint(kept.column("key").tolist())
     assert len(kept) == count - sum(n % 150_000 in held for n in range(count))
-    assert [row["prompt_id"] for row in out] == sorted((f"data:{key}" for key in held), key=lambda one: int(one[5:]))
+    assert [row["prompt_id"] for row in out] == sorted(
+        (f"data:{key}" for key in held), key=lambda one: int(one[5:])
+    )
     assert peak_bytes(lambda: next(PromptSampler(count, 64))) < 20 * count
 
 
@@ -143,7 +148,9 @@ def told(rates: dict[int, float]) -> list[Outcome]:
     return [Outcome(row, 1, rate, rate, 0 < rate < 1, 0.1) for row, rate in rates.items()]
 
 
-def rounds_of(choices: Choices, numbers: Sequence[int], count: int, hears: Callable[[int], int]) -> list[list[int]]:
+def rounds_of(
+    choices: Choices, numbers: Sequence[int], count: int, hears: Callable[[int], int]
+) -> list[list[int]]:
     """What is chosen for these rounds, where `hears(number)` rounds are over when one is begun; pass rates follow."""
     found, heard = [], numbers[0] if numbers else 0
     chance = random.Random(1)
@@ -151,10 +158,14 @@ def rounds_of(choices: Choices, numbers: Sequence[int], count: int, hears: Calla
     for number in numbers:
         while heard < hears(number):
             places = range(heard * count, heard * count + count)
-            choices.hear(heard, told({choices.row(place): rates[choices.row(place)] for place in places}))
+            choices.hear(
+                heard, told({choices.row(place): rates[choices.row(place)] for place in places})
+            )
             heard += 1
         choices.choose(number * count + count, number)
-        found.append([choices.row(place) for place in range(number * count, number * count + count)])
+        found.append(
+            [choices.row(place) for place in range(number * count, number * count + count)]
+        )
     return found
 
 
@@ -179,7 +190,9 @@ def test_a_sampler_goes_on_where_it_was(name: str, stop: int) -> None:
 @pytest.mark.parametrize("name", ["difficulty", "replay_failures"])
 def test_what_a_round_begins_with_does_not_depend_on_the_time(name: str) -> None:
     """Six rounds ahead: whether the trainer was at its latest or at its earliest when they were begun."""
-    late = rounds_of(Choices(sampler(name), ahead=6), range(20), 4, lambda number: max(0, number - 6))
+    late = rounds_of(
+        Choices(sampler(name), ahead=6), range(20), 4, lambda number: max(0, number - 6)
+    )
     assert late == rounds_of(Choices(sampler(name), ahead=6), range(20), 4, lambda number: number)
     assert late != rounds_of(Choices(sampler(name)), range(20), 4, lambda number: number)
 
@@ -193,9 +206,9 @@ def test_difficulty_takes_rows_of_one_half_first_and_rests_them() -> None:
     assert seen.isdisjoint(first) and len(seen) == 32
     again = one.next(8)
     # Nearest to one half, and of those alike the first chosen.
-    assert again[:5] == [first[2], first[5], first[7], first[3], first[4]] and set(again[5:]).isdisjoint(
-        {*first, *seen}
-    )
+    assert again[:5] == [first[2], first[5], first[7], first[3], first[4]] and set(
+        again[5:]
+    ).isdisjoint({*first, *seen})
 
 
 def test_difficulty_keeps_only_what_may_come_again() -> None:
@@ -218,11 +231,15 @@ def test_a_few_rows_are_enough_for_every_sampler() -> None:
 def test_curriculum_goes_from_easy_to_hard_in_every_epoch() -> None:
     one = sampler("curriculum")
     assert [one.next(20), one.next(5)] == [[*range(19, -1, -1)], [19, 18, 17, 16, 15]]
-    alike = build_sampler("curriculum", [{"difficulty": number // 10} for number in range(20)], ARGS)
+    alike = build_sampler(
+        "curriculum", [{"difficulty": number // 10} for number in range(20)], ARGS
+    )
     epochs = [alike.next(20), alike.next(20)]
     assert [set(epoch[:10]) for epoch in epochs] == [{*range(10)}] * 2 and epochs[0] != epochs[1]
     for bad in ({}, {"difficulty": None}, {"difficulty": "hard"}, {"difficulty": "nan"}):
-        with pytest.raises(UsageError, match="curriculum: it needs a number in the column difficulty"):
+        with pytest.raises(
+            UsageError, match="curriculum: it needs a number in the column difficulty"
+        ):
             build_sampler("curriculum", [bad], ARGS)
 
 

@@ -34,7 +34,9 @@ def jsonl(path: Path, rows: list[dict[str, Any]] = ROWS) -> None:
 
 
 def solutions(*values: str, **flags: Any) -> list[str]:
-    return [row.get("solution") for row in load_rows(arguments(dataset=list(values), **flags)).train]
+    return [
+        row.get("solution") for row in load_rows(arguments(dataset=list(values), **flags)).train
+    ]
 
 
 ALL = ["0", "1", "2", "3", "4", "5"]
@@ -67,19 +69,30 @@ def test_folders_of_save_to_disk(tmp_path: Path) -> None:
 
     whole = datasets.Dataset.from_list(ROWS)
     whole.save_to_disk(str(tmp_path / "one"))
-    datasets.DatasetDict({"train": whole, "test": whole.select(range(2))}).save_to_disk(str(tmp_path / "splits"))
+    datasets.DatasetDict({"train": whole, "test": whole.select(range(2))}).save_to_disk(
+        str(tmp_path / "splits")
+    )
     assert solutions("one") == solutions("one/") == solutions(str(tmp_path / "splits")) == ALL
     assert len(solutions("one#9")) == 9
-    register_dataset(DatasetMeta(dataset_name="mine", dataset_path=str(tmp_path / "splits"), eval_split=["test"]))
+    register_dataset(
+        DatasetMeta(dataset_name="mine", dataset_path=str(tmp_path / "splits"), eval_split=["test"])
+    )
     data = load_rows(arguments(dataset=["mine"], evaluates=True))
     assert (len(data.train), len(data.eval)) == (6, 2)
-    register_dataset(DatasetMeta(dataset_name="other", dataset_path=str(tmp_path / "splits"), split=["validation"]))
+    register_dataset(
+        DatasetMeta(
+            dataset_name="other", dataset_path=str(tmp_path / "splits"), split=["validation"]
+        )
+    )
     with pytest.raises(UsageError, match=r"splits has no split validation: it has train, test"):
         solutions("other")
 
 
 def test_folders_of_files(tmp_path: Path) -> None:
-    configs = ("{config_name: main, default: true, data_files: a.jsonl}", "{config_name: hard, data_files: b.jsonl}")
+    configs = (
+        "{config_name: main, default: true, data_files: a.jsonl}",
+        "{config_name: hard, data_files: b.jsonl}",
+    )
     card = "---\nconfigs:\n- " + "\n- ".join(configs) + "\n---\n"
     jsonl(tmp_path / "repo" / "a.jsonl")
     jsonl(tmp_path / "repo" / "b.jsonl", ROWS[:2])
@@ -87,7 +100,9 @@ def test_folders_of_files(tmp_path: Path) -> None:
     assert solutions("repo") == solutions("repo:main") == solutions("./repo") == ALL
     assert solutions("repo:main/hard") == [*ALL, "0", "1"]
     assert len(solutions("repo:hard#7")) == 7
-    with pytest.raises(UsageError, match=r"repo \(subset soft, split train\): the folder cannot be read: .*soft"):
+    with pytest.raises(
+        UsageError, match=r"repo \(subset soft, split train\): the folder cannot be read: .*soft"
+    ):
         solutions("repo:soft")
     (tmp_path / "nothing").mkdir()
     with pytest.raises(UsageError, match=r"nothing .*the folder cannot be read"):
@@ -157,7 +172,11 @@ def test_subsets_of_a_loader(tmp_path: Path) -> None:
     meta = DatasetMeta(
         dataset_name="levels",
         loader=load,
-        subsets=["easy", SubsetDataset("hard", "h"), SubsetDataset("odd", "o", is_weak_subset=True)],
+        subsets=[
+            "easy",
+            SubsetDataset("hard", "h"),
+            SubsetDataset("odd", "o", is_weak_subset=True),
+        ],
         preprocess_func=WorkedPreprocessor(),
     )
     register_dataset(meta)
@@ -172,16 +191,28 @@ def test_a_preprocessor_may_be_any_function(tmp_path: Path) -> None:
     def shouted(row: dict[str, Any]) -> dict[str, Any] | None:
         if row["solution"] == "3":
             return None
-        return {"messages": [{"role": "user", "content": row["question"] * 2}], "solution": row["solution"]}
+        return {
+            "messages": [{"role": "user", "content": row["question"] * 2}],
+            "solution": row["solution"],
+        }
 
-    register_dataset(DatasetMeta(dataset_name="shouted", dataset_path="a.jsonl", preprocess_func=shouted))
+    register_dataset(
+        DatasetMeta(dataset_name="shouted", dataset_path="a.jsonl", preprocess_func=shouted)
+    )
     assert solutions("shouted") == ["0", "1", "2", "4", "5"]
 
 
 def test_files_that_register_datasets(tmp_path: Path) -> None:
-    jsonl(tmp_path / "sub" / "rows.jsonl", [{"stem": "q", "gold": "1", "talk": [{"who": "me", "says": "hello"}]}])
+    jsonl(
+        tmp_path / "sub" / "rows.jsonl",
+        [{"stem": "q", "gold": "1", "talk": [{"who": "me", "says": "hello"}]}],
+    )
     info = [
-        {"dataset_name": "renamed", "dataset_path": "rows.jsonl", "columns": {"stem": "query", "gold": "solution"}},
+        {
+            "dataset_name": "renamed",
+            "dataset_path": "rows.jsonl",
+            "columns": {"stem": "query", "gold": "solution"},
+        },
         {
             "dataset_name": "talks",
             "dataset_path": "rows.jsonl",
@@ -193,7 +224,10 @@ def test_files_that_register_datasets(tmp_path: Path) -> None:
         {
             "hf_dataset_id": "org/set",
             "split": ["train", "extra"],
-            "subsets": ["a", {"name": "b", "subset": "bb", "split": ["test"], "columns": {"x": "query"}}],
+            "subsets": [
+                "a",
+                {"name": "b", "subset": "bb", "split": ["test"], "columns": {"x": "query"}},
+            ],
         },
     ]
     (tmp_path / "sub" / "info.json").write_text(json.dumps(info))
@@ -204,7 +238,9 @@ def test_files_that_register_datasets(tmp_path: Path) -> None:
     (row,) = load_rows(arguments(dataset=["talks"])).train
     assert row["messages"] == [{"role": "user", "content": "hello"}]
     (source,) = open_sources(["hf::org/set:all"])
-    assert source.parts == (("a", ("train", "extra")), ("bb", ("test",))) and set(source.of_subset) == {"bb"}
+    assert source.parts == (("a", ("train", "extra")), ("bb", ("test",))) and set(
+        source.of_subset
+    ) == {"bb"}
 
 
 @pytest.mark.parametrize(
@@ -219,11 +255,16 @@ def test_files_that_register_datasets(tmp_path: Path) -> None:
         ('[{"dataset_path": 1}]', "entry 1: dataset_path is an int, not text"),
         ('[{"dataset_name": "x", "split": "train"}]', "entry 1: split is a str, not a list"),
         ('[{"dataset_name": "x", "columns": []}]', "entry 1: columns is a list, not an object"),
-        ('[{"dataset_name": "x", "subsets": [{"names": 1}]}]', "entry 1: a subset: unknown key names"),
+        (
+            '[{"dataset_name": "x", "subsets": [{"names": 1}]}]',
+            "entry 1: a subset: unknown key names",
+        ),
         ('[{"help": "x"}]', "entry 1: register_dataset: the DatasetMeta has no dataset_name"),
     ],
 )
-def test_bad_files_that_register_datasets(tmp_path: Path, content: str | None, message: str) -> None:
+def test_bad_files_that_register_datasets(
+    tmp_path: Path, content: str | None, message: str
+) -> None:
     if content is not None:
         (tmp_path / "info.json").write_bytes(content.encode("latin-1"))
     with pytest.raises(UsageError) as caught:

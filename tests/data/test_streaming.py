@@ -22,13 +22,17 @@ from swift_r1.rollout.prompts import StreamedPrompts
 from tests.data.test_builtin import arguments
 
 
-def streaming(dataset: list[str], first: int = 4, fits: Any = lambda row: True, **flags: Any) -> RowStream:
+def streaming(
+    dataset: list[str], first: int = 4, fits: Any = lambda row: True, **flags: Any
+) -> RowStream:
     given = {"streaming": True, "dataset_shuffle": True, "shuffle_buffer_size": 10} | flags
     return stream_of(arguments(dataset=dataset, **given), first, fits)
 
 
 def jsonl(path: Path, count: int) -> str:
-    path.write_text("".join(json.dumps({"question": f"{n}?", "solution": n}) + "\n" for n in range(count)))
+    path.write_text(
+        "".join(json.dumps({"question": f"{n}?", "solution": n}) + "\n" for n in range(count))
+    )
     return str(path)
 
 
@@ -97,14 +101,18 @@ def test_rows_move_far_in_the_buffer() -> None:
 def test_numbers_of_rows(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     files = [jsonl(tmp_path / "a.jsonl", 5), jsonl(tmp_path / "b.jsonl", 30)]
     with caplog.at_level(logging.INFO):
-        rows = list(islice(streaming([f"{files[0]}#12", f"{files[1]}#3"], dataset_shuffle=False), 15))
+        rows = list(
+            islice(streaming([f"{files[0]}#12", f"{files[1]}#3"], dataset_shuffle=False), 15)
+        )
     assert solutions(rows) == [*range(5), *range(5), 0, 1, 0, 1, 2]
     assert "dataset a has 5 rows, repeated to make 12" in caplog.text
     rows = list(islice(streaming([f"{files[0]}#12"]), 40))
     assert max(Counter(row["prompt_id"] for row in rows).values()) == 1
 
 
-def test_long_and_broken_rows_are_left_out_and_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_long_and_broken_rows_are_left_out_and_told(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     file = Path(jsonl(tmp_path / "a.jsonl", 10))
     file.write_text(file.read_text() + "{broken\n")
     rows = streaming([str(file)], fits=lambda row: row["solution"] % 2 == 0)
@@ -152,5 +160,7 @@ def test_held_out_rows(tmp_path: Path) -> None:
     assert sorted(solutions(data.eval)) == list(range(8))
     with pytest.raises(UsageError, match="give --val_dataset"):
         load_rows(arguments(dataset=[train], evaluates=True, streaming=True))
-    data = load_rows(arguments(dataset=["countdown#50"], evaluates=True, eval_limit=4, streaming=True))
+    data = load_rows(
+        arguments(dataset=["countdown#50"], evaluates=True, eval_limit=4, streaming=True)
+    )
     assert len(data.eval) == 4 and data.eval[0]["prompt_id"] == "countdown/eval:0"

@@ -12,13 +12,30 @@ from swift_r1.flags import RlhfArguments, parse_arguments
 from swift_r1.flags.evaluation import EvalArguments
 from swift_r1.flags.rlhf import CheckArguments
 
-TRAIN = ["--rlhf_type", "grpo", "--model", "m", "--dataset", "d", "--reward_funcs", "a", "--num_generations", "2"]
+TRAIN = [
+    "--rlhf_type",
+    "grpo",
+    "--model",
+    "m",
+    "--dataset",
+    "d",
+    "--reward_funcs",
+    "a",
+    "--num_generations",
+    "2",
+]
 TRAIN += ["--per_device_train_batch_size", "2"]
-COMMANDS = [(RlhfArguments, TRAIN), (CheckArguments, []), (EvalArguments, ["--model", "m", "--benchmarks", "math500"])]
+COMMANDS = [
+    (RlhfArguments, TRAIN),
+    (CheckArguments, []),
+    (EvalArguments, ["--model", "m", "--benchmarks", "math500"]),
+]
 
 
 @pytest.mark.parametrize(("command", "words"), COMMANDS)
-def test_files_and_newlines(command: type, words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_files_and_newlines(
+    command: type, words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def system(*more: str) -> tuple[str | None, str]:
         args = parse_arguments(command, [*words, *more], {})
         return args.system, args.response_prefix
@@ -26,13 +43,22 @@ def test_files_and_newlines(command: type, words: list[str], tmp_path: Path, mon
     monkeypatch.chdir(tmp_path)
     Path("prompt.txt").write_bytes("\ufeffThink.\nKeep \\n as it is. Grüße\n".encode())
     assert system("--system", "prompt.txt") == ("Think.\nKeep \\n as it is. Grüße\n", "")
-    assert system("--system", r"one\ntwo", "--response_prefix", r"<think>\n") == ("one\ntwo", "<think>\n")
+    assert system("--system", r"one\ntwo", "--response_prefix", r"<think>\n") == (
+        "one\ntwo",
+        "<think>\n",
+    )
     lines = 'Show it in <think> </think>, then:\nFor example:\n<think>\\n... </think>\n#### 42 \\boxed{}"'
     assert system("--system", lines) == (lines.replace("\\n", "\n"), "")
     assert system("--system", "\nAction Input:\n- a\n--b c") == ("\nAction Input:\n- a\n--b c", "")
-    assert system("--system", "about notes.txt here") == ("about notes.txt here", "") and system() == (None, "")
+    assert system("--system", "about notes.txt here") == (
+        "about notes.txt here",
+        "",
+    ) and system() == (None, "")
     Path("latin.txt").write_bytes(b"a\xff")
-    for name, cause in (("gone.txt", "No such file or directory .*path of a file"), ("latin.txt", "not UTF-8 at byte")):
+    for name, cause in (
+        ("gone.txt", "No such file or directory .*path of a file"),
+        ("latin.txt", "not UTF-8 at byte"),
+    ):
         with pytest.raises(UsageError, match=f"--system {name}: {cause}") as caught:
             system("--system", name)
         assert len(caught.value.faults) == 1

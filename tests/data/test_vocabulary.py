@@ -14,15 +14,25 @@ def byte_level():
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
     alphabet = pre_tokenizers.ByteLevel.alphabet()
-    tokenizer.train_from_iterator([TEXT[:12]] * 9, trainers.BpeTrainer(vocab_size=265, initial_alphabet=alphabet))
+    tokenizer.train_from_iterator(
+        [TEXT[:12]] * 9, trainers.BpeTrainer(vocab_size=265, initial_alphabet=alphabet)
+    )
     return tokenizer
 
 
 def byte_fallback():
     """As Llama 2's: bytes for unknown characters, `▁` for spaces."""
-    tokens = ["<unk>", *(f"<0x{byte:02X}>" for byte in range(256)), "\u2581", *"Höhe:3*4=12,grßals", "\u2581="]
+    tokens = [
+        "<unk>",
+        *(f"<0x{byte:02X}>" for byte in range(256)),
+        "\u2581",
+        *"Höhe:3*4=12,grßals",
+        "\u2581=",
+    ]
     vocabulary = {token: number for number, token in enumerate(dict.fromkeys(tokens))}
-    tokenizer = Tokenizer(models.BPE(vocabulary, [("\u2581", "=")], unk_token="<unk>", byte_fallback=True))
+    tokenizer = Tokenizer(
+        models.BPE(vocabulary, [("\u2581", "=")], unk_token="<unk>", byte_fallback=True)
+    )
     tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="never", split=False)
     parts = [decoders.Replace("\u2581", " "), decoders.ByteFallback(), decoders.Fuse()]
     tokenizer.decoder = decoders.Sequence(parts)

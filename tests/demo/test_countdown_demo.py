@@ -48,7 +48,10 @@ def test_split_is_disjoint_solvable_and_fixed() -> None:
     training, held_out = task.split()
     assert (len(training), len(held_out)) == (1185, 128)
     assert not set(training) & set(held_out)
-    assert all(list(p.nums) == sorted(p.nums) and p.target in task.candidates(p.nums).values() for p in held_out)
+    assert all(
+        list(p.nums) == sorted(p.nums) and p.target in task.candidates(p.nums).values()
+        for p in held_out
+    )
     task.split.cache_clear()
     assert task.split() == (training, held_out)
 
@@ -86,7 +89,10 @@ def test_tokenizer_gives_back_the_exact_text(folder: Path) -> None:
     assert tokenizer.decode(ids) == TRACE
     assert tokenizer.decode([*ids, tokenizer.eos_token_id], skip_special_tokens=True) == TRACE
     messages = [{"role": "user", "content": "4 6 5>29"}]
-    assert tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True) == "4 6 5>29\n"
+    assert (
+        tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+        == "4 6 5>29\n"
+    )
     assert tokenizer.decode(tokenizer("4 6 5>29\n")["input_ids"]) == "4 6 5>29\n"
     assert tokenizer.unk_token_id not in tokenizer(TRACE + "4 6 5>29\n")["input_ids"]
 
@@ -115,15 +121,21 @@ def test_plugin_rows_and_reward() -> None:
 
     meta = find_dataset("countdown_mini")
     rows = {
-        split: [meta.preprocess_func(row) for row in meta.loader(split=split, seed=3)] for split in ("train", "eval")
+        split: [meta.preprocess_func(row) for row in meta.loader(split=split, seed=3)]
+        for split in ("train", "eval")
     }
-    problems = {split: {(*sorted(row["nums"]), row["target"]) for row in part} for split, part in rows.items()}
+    problems = {
+        split: {(*sorted(row["nums"]), row["target"]) for row in part}
+        for split, part in rows.items()
+    }
     assert (len(problems["train"]), len(problems["eval"])) == (1185, 128)
     assert not problems["train"] & problems["eval"]
     row = rows["eval"][0]
     assert row["messages"] == [{"role": "user", "content": task.prompt(row["nums"], row["target"])}]
     reward = orms["countdown"]()
-    assert reward([TRACE, TRACE, "4*6+5"], nums=[[4, 6, 5], [4, 6, 5], [4, 6, 5]], target=[29, 30, 29]) == [
+    assert reward(
+        [TRACE, TRACE, "4*6+5"], nums=[[4, 6, 5], [4, 6, 5], [4, 6, 5]], target=[29, 30, 29]
+    ) == [
         1.0,
         0.0,
         0.0,
@@ -160,5 +172,7 @@ def test_warm_start_repeats_itself_and_learns() -> None:
 @pytest.mark.parametrize(
     ("steps", "a_round", "every"), [(6, 1, 9), (48, 1, 9), (96, 2, 19), (12, 2, 19), (500, 1, 100)]
 )
-def test_a_short_demo_is_evaluated_before_and_after_alone(steps: int, a_round: int, every: int) -> None:
+def test_a_short_demo_is_evaluated_before_and_after_alone(
+    steps: int, a_round: int, every: int
+) -> None:
     assert eval_every(steps, a_round) == every

@@ -24,7 +24,9 @@ def test_updates_raise_what_was_rewarded(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr(minimal_grpo, "MICRO_BATCH", 3)
     model = tiny_model.make_model(0)
     policy = minimal_grpo.Policy(model)
-    samples = minimal_grpo.Sampler(model, tiny_model.make_tokenizer(), 0).sample(task.split()[0][:2], 4)
+    samples = minimal_grpo.Sampler(model, tiny_model.make_tokenizer(), 0).sample(
+        task.split()[0][:2], 4
+    )
     advantages = torch.tensor([1.0, -1.0] * 4)
 
     def advantage_weighted() -> float:
@@ -45,7 +47,12 @@ def test_it_learns_the_demos_task(tmp_path: Path) -> None:
     def run(*words: str | Path) -> str:
         environment = os.environ | {"GOMP_SPINCOUNT": "10000"}
         return subprocess.run(
-            [sys.executable, *map(str, words)], env=environment, capture_output=True, text=True, timeout=900, check=True
+            [sys.executable, *map(str, words)],
+            env=environment,
+            capture_output=True,
+            text=True,
+            timeout=900,
+            check=True,
         ).stdout
 
     run(EXAMPLES / "countdown_demo/warm_start.py", "--output_dir", tmp_path)

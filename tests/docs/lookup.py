@@ -49,8 +49,18 @@ def filled(command: Shown) -> tuple[str, ...]:
     if "..." not in command.words or command.words[1] != "rlhf":
         return words
     given = {word.lstrip("-").partition("=")[0] for word in words}
-    stock = STOCK | ({} if given & {*_SERVERS} or "use_vllm" not in given else {_SERVERS[0]: ["127.0.0.1"]})
-    return (*words, *(word for flag, values in stock.items() if flag not in given for word in (f"--{flag}", *values)))
+    stock = STOCK | (
+        {} if given & {*_SERVERS} or "use_vllm" not in given else {_SERVERS[0]: ["127.0.0.1"]}
+    )
+    return (
+        *words,
+        *(
+            word
+            for flag, values in stock.items()
+            if flag not in given
+            for word in (f"--{flag}", *values)
+        ),
+    )
 
 
 def look_up(command: Shown) -> None:
@@ -68,13 +78,18 @@ def look_up(command: Shown) -> None:
             }
             parse_arguments(ReplayArguments, flags, {}, recorded=recorded)
         case ["swift", "estimate", *flags]:
-            assert {word[2:] for word in flags if word.startswith("--")} <= spellings(EstimateArguments).keys()
+            assert {word[2:] for word in flags if word.startswith("--")} <= spellings(
+                EstimateArguments
+            ).keys()
         case ["swift", name, *_]:
             parse_arguments(COMMANDS[name], filled(command), command.environ)
         case ["make", *rest]:
-            subprocess.run(["make", "-n", *rest], cwd=ROOT, check=True, capture_output=True, timeout=60)
+            subprocess.run(
+                ["make", "-n", *rest], cwd=ROOT, check=True, capture_output=True, timeout=60
+            )
         case ["python" | "python3" | "python3.11", "-m", "pip", *_]:
-            pass  # looked for in this process, it takes setuptools' distutils away, which the import of vLLM needs
+            # looked for in this process, it takes setuptools' distutils away, which the import of vLLM needs
+            pass
         case ["python" | "python3" | "python3.11", "-m", module, *_]:
             assert find_spec(module), module
         case ["python" | "python3", script, *flags]:
@@ -103,5 +118,10 @@ def _requirements(words: list[str]) -> None:
     for flag, value in pairwise(words):
         if flag in ("-r", "-c"):
             assert (ROOT / value).is_file(), value
-    for extra in {name for word in words for names in re.findall(r"\[([\w,-]+)\]", word) for name in names.split(",")}:
+    for extra in {
+        name
+        for word in words
+        for names in re.findall(r"\[([\w,-]+)\]", word)
+        for name in names.split(",")
+    }:
         assert re.search(rf"\b{extra}\b", setup), extra

@@ -12,8 +12,25 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 VARIABLES = (
-    *("NPROC_PER_NODE", "NNODES", "NODE_RANK", "MASTER_ADDR", "MASTER_PORT", "CUDA_VISIBLE_DEVICES", "SWIFT_API_KEY"),
-    *("SWIFT_HUB_TOKEN", "SWIFT_R1_STEPS", "SWIFT_R1_FAULTS", "SEED", "WAY", "OUTPUT", "MODEL", "DEMO_ARGS"),
+    *(
+        "NPROC_PER_NODE",
+        "NNODES",
+        "NODE_RANK",
+        "MASTER_ADDR",
+        "MASTER_PORT",
+        "CUDA_VISIBLE_DEVICES",
+        "SWIFT_API_KEY",
+    ),
+    *(
+        "SWIFT_HUB_TOKEN",
+        "SWIFT_R1_STEPS",
+        "SWIFT_R1_FAULTS",
+        "SEED",
+        "WAY",
+        "OUTPUT",
+        "MODEL",
+        "DEMO_ARGS",
+    ),
 )
 # Nothing that a page names is run: each command prints its words and variables instead. What bash does itself it does.
 _PRELUDE = (
@@ -25,7 +42,9 @@ source() { said source "$@"; }
 cd() { said cd "$@"; }
 """
 )
-_FENCE = re.compile(r"^(?P<indent> *)```(?P<language>\w*)\n(?P<text>.*?)^(?P=indent)```$", re.MULTILINE | re.DOTALL)
+_FENCE = re.compile(
+    r"^(?P<indent> *)```(?P<language>\w*)\n(?P<text>.*?)^(?P=indent)```$", re.MULTILINE | re.DOTALL
+)
 _COMMAND = re.compile(
     r"(?:[A-Z_0-9]+=\S* +)*(swift|make|python|pip|curl|pytest|npm|git|sudo|examples/|scripts/|\.ci/)\b"
 )
@@ -56,9 +75,12 @@ class Shown:
 def pages() -> list[str]:
     """The Markdown files of the repository, but of the tracker's templates."""
     listed = subprocess.check_output(
-        ["git", "-C", ROOT, "ls-files", "--cached", "--others", "--exclude-standard", "*.md"], text=True
+        ["git", "-C", ROOT, "ls-files", "--cached", "--others", "--exclude-standard", "*.md"],
+        text=True,
     )
-    return [name for name in listed.splitlines() if not name.startswith(".") and (ROOT / name).exists()]
+    return [
+        name for name in listed.splitlines() if not name.startswith(".") and (ROOT / name).exists()
+    ]
 
 
 @cache
@@ -79,7 +101,9 @@ def files(page: str) -> dict[str, str]:
     found = {}
     for fence in fences(page):
         above = " ".join(lines[max(fence.line - 3, 0) : fence.line - 1])
-        if named := re.match(r"# ([\w.-]+\.py)\b", fence.text) or re.search(r"`([\w.-]+\.\w+)`: *$", above):
+        if named := re.match(r"# ([\w.-]+\.py)\b", fence.text) or re.search(
+            r"`([\w.-]+\.\w+)`: *$", above
+        ):
             found[named[1]] = fence.text
         elif fence.language == "json" and page.startswith("docs/from-"):
             found["rows.jsonl"] = fence.text * 16
@@ -91,7 +115,9 @@ def _indented(page: str, text: str) -> Iterator[Fence]:
     block: list[str] = []
     before, listed = "", False
     for number, line in enumerate([*text.splitlines(), ""], 1):
-        if line.startswith("    ") and (block or (not listed and (not before or before.startswith("#")))):
+        if line.startswith("    ") and (
+            block or (not listed and (not before or before.startswith("#")))
+        ):
             block.append(line[4:])
         elif block:
             language = "bash" if _COMMAND.match(block[0]) else ""

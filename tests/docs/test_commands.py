@@ -32,16 +32,25 @@ from tests.ms_swift.scripts import ScriptCommand
 from tests.ms_swift.test_scripts import hub, run_commands  # noqa: F401  a fixture
 
 SHELLS = ("bash", "sh", "shell", "console")
-READ = {"json": json.loads, "yaml": yaml.safe_load, "jsonl": lambda text: [json.loads(x) for x in text.splitlines()]}
+READ = {
+    "json": json.loads,
+    "yaml": yaml.safe_load,
+    "jsonl": lambda text: [json.loads(x) for x in text.splitlines()],
+}
 RUN = "v0-20261122-120000"
 ROWS = {
     "rows.jsonl": [{"question": f"What is {n} + 1?", "solution": str(n + 1)} for n in range(16)],
-    "numbers.jsonl": [{"query": "Guess my number from 1 to 9.", "secret": n % 9 + 1} for n in range(16)],
+    "numbers.jsonl": [
+        {"query": "Guess my number from 1 to 9.", "secret": n % 9 + 1} for n in range(16)
+    ],
     "sums.jsonl": [{"question": f"What is {n} + {n}?", "total": str(2 * n)} for n in range(16)],
     "problems.jsonl": [
         {
             "question": "Read n, print n + 1.",
-            "verification_info": {"language": "python", "test_cases": [{"input": f"{n}", "output": f"{n + 1}"}]},
+            "verification_info": {
+                "language": "python",
+                "test_cases": [{"input": f"{n}", "output": f"{n + 1}"}],
+            },
         }
         for n in range(16)
     ],
@@ -66,7 +75,9 @@ WITH_COMMANDS = [page for page in pages() if shell_blocks(page)]
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return save_tiny_model(tmp_path_factory.mktemp("models") / "tiny", kind="qwen2", max_position_embeddings=4096)
+    return save_tiny_model(
+        tmp_path_factory.mktemp("models") / "tiny", kind="qwen2", max_position_embeddings=4096
+    )
 
 
 @pytest.fixture
@@ -90,14 +101,24 @@ def folder(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path
     for name, (page, language, number) in FROM_PAGES.items():
         shown = [fence.text for fence in fences(page) if fence.language == language]
         (tmp_path / name).write_text(shown[number])
-    flags = {"rlhf_type": "grpo", "model": "M", "dataset": "countdown#16", "external_plugins": "plugins/countdown.py"}
+    flags = {
+        "rlhf_type": "grpo",
+        "model": "M",
+        "dataset": "countdown#16",
+        "external_plugins": "plugins/countdown.py",
+    }
     flags |= {"reward_funcs": ["external_countdown", "format"], "per_device_train_batch_size": 8}
     (tmp_path / "grpo.yaml").write_text(yaml.safe_dump(flags | {"max_completion_length": 2048}))
     run = yaml.safe_load((ROOT / "examples/smollm2_countdown/run.yaml").read_text())
-    run |= {"ssh": {"hosts": ["gen1", "gen2"]}, "kubernetes": {"image": "swift-r1", "claim": "runs"}}
+    run |= {
+        "ssh": {"hosts": ["gen1", "gen2"]},
+        "kubernetes": {"image": "swift-r1", "claim": "runs"},
+    }
     (tmp_path / "run.yaml").write_text(yaml.safe_dump(run))
     (tmp_path / "config.yaml").write_text(yaml.safe_dump(flags))
-    (tmp_path / "sweep.yaml").write_text(yaml.safe_dump({"grid": {"learning_rate": [3e-5, 3e-4]}, "flags": flags}))
+    (tmp_path / "sweep.yaml").write_text(
+        yaml.safe_dump({"grid": {"learning_rate": [3e-5, 3e-4]}, "flags": flags})
+    )
     (tmp_path / "servers.txt").write_text("http://127.0.0.1:8000\n")
     monkeypatch.chdir(tmp_path)
     return tmp_path
@@ -111,13 +132,18 @@ def test_every_command_is_known(page: str) -> None:
 
 def test_no_reason_is_left_over() -> None:
     words = {
-        word for page in WITH_COMMANDS for command in shown_on(page) for word in (*command.words, *command.environ)
+        word
+        for page in WITH_COMMANDS
+        for command in shown_on(page)
+        for word in (*command.words, *command.environ)
     }
     assert RESOLVED_TRAININGS.keys() - words == set()
 
 
 @pytest.mark.parametrize("page", WITH_COMMANDS)
-def test_commands(page: str, folder: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
+def test_commands(
+    page: str, folder: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
     """One after another, as a reader would type them, with the page's files in each folder; a training leaves a run."""
     write_files(page)
     for command in shown_on(page):
@@ -149,13 +175,17 @@ def run(command: Shown, capfd: pytest.CaptureFixture[str]) -> None:
 
 
 @pytest.fixture(scope="module")
-def named_server(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str], ServerProcess]]:
+def named_server(
+    model: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Callable[[str], ServerProcess]]:
     """`named_server(name)` serves the tiny model as `name`."""
     running: dict[str, ServerProcess] = {}
 
     def serve(name: str) -> ServerProcess:
         if name not in running:
-            running[name] = start_tiny_server(tmp_path_factory.mktemp("server"), model, served_model_name=name)
+            running[name] = start_tiny_server(
+                tmp_path_factory.mktemp("server"), model, served_model_name=name
+            )
             wait_until_serving(running[name])
         return running[name]
 
@@ -164,7 +194,9 @@ def named_server(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Itera
         server.stop()
 
 
-@pytest.mark.parametrize("page", [p for p in WITH_COMMANDS if any(c.words[0] == "curl" for c in shown_on(p))])
+@pytest.mark.parametrize(
+    "page", [p for p in WITH_COMMANDS if any(c.words[0] == "curl" for c in shown_on(p))]
+)
 def test_a_server_answers(page: str, named_server: Callable[[str], ServerProcess]) -> None:
     """The server is the one that the page has started last; a request gets at most 8 tokens."""
     name = "models/smollm2-135m"
@@ -213,13 +245,19 @@ def test_a_training_runs(
         monkeypatch.chdir(written.words[2])
         write_files(command.page)
         words = [sys.executable, "-m", "swift_r1", *command.words[1:]]
-        for flag, value in (("--model", str(model)), ("--max_steps", "2"), ("--max_completion_length", "16")):
+        for flag, value in (
+            ("--model", str(model)),
+            ("--max_steps", "2"),
+            ("--max_completion_length", "16"),
+        ):
             if flag in words:
                 words[words.index(flag) + 1] = value
             else:
                 words += (flag, value)
         environ = {**os.environ, "PYTHONPATH": str(ROOT)}
-        done = subprocess.run(words, env=environ, capture_output=True, text=True, timeout=900, check=False)
+        done = subprocess.run(
+            words, env=environ, capture_output=True, text=True, timeout=900, check=False
+        )
         assert done.returncode == 0, done.stderr
         return
     words = [str(model) if re.match("(Qwen|Skywork)/", word) else word for word in filled(command)]
@@ -232,7 +270,9 @@ def test_a_training_runs(
     run_commands(called, folder, model, hub, folder / "results")
 
 
-OTHERS = [fence for page in pages() for fence in fences(page) if fence.language in ("python", *READ)]
+OTHERS = [
+    fence for page in pages() for fence in fences(page) if fence.language in ("python", *READ)
+]
 
 
 def test_the_run_file_on_the_page_is_read(folder: Path) -> None:
@@ -261,5 +301,7 @@ def _parsed(text: str) -> ast.Module:
         return ast.parse(text)
     except SyntaxError:
         lines = textwrap.indent(textwrap.dedent(text), "        ")
-        start = "        if True:\n            pass\n" if re.match(r"\s*(elif|else)\b", text) else ""
+        start = (
+            "        if True:\n            pass\n" if re.match(r"\s*(elif|else)\b", text) else ""
+        )
         return ast.parse(f"class _:\n    def _():\n{start}{lines}")

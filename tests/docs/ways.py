@@ -17,7 +17,9 @@ class Way(Enum):
     RESOLVED = "its flags, files and targets are looked up, and it is not run"
 
 
-RUNS = frozenset({"check", "why", "report", "estimate", "plugins", "examples", "init", "doctor", "merge-lora"})
+RUNS = frozenset(
+    {"check", "why", "report", "estimate", "plugins", "examples", "init", "doctor", "merge-lora"}
+)
 """Commands of `swift` that load no model, or a tiny one, and end by themselves."""
 DRY = frozenset({"launch", "sweep"})
 """Those that a dry run, which goes as far as starting something, stands for."""
@@ -48,7 +50,9 @@ NOT_RUN = {
     "ssh-keygen": "files of a release",
 }
 
-SHELL = frozenset({"cat", "cd", "cp", "grep", "head", "ls", "mkdir", "mv", "od", "sleep", "source", "tar", "tr"})
+SHELL = frozenset(
+    {"cat", "cd", "cp", "grep", "head", "ls", "mkdir", "mv", "od", "sleep", "source", "tar", "tr"}
+)
 """Tools of the shell, on files of the reader's."""
 
 RESOLVED_TRAININGS = {

@@ -60,7 +60,12 @@ def rlhf(tmp_path: Path) -> Callable[..., Run]:
             "output_dir": tmp_path / "run",
             "add_version": "false",
         }
-        words = [word for name, value in (defaults | flags).items() if value != [] for word in _flag(name, value)]
+        words = [
+            word
+            for name, value in (defaults | flags).items()
+            if value != []
+            for word in _flag(name, value)
+        ]
         words = ["-m", "swift_r1", "rlhf", "--model", str(model), *words]
         environ = {"NPROC_PER_NODE": str(processes), "OMP_NUM_THREADS": "1"}
         if cold:
@@ -80,8 +85,14 @@ def rlhf(tmp_path: Path) -> Callable[..., Run]:
         if (finished.folder / "logging.jsonl").is_file():
             new = unknown({key for line in finished.lines("logging.jsonl") for key in line})
             assert not new, f"no entry of swift_r1/record/glossary says what {new} are"
-            written = [path.relative_to(finished.folder) for path in finished.folder.rglob("*") if path.is_file()]
-            assert not undescribed([str(path) for path in written]), "no entry of swift_r1/lab/runs/catalogue.py"
+            written = [
+                path.relative_to(finished.folder)
+                for path in finished.folder.rglob("*")
+                if path.is_file()
+            ]
+            assert not undescribed([str(path) for path in written]), (
+                "no entry of swift_r1/lab/runs/catalogue.py"
+            )
         return finished
 
     return run
@@ -89,4 +100,7 @@ def rlhf(tmp_path: Path) -> Callable[..., Run]:
 
 def _flag(name: str, value: Any) -> list[str]:
     values = value if isinstance(value, list) else [value]
-    return [f"--{name}", *(json.dumps(item) if isinstance(item, dict) else str(item) for item in values)]
+    return [
+        f"--{name}",
+        *(json.dumps(item) if isinstance(item, dict) else str(item) for item in values),
+    ]

@@ -74,4 +74,6 @@ def same(split, **kwargs):
     return [{"query": f"count from {number % 4}", "response": ""} for number in range(400)]
 
 
-register_dataset(DatasetMeta(dataset_name="same", preprocess_func=ResponsePreprocessor(), loader=same))
+register_dataset(
+    DatasetMeta(dataset_name="same", preprocess_func=ResponsePreprocessor(), loader=same)
+)

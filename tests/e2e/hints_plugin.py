@@ -6,7 +6,9 @@ from swift.dataset import DatasetMeta, ResponsePreprocessor, register_dataset
 class Preprocess(ResponsePreprocessor):
     def preprocess(self, row):
         row["query"] = f"count from {row['start']}"
-        row["teacher_prompt"] = f"count from {row['start']}: {row['start']} {row['start'] + 1} {row['start'] + 2}"
+        row["teacher_prompt"] = (
+            f"count from {row['start']}: {row['start']} {row['start'] + 1} {row['start'] + 2}"
+        )
         row["subject"] = "even" if row["start"] % 2 == 0 else "odd"
         return super().preprocess(row)
 

@@ -66,7 +66,13 @@ class LiveRun:
         said: what it has printed to stderr so far.
     """
 
-    def __init__(self, words: list[str], processes: int = 1, temporary: Path | None = None, cold: bool = False) -> None:
+    def __init__(
+        self,
+        words: list[str],
+        processes: int = 1,
+        temporary: Path | None = None,
+        cold: bool = False,
+    ) -> None:
         environ = {"NPROC_PER_NODE": str(processes), "OMP_NUM_THREADS": "1"}
         if temporary is not None:
             environ["TMPDIR"] = str(temporary)
@@ -82,7 +88,9 @@ class LiveRun:
                 start_new_session=True,
             )
         else:
-            self.process = forks.start(words, environ=environ, stdout=forks.DEVNULL, stderr=forks.PIPE)
+            self.process = forks.start(
+                words, environ=environ, stdout=forks.DEVNULL, stderr=forks.PIPE
+            )
         self.said = ""
         self.traces = Traces(self.process.pid)
 
@@ -111,7 +119,10 @@ class LiveRun:
 
 
 def train_to_the_end(
-    words: list[str], at_step: Callable[[int], None] = never, processes: int = 1, within_s: float = 600
+    words: list[str],
+    at_step: Callable[[int], None] = never,
+    processes: int = 1,
+    within_s: float = 600,
 ) -> str:
     """A run that ends well, unless `at_step` raises; returns what it said."""
     run = LiveRun(words, processes)
@@ -150,10 +161,16 @@ class Traces:
             with contextlib.suppress(psutil.Error):  # it has ended
                 self.processes |= set(one.children(recursive=True))
             with contextlib.suppress(psutil.Error, OSError):
-                self.ports |= {link.laddr.port for link in one.net_connections("inet") if link.status == "LISTEN"}
+                self.ports |= {
+                    link.laddr.port
+                    for link in one.net_connections("inet")
+                    if link.status == "LISTEN"
+                }
                 maps = Path(f"/proc/{one.pid}/maps").read_text()
                 files = [os.readlink(link) for link in Path(f"/proc/{one.pid}/fd").iterdir()]
-                self.shared |= set(re.findall(r"/dev/shm/\S+", maps)) | {f for f in files if f.startswith("/dev/shm/")}
+                self.shared |= set(re.findall(r"/dev/shm/\S+", maps)) | {
+                    f for f in files if f.startswith("/dev/shm/")
+                }
         return living(self.processes)
 
     def left(self, within_s: float = 20.0) -> list[str]:
@@ -179,7 +196,11 @@ def _words(process: psutil.Process) -> list[str]:
 
 def _listens(port: int) -> bool:
     """Whether a process that the tests have started listens there: others of this machine may have taken it since."""
-    links = [link for link in psutil.net_connections("inet") if link.status == "LISTEN" and link.laddr.port == port]
+    links = [
+        link
+        for link in psutil.net_connections("inet")
+        if link.status == "LISTEN" and link.laddr.port == port
+    ]
     return any(link.pid is None or _is_ours(link.pid) for link in links)
 
 
@@ -207,4 +228,6 @@ def what_was_learned(folder: Path) -> list[list[Any]]:
 def check_every_prompt_once(folder: Path, rounds: int, prompts: int = 4) -> None:
     """Ids are run/round/place."""
     places = Counter(tuple(row["request_id"].split("/")[1:]) for row in rows_of(folder))
-    assert places == {(str(one), str(place)): GROUP for one in range(rounds) for place in range(prompts)}
+    assert places == {
+        (str(one), str(place)): GROUP for one in range(rounds) for place in range(prompts)
+    }

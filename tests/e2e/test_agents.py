@@ -30,46 +30,85 @@ def write_rows(path: Path, count: int = 40, **more: Any) -> Path:
 def train(rlhf: Callable[..., Any], tiny_model: Path, tmp_path: Path) -> Callable[..., Any]:
     def run(more: dict[str, Any] | None = None, processes: int = 1, **flags: Any) -> Any:
         data = write_rows(tmp_path / "rows.jsonl", **(more or {}))
-        own = {"external_plugins": PLUGIN, "dataset": data, "reward_funcs": "seen", "max_completion_length": 8}
+        own = {
+            "external_plugins": PLUGIN,
+            "dataset": data,
+            "reward_funcs": "seen",
+            "max_completion_length": 8,
+        }
         return rlhf(tiny_model, processes, **own | flags)
 
     return run
 
 
 def test_embedded(train: Callable[..., Any]) -> None:
-    more = {"eval_steps": 2, "eval_limit": 2, "split_dataset_ratio": 0.1, "advantage_per": "turn", "log_tokens": "all"}
+    more = {
+        "eval_steps": 2,
+        "eval_limit": 2,
+        "split_dataset_ratio": 0.1,
+        "advantage_per": "turn",
+        "log_tokens": "all",
+    }
     run = train(agent="counts", max_steps=2, learning_rate=1e-2, **more)
     assert run.code == 0
     rows = run.lines("completions.jsonl")
     assert len(rows) == 16 and all(row["turns"] == 2 and "sequences" not in row for row in rows)
     for row in rows:
-        assert [one["role"] for one in row["messages"]] == ["user", "assistant", "user", "assistant"]
+        assert [one["role"] for one in row["messages"]] == [
+            "user",
+            "assistant",
+            "user",
+            "assistant",
+        ]
         assert row["messages"][2]["content"] == "more" and row["tool_calls"] == []
         assert row["reward"] == pytest.approx(row["rewards/agent_reward"] + 0.02)
     for line in run.steps:
-        assert line["rollout/logp_diff"] < LOGP_NOISE and line["agent/failed"] == 0 and line["agent/calls/new"] == 8
+        assert (
+            line["rollout/logp_diff"] < LOGP_NOISE
+            and line["agent/failed"] == 0
+            and line["agent/calls/new"] == 8
+        )
         assert line["multi_turn/mean_turns"] == 2 and 0 < line["multi_turn/trained_tokens"] < 1
         recorded = read_table(run.folder / "tokens" / f"step-{line['step']:06}.parquet").to_pylist()
         for one in recorded:
             assert [value != 0 for value in one["rollout_logps"]] == one["written"]
-            assert all(written or not value for written, value in zip(one["written"], one["advantages"], strict=True))
+            assert all(
+                written or not value
+                for written, value in zip(one["written"], one["advantages"], strict=True)
+            )
         per_turn = [{value for value in one["advantages"] if value} for one in recorded]
         assert max(map(len, per_turn)) == 2
     assert all(row["turns"] == 2 for row in run.lines("eval_completions.jsonl"))
 
 
 def test_two_ranks_with_episodes_of_several_sequences(train: Callable[..., Any]) -> None:
-    parallel = {"deepspeed": "zero3", "per_device_train_batch_size": 4, "kl_in_reward": "true", "beta": 0.1}
-    run = train(agent="branches", max_steps=1, processes=2, log_entropy="true", log_tokens="all", **parallel)
+    parallel = {
+        "deepspeed": "zero3",
+        "per_device_train_batch_size": 4,
+        "kl_in_reward": "true",
+        "beta": 0.1,
+    }
+    run = train(
+        agent="branches", max_steps=1, processes=2, log_entropy="true", log_tokens="all", **parallel
+    )
     assert run.code == 0
     rows, [line] = run.lines("completions.jsonl"), run.steps
-    assert len(rows) == 8 and all(row["sequences"] == row["turns"] == 3 and row["entropy"] > 0 for row in rows)
-    assert line["rollout/logp_diff"] < LOGP_NOISE and line["agent/sequences"] == 3 and line["kl_penalty"] == 0
+    assert len(rows) == 8 and all(
+        row["sequences"] == row["turns"] == 3 and row["entropy"] > 0 for row in rows
+    )
+    assert (
+        line["rollout/logp_diff"] < LOGP_NOISE
+        and line["agent/sequences"] == 3
+        and line["kl_penalty"] == 0
+    )
     for row in rows:
         assert {one[0]["content"] for one in row["other_messages"]} == {"left", "right"}
         assert row["messages"][0]["content"] == "both"
     recorded = read_table(run.folder / "tokens" / "step-000001.parquet").to_pylist()
-    assert Counter((one["request_id"], one["number"], one["sequence"]) for one in recorded).total() == 24
+    assert (
+        Counter((one["request_id"], one["number"], one["sequence"]) for one in recorded).total()
+        == 24
+    )
     advantages = {(row["request_id"], row["number"]): row["advantage"] for row in rows}
     for one in recorded:
         wanted = advantages[one["request_id"], one["number"]]
@@ -80,23 +119,37 @@ def test_a_round_of_failed_episodes_ends_the_run(train: Callable[..., Any]) -> N
     command = f"""{sys.executable} -c 'import json, sys; json.loads(sys.stdin.readline()); sys.exit("no shop")'"""
     run = train(agent_command=command, max_steps=1, reward_funcs=[])
     assert run.code == 5
-    assert "all 8 episodes of the round failed, the first one: exit: exit code 1 (no shop)" in run.errors
+    assert (
+        "all 8 episodes of the round failed, the first one: exit: exit code 1 (no shop)"
+        in run.errors
+    )
 
 
 def test_episodes_that_give_no_reward_end_the_run(train: Callable[..., Any]) -> None:
     run = train({"how": "returns nothing"}, agent="misbehaves", max_steps=2, reward_funcs=[])
     assert run.code == 5
-    assert "all 8 episodes of the round failed, the first one: result: it returned 'null'" in run.errors
+    assert (
+        "all 8 episodes of the round failed, the first one: result: it returned 'null'"
+        in run.errors
+    )
 
 
 def test_failed_episodes_are_counted_and_have_no_part(train: Callable[..., Any]) -> None:
     """Nor do they count as invalid rewards, of which there may be none."""
-    run = train({"how": "mixed"}, agent="misbehaves", max_steps=2, reward_funcs="digits", max_invalid_reward_ratio=0)
+    run = train(
+        {"how": "mixed"},
+        agent="misbehaves",
+        max_steps=2,
+        reward_funcs="digits",
+        max_invalid_reward_ratio=0,
+    )
     assert run.code == 0
     for row in run.lines("completions.jsonl"):
         kind = ["exception", "silent", None, None][row["number"]]
         if kind is None:
-            assert row["reward"] == pytest.approx(row["rewards/digits"] + 0.5) and "failure" not in row
+            assert (
+                row["reward"] == pytest.approx(row["rewards/digits"] + 0.5) and "failure" not in row
+            )
         else:
             assert row["failure"].startswith(f"{kind}:") and row["rewards/digits"] is None
             assert row["reward"] is None and row["advantage"] == 0
@@ -104,7 +157,10 @@ def test_failed_episodes_are_counted_and_have_no_part(train: Callable[..., Any])
     for line in run.steps:
         assert line["agent/failed"] == 4 and line["agent/exception"] == line["agent/silent"] == 2
         assert line["rewards/digits/invalid"] == 0
-    assert "2 of 8 episodes have no reward: exception: ConnectionError: the shop is closed" in run.errors
+    assert (
+        "2 of 8 episodes have no reward: exception: ConnectionError: the shop is closed"
+        in run.errors
+    )
 
 
 KILLED = [pytest.param(6, 4), pytest.param(50, 4, marks=pytest.mark.long)]
@@ -119,7 +175,8 @@ def test_a_killed_server_loses_no_episode(
     def play(name: str) -> Path:
         progress, data = tmp_path / f"{name}.progress", tmp_path / f"data of {name}" / "rows.jsonl"
         data.parent.mkdir()
-        write_rows(data, prompts, progress=str(progress))  # prompts, and so seeds, are named after the file
+        # prompts, and so seeds, are named after the file
+        write_rows(data, prompts, progress=str(progress))
         flags = {
             "external_plugins": PLUGIN,
             "dataset": data,
@@ -152,7 +209,9 @@ def test_a_killed_server_loses_no_episode(
     folder = play("killed")
     rows = [json.loads(line) for line in (folder / "completions.jsonl").read_text().splitlines()]
     places = Counter((*row["request_id"].split("/")[1:], row["number"]) for row in rows)
-    assert places == {(str(n), str(p), i): 1 for n in range(2) for p in range(prompts) for i in range(group)}
+    assert places == {
+        (str(n), str(p), i): 1 for n in range(2) for p in range(prompts) for i in range(group)
+    }
     assert all(row["turns"] == 2 and "failure" not in row for row in rows)
     steps = [json.loads(line) for line in (folder / "logging.jsonl").read_text().splitlines()]
     assert max(line["rollout/logp_diff"] for line in steps if "loss" in line) < LOGP_NOISE
@@ -181,18 +240,29 @@ def test_ahead_of_the_trainer(train: Callable[..., Any], tiny_server: Any) -> No
             {"agent_command": "no-such-program x"},
             "--agent_command: there is no program no-such-program that can be run",
         ),
-        ({"agent_command": PLUGIN}, "agents_plugin.py is not executable: chmod +x, or name what runs it"),
+        (
+            {"agent_command": PLUGIN},
+            "agents_plugin.py is not executable: chmod +x, or name what runs it",
+        ),
         ({"agent_command": "python 'x"}, "--agent_command No closing quotation"),
-        ({"agent": "counts", "agent_command": "true"}, "give either --agent_command or --agent, not both"),
+        (
+            {"agent": "counts", "agent_command": "true"},
+            "give either --agent_command or --agent, not both",
+        ),
         (
             {"agent": "counts", "multi_turn_scheduler": "math_tip_trick"},
             "--multi_turn_scheduler does not go with --agent",
         ),
         ({"agent": "counts", "num_generations": 1}, "--num_generations 1 makes every advantage 0"),
-        ({"agent_timeout": 3}, "--agent_timeout has no effect without --agent, --agent_command or --env"),
+        (
+            {"agent_timeout": 3},
+            "--agent_timeout has no effect without --agent, --agent_command or --env",
+        ),
     ],
 )
-def test_what_cannot_work_is_said_at_the_start(train: Callable[..., Any], flags: dict[str, Any], fault: str) -> None:
+def test_what_cannot_work_is_said_at_the_start(
+    train: Callable[..., Any], flags: dict[str, Any], fault: str
+) -> None:
     run = train(max_steps=1, **flags)
     assert run.code == 2 and fault in run.errors
 
@@ -204,17 +274,33 @@ def test_what_cannot_work_is_said_at_the_start(train: Callable[..., Any], flags:
         {"dynamic_sample": "true", "max_resample_times": 1, "reward_funcs": []},
         {"completion_length_limit_scope": "total", "max_turns": 1},
         {"use_vllm": "true", "advantage_per": "turn"},
-        {"agent": "branches", "use_vllm": "true", "deepspeed": "zero3", "per_device_train_batch_size": 4},
-        {"agent": "branches", "share_prompt": "true", "num_iterations": 2, "steps_per_generation": 2, "save_steps": 1},
+        {
+            "agent": "branches",
+            "use_vllm": "true",
+            "deepspeed": "zero3",
+            "per_device_train_batch_size": 4,
+        },
+        {
+            "agent": "branches",
+            "share_prompt": "true",
+            "num_iterations": 2,
+            "steps_per_generation": 2,
+            "save_steps": 1,
+        },
     ],
     ids=["dynamic_sample", "limits", "vllm", "vllm-two-ranks", "several-updates"],
 )
 def test_other_ways_to_run_agents(
-    train: Callable[..., Any], rollout_server: Callable[..., str], tiny_model: Path, flags: dict[str, Any]
+    train: Callable[..., Any],
+    rollout_server: Callable[..., str],
+    tiny_model: Path,
+    flags: dict[str, Any],
 ) -> None:
     if "use_vllm" in flags:
         flags = flags | {"vllm_server_base_url": rollout_server(tiny_model, torch_dtype="float32")}
-    run = train(max_steps=3, processes=2 if "deepspeed" in flags else 1, **{"agent": "counts"} | flags)
+    run = train(
+        max_steps=3, processes=2 if "deepspeed" in flags else 1, **{"agent": "counts"} | flags
+    )
     assert run.code == 0 and len(run.steps) == 3
     assert all(line["rollout/logp_diff"] < LOGP_NOISE for line in run.steps)
     assert all(line["agent/failed"] == 0 for line in run.steps)

@@ -36,12 +36,17 @@ def test_flags_of_the_loss_and_its_inputs(rlhf, tiny_model):
     steps = run.steps
     assert [line["ref_model_synced"] for line in steps] == [0, 1, 0, 1]
     # The reference is the policy again after steps 2 and 4, and was it at the start.
-    assert steps[0]["kl"] == pytest.approx(0, abs=1e-6) and steps[2]["kl"] == pytest.approx(0, abs=1e-6)
+    assert steps[0]["kl"] == pytest.approx(0, abs=1e-6) and steps[2]["kl"] == pytest.approx(
+        0, abs=1e-6
+    )
     assert steps[1]["kl"] > 1e-5 and steps[1]["kl_penalty"] != 0
     assert steps[0]["kl_penalty"] == pytest.approx(0, abs=1e-6)
     for line in steps:
         assert line["entropy/threshold"] > 0
-        assert line["rollout/weight"] == pytest.approx(1, abs=1e-3) and line["rollout/weight_over_threshold"] == 0
+        assert (
+            line["rollout/weight"] == pytest.approx(1, abs=1e-3)
+            and line["rollout/weight_over_threshold"] == 0
+        )
         assert line["rollout/logp_diff"] < 1e-3
     assert_resampling_adds_up(run, prompts_per_round=2, most=4)
 
@@ -96,15 +101,21 @@ def assert_resampling_adds_up(run, prompts_per_round, most):
         assert silent == line["dynamic_sample/kept_without_signal"]
         assert line["dynamic_sample/resampled"] <= most
         if silent:
-            assert line["dynamic_sample/resampled"] >= most / prompts_per_round, "given up only at the cap"
+            assert line["dynamic_sample/resampled"] >= most / prompts_per_round, (
+                "given up only at the cap"
+            )
         assert line["reward"] == pytest.approx(sum(row["reward"] for row in own) / len(own))
     assert any(line["dynamic_sample/resampled"] for line in run.steps)
 
 
 def test_experts_answers_are_learned_and_a_resumed_run_learns_the_same(rlhf, tiny_model, tmp_path):
     """CHORD beside FIPO over several optimizer steps of a round; killed in the middle of one."""
-    rows = [{"query": f"count from {number}", "response": f"{number} then more"} for number in range(7)]
-    (tmp_path / "experts.jsonl").write_text("".join(json.dumps(row) + "\n" for row in [*rows, {"query": "none"}]))
+    rows = [
+        {"query": f"count from {number}", "response": f"{number} then more"} for number in range(7)
+    ]
+    (tmp_path / "experts.jsonl").write_text(
+        "".join(json.dumps(row) + "\n" for row in [*rows, {"query": "none"}])
+    )
     flags = {
         "max_steps": 6,
         "save_steps": 3,
@@ -123,7 +134,9 @@ def test_experts_answers_are_learned_and_a_resumed_run_learns_the_same(rlhf, tin
     run = rlhf(tiny_model, **flags)
     assert run.code == 0 and "1 of 8 rows left out" in run.errors and "no answer" in run.errors
     steps = run.steps
-    assert [line["chord/mu"] for line in steps] == pytest.approx([0, 0.8, 0.697487, 0.45, 0.202513, 0.1], abs=1e-5)
+    assert [line["chord/mu"] for line in steps] == pytest.approx(
+        [0, 0.8, 0.697487, 0.45, 0.202513, 0.1], abs=1e-5
+    )
     assert "chord/nll" not in steps[0] and steps[5]["chord/nll"] < steps[1]["chord/nll"] - 0.1
     assert steps[0]["fipo/influence_weight"] == 1 and steps[1]["fipo/influence_weight"] != 1
 
@@ -140,12 +153,19 @@ def test_experts_answers_are_learned_and_a_resumed_run_learns_the_same(rlhf, tin
 def test_groups_of_real(rlhf, tiny_model):
     """In the first step of a round the policy has not moved, and the loss is known: log(1 + p) + log(1 + n)."""
     run = rlhf(
-        tiny_model, max_steps=4, learning_rate=3e-3, num_iterations=2, loss_type="real", advantage_estimator="rloo"
+        tiny_model,
+        max_steps=4,
+        learning_rate=3e-3,
+        num_iterations=2,
+        loss_type="real",
+        advantage_estimator="rloo",
     )
     assert run.code == 0
     first = [row for row in run.lines("completions.jsonl") if row["step"] == 1]
     groups = [[row["advantage"] for row in first[start : start + 4]] for start in range(0, 8, 4)]
-    expected = sum(math.log1p(labels.count(1)) + math.log1p(labels.count(-1)) for labels in groups) / 2
+    expected = (
+        sum(math.log1p(labels.count(1)) + math.log1p(labels.count(-1)) for labels in groups) / 2
+    )
     assert expected > 0 and {label for labels in groups for label in labels} <= {-1, 0, 1}
     assert run.steps[0]["loss"] == pytest.approx(expected, rel=1e-5)
     assert run.steps[1]["loss"] < run.steps[0]["loss"]

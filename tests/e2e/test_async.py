@@ -65,14 +65,26 @@ def check_spans_and_events(folder: Path) -> None:
         for name in ("wait", "train", "sync"):
             assert {row["step"] for row in lanes[rank] if row["name"] == name} >= set(range(1, 9))
         assert [row["step"] for row in lanes[rank] if row["name"] == "evaluate"] == [4, 8]
-    ahead = [row for number in range(3) for row in lanes[f"rollout-ahead-{number}"] if row["name"] == "generate"]
+    ahead = [
+        row
+        for number in range(3)
+        for row in lanes[f"rollout-ahead-{number}"]
+        if row["name"] == "generate"
+    ]
     assert sorted(row["step"] for row in ahead) == list(range(1, 9))
-    first = {row["step"]: row["start"] for row in reversed(lanes["rank-0"]) if row["name"] == "wait"}
+    first = {
+        row["step"]: row["start"] for row in reversed(lanes["rank-0"]) if row["name"] == "wait"
+    }
     assert any(row["start"] < first[row["step"]] for row in ahead)
     events = read_json_lines(folder / "events.jsonl")
     kinds = [event["kind"] for event in events]
     lost, back = kinds.index("server_lost"), kinds.index("server_restored")
-    assert kinds[0] == "started" and kinds[-1] == "ended" and lost < back and kinds.count("evaluated") == 2
+    assert (
+        kinds[0] == "started"
+        and kinds[-1] == "ended"
+        and lost < back
+        and kinds.count("evaluated") == 2
+    )
     away = (events[lost]["time"], events[back]["time"])
     assert not [row for row in lanes["server-0"] if away[0] < row["start"] < away[1]]
 
@@ -89,7 +101,16 @@ def test_rounds_come_at_most_k_behind_and_a_killed_server_loses_none(
 
     folder = tmp_path / "run"
     settings = {"deepspeed": "zero2", "eval_steps": 4, "eval_limit": 2, "num_generations_eval": 1}
-    said = train(tiny_model, tiny_server.url, folder, kill, processes=2, max_steps=8, max_staleness=2, **settings)
+    said = train(
+        tiny_model,
+        tiny_server.url,
+        folder,
+        kill,
+        processes=2,
+        max_steps=8,
+        max_staleness=2,
+        **settings,
+    )
     check_every_prompt_once(folder, 8, prompts=2 * PROMPTS)
     assert "was started again and holds weight version" in said
     check_spans_and_events(folder)
@@ -99,9 +120,13 @@ def test_rounds_come_at_most_k_behind_and_a_killed_server_loses_none(
     assert all(step["rollout/staleness/mean"] <= step["rollout/staleness/max"] for step in steps)
     # Only older weights, and what differs between kernels, make the ratio to the engine's log-probs another one than 1.
     assert abs(steps[0]["ratio"] - 1) < 1e-3
-    evaluated = [json.loads(line) for line in (folder / "eval_completions.jsonl").read_text().splitlines()]
+    evaluated = [
+        json.loads(line) for line in (folder / "eval_completions.jsonl").read_text().splitlines()
+    ]
     published = {row["step"]: row["weight_version"] for row in evaluated}
-    assert sorted(published) == [4, 8] and all(row["weight_version"] == published[row["step"]] for row in evaluated)
+    assert sorted(published) == [4, 8] and all(
+        row["weight_version"] == published[row["step"]] for row in evaluated
+    )
 
 
 @pytest.mark.long
@@ -110,7 +135,11 @@ def test_rounds_come_at_most_k_behind_and_a_killed_server_loses_none(
     "more",
     [
         {"dynamic_sample": "true", "max_resample_times": 2},
-        {"num_iterations": 2, "steps_per_generation": 2, "rollout_importance_sampling_mode": "token_truncate"},
+        {
+            "num_iterations": 2,
+            "steps_per_generation": 2,
+            "rollout_importance_sampling_mode": "token_truncate",
+        },
     ],
     ids=["dynamic sampling", "decoupled"],
 )
@@ -136,7 +165,11 @@ def test_vllm_killed_while_rounds_are_ahead(
 def test_several_turns_ahead(tiny_model: Path, killable_vllm: Any, tmp_path: Path) -> None:
     folder = tmp_path / "run"
     more = {"multi_turn_scheduler": "again", "max_turns": 2, "eval_steps": 3, "eval_limit": 2}
-    more |= {"external_plugins": PLUGIN.with_name("turns_plugin.py"), "dataset": "starts", "reward_funcs": "seen"}
+    more |= {
+        "external_plugins": PLUGIN.with_name("turns_plugin.py"),
+        "dataset": "starts",
+        "reward_funcs": "seen",
+    }
     train(tiny_model, killable_vllm.url, folder, max_steps=6, **more)
     assert max(step["rollout/staleness/max"] for step in steps_of(folder)) <= 1
     check_every_prompt_once(folder, 6)
@@ -144,7 +177,9 @@ def test_several_turns_ahead(tiny_model: Path, killable_vllm: Any, tmp_path: Pat
 
 @pytest.mark.long
 @pytest.mark.timeout(SOAK_S)
-def test_soak_ahead_with_random_kills_of_server_and_trainer(tiny_model: Path, tiny_server: Any, tmp_path: Path) -> None:
+def test_soak_ahead_with_random_kills_of_server_and_trainer(
+    tiny_model: Path, tiny_server: Any, tmp_path: Path
+) -> None:
     """Two rounds ahead: as many prompts, in the same order, as without a kill; none too old."""
     steps, rng, folder = STEPS, random.Random(5), tmp_path / "run"
     kills: list[tuple[int, str]] = []
@@ -164,7 +199,15 @@ def test_soak_ahead_with_random_kills_of_server_and_trainer(tiny_model: Path, ti
     more = {"max_steps": steps, "max_staleness": 2, "save_steps": 4, "save_total_limit": 2}
     while True:
         try:
-            train(tiny_model, tiny_server.url, folder, at_step, within_s=SOAK_S, resume_from_checkpoint="last", **more)
+            train(
+                tiny_model,
+                tiny_server.url,
+                folder,
+                at_step,
+                within_s=SOAK_S,
+                resume_from_checkpoint="last",
+                **more,
+            )
             break
         except Killed:
             pass

@@ -28,7 +28,10 @@ import calculator_model  # noqa: E402
 
 TOOL = {
     "type": "function",
-    "function": {"name": "calculate", "parameters": {"type": "object", "properties": {"expression": {}}}},
+    "function": {
+        "name": "calculate",
+        "parameters": {"type": "object", "properties": {"expression": {}}},
+    },
 }
 
 
@@ -37,7 +40,9 @@ def drawn(split: str, count: int, seed: int = 0) -> list[arithmetic.Problem]:
 
 
 def test_no_held_out_product_is_in_training() -> None:
-    training, held_out = ({tuple(sorted((p.left, p.right))) for p in drawn(one, 5000)} for one in ("train", "eval"))
+    training, held_out = (
+        {tuple(sorted((p.left, p.right))) for p in drawn(one, 5000)} for one in ("train", "eval")
+    )
     assert len(training) > 2000 and len(held_out) > 300 and not training & held_out
     for problem in drawn("eval", 100):
         assert problem.answer == problem.left * problem.right + int(f"{problem.way}{problem.other}")
@@ -56,7 +61,9 @@ def test_what_the_model_is_taught_is_not_how_to_solve() -> None:
     assert 0.02 < right / 3000 < 0.07
 
 
-@pytest.mark.parametrize("expression", ["1+2+3", "12", "", "2**9", "__import__('os')", "9" * 13 + "*2", "3*-4", "1/2"])
+@pytest.mark.parametrize(
+    "expression", ["1+2+3", "12", "", "2**9", "__import__('os')", "9" * 13 + "*2", "3*-4", "1/2"]
+)
 def test_the_calculator_takes_two_numbers_alone(expression: str) -> None:
     assert arithmetic.calculated("-37 * 58") == -2146
     with pytest.raises(ValueError, match="give two whole numbers"):
@@ -70,12 +77,20 @@ def test_traces_are_what_the_chat_template_renders() -> None:
         pieces = list(calculator_model.turns(problem, random.Random(number), tokenizer.eos_token))
         messages: list[dict[str, Any]] = [{"role": "user", "content": problem.question}]
         for one in expressions:
-            call = {"type": "function", "function": {"name": "calculate", "arguments": {"expression": one}}}
+            call = {
+                "type": "function",
+                "function": {"name": "calculate", "arguments": {"expression": one}},
+            }
             messages.append({"role": "assistant", "content": "", "tool_calls": [call]})
-            messages.append({"role": "tool", "name": "calculate", "content": str(arithmetic.calculated(one))})
+            messages.append(
+                {"role": "tool", "name": "calculate", "content": str(arithmetic.calculated(one))}
+            )
         messages.append({"role": "assistant", "content": answer})
         text = "".join(text for text, _ in pieces)
-        assert tokenizer.apply_chat_template(messages, [TOOL], tokenize=False) == text + tokenizer.eos_token
+        assert (
+            tokenizer.apply_chat_template(messages, [TOOL], tokenize=False)
+            == text + tokenizer.eos_token
+        )
         apart = [token for text, _ in pieces for token in tokenizer(text)["input_ids"]]
         assert tokenizer(text)["input_ids"] == apart and tokenizer.unk_token_id not in apart
 
@@ -95,25 +110,39 @@ def words_of(script: str, way: str, tmp_path: Path) -> list[str]:
     write = "os.write(1, (json.dumps(sys.argv[1:]) + '\\n').encode())"
     recorder.write_text(f"#!{sys.executable}\nimport json, os, sys\n{write}\n")
     recorder.chmod(0o755)
-    environ = os.environ | {"PATH": f"{recorder.parent}:{os.environ['PATH']}", "WAY": way, "MODEL": str(tmp_path)}
-    done = subprocess.run([EXAMPLE / script], env=environ, capture_output=True, text=True, timeout=60, check=True)
-    (words,) = (words for line in done.stdout.splitlines() if (words := json.loads(line))[0] == "rlhf")
+    environ = os.environ | {
+        "PATH": f"{recorder.parent}:{os.environ['PATH']}",
+        "WAY": way,
+        "MODEL": str(tmp_path),
+    }
+    done = subprocess.run(
+        [EXAMPLE / script], env=environ, capture_output=True, text=True, timeout=60, check=True
+    )
+    (words,) = (
+        words for line in done.stdout.splitlines() if (words := json.loads(line))[0] == "rlhf"
+    )
     return words[1:]
 
 
 @pytest.mark.parametrize(
-    ("script", "way"), [("run.sh", "tools"), ("run.sh", "agent"), ("run.sh", "command"), ("smollm2.sh", "")]
+    ("script", "way"),
+    [("run.sh", "tools"), ("run.sh", "agent"), ("run.sh", "command"), ("smollm2.sh", "")],
 )
-def test_scripts_pass_swift_check(script: str, way: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_scripts_pass_swift_check(
+    script: str, way: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(REPO)
     monkeypatch.setenv(
         "PATH", f"{Path(sys.executable).parent}:{os.environ['PATH']}"
     )  # the command is `python agent.py`
     args = parse_arguments(CheckArguments, words_of(script, way, tmp_path), {})
     report = run_checks(replace(args, model="", reward_num_workers=1, num_rows=2))
-    assert report.ok, report.faults + [problem for one in report.rewards for problem in one.problems]
+    assert report.ok, report.faults + [
+        problem for one in report.rewards for problem in one.problems
+    ]
     assert all(one.rows == 2 for one in report.datasets)
-    assert bool(report.rewards) == (way not in ("agent", "command"))  # an episode's reward is its agent's
+    # an episode's reward is its agent's
+    assert bool(report.rewards) == (way not in ("agent", "command"))
 
 
 @pytest.mark.parametrize("way", ["tools", "agent"])
@@ -126,10 +155,20 @@ def test_two_steps(rlhf: Callable[..., Any], model: Path, way: str, tmp_path: Pa
             values.append(word)
     del flags["model"], flags["output_dir"]
     flags["external_plugins"] = [str(REPO / one) for one in flags["external_plugins"]]
-    sizes = {"max_steps": 2, "eval_steps": 2, "per_device_train_batch_size": 16, "gradient_accumulation_steps": 1}
-    run = rlhf(model, **flags | sizes | {"num_generations": 8, "eval_limit": 2, "max_completion_length": 10})
+    sizes = {
+        "max_steps": 2,
+        "eval_steps": 2,
+        "per_device_train_batch_size": 16,
+        "gradient_accumulation_steps": 1,
+    }
+    run = rlhf(
+        model,
+        **flags | sizes | {"num_generations": 8, "eval_limit": 2, "max_completion_length": 10},
+    )
     assert run.code == 0 and len(run.steps) == 2
     rows = run.lines("eval_completions.jsonl")
     assert {row["step"] for row in rows} == {0, 2}
     assert all(row["prompt"].endswith(f"{row['problem']}\n") for row in rows)
-    assert {row["reward"] for row in rows} <= {0.0, 1.0} and all("failure" not in row for row in rows)
+    assert {row["reward"] for row in rows} <= {0.0, 1.0} and all(
+        "failure" not in row for row in rows
+    )

@@ -37,7 +37,11 @@ class Run(LiveRun):
 
     def engines(self) -> list[psutil.Process]:
         """The servers beside the ranks that run now."""
-        return [one for one in self.traces.look() if "swift_r1.serving.server" in " ".join(one.cmdline())]
+        return [
+            one
+            for one in self.traces.look()
+            if "swift_r1.serving.server" in " ".join(one.cmdline())
+        ]
 
     def all_gone(self) -> None:
         print(self.said)
@@ -109,7 +113,9 @@ def test_a_killed_run_leaves_no_engine_behind(start: Callable[..., Run], process
 
 
 @pytest.mark.timeout(SOAK_S)
-def test_soak_with_random_kills_of_engine_and_run(start: Callable[..., Run], tmp_path: Path) -> None:
+def test_soak_with_random_kills_of_engine_and_run(
+    start: Callable[..., Run], tmp_path: Path
+) -> None:
     """As many prompts as without a kill, the trainer's weights in every round, and it learns."""
     steps, rng, folder = STEPS, random.Random(6), tmp_path / "run"
     kills: list[tuple[int, str]] = []
@@ -145,11 +151,27 @@ def test_soak_with_random_kills_of_engine_and_run(start: Callable[..., Run], tmp
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("level", [1, 2])
-def test_engine_and_trainer_take_turns_on_a_gpu(start: Callable[..., Run], tmp_path: Path, level: int) -> None:
+def test_engine_and_trainer_take_turns_on_a_gpu(
+    start: Callable[..., Run], tmp_path: Path, level: int
+) -> None:
     """An engine that is killed between rounds is brought back too."""
-    more = {"offload_model": "true", "offload_optimizer": "true", "vllm_gpu_memory_utilization": 0.3}
-    run = start(1, max_steps=6, weight_check_steps=2, sleep_level=level, vllm_engine_kwargs="{}", save_steps=3, **more)
+    more = {
+        "offload_model": "true",
+        "offload_optimizer": "true",
+        "vllm_gpu_memory_utilization": 0.3,
+    }
+    run = start(
+        1,
+        max_steps=6,
+        weight_check_steps=2,
+        sleep_level=level,
+        vllm_engine_kwargs="{}",
+        save_steps=3,
+        **more,
+    )
     steps = follow_while_an_engine_dies(run, tmp_path / "run")
     assert all(step["time/sleep"] > 0 and step["time/offload"] > 0 for step in steps)
-    assert (tmp_path / "run" / "engine-0.log").read_text().count(f"the engine sleeps at level {level}") >= 6
+    assert (tmp_path / "run" / "engine-0.log").read_text().count(
+        f"the engine sleeps at level {level}"
+    ) >= 6
     run.all_gone()

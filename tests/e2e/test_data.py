@@ -12,7 +12,9 @@ PLUGIN = Path(__file__).parent / "thinks_plugin.py"
 
 def test_streamed_with_a_format_and_a_prefix(rlhf, tiny_model, tmp_path):
     train, held_out = tmp_path / "train.jsonl", tmp_path / "val.jsonl"
-    train.write_text("".join(json.dumps({"Stem": f"{n}?", "answer": str(n), "step": n}) + "\n" for n in range(9)))
+    train.write_text(
+        "".join(json.dumps({"Stem": f"{n}?", "answer": str(n), "step": n}) + "\n" for n in range(9))
+    )
     held_out.write_text(json.dumps({"Stem": "held out?", "answer": "1", "step": 1}) + "\n")
     run = rlhf(
         tiny_model,
@@ -36,7 +38,9 @@ def test_streamed_with_a_format_and_a_prefix(rlhf, tiny_model, tmp_path):
     for row in [*rows, *run.lines("eval_completions.jsonl")]:
         question = "held out?" if row["prompt_id"].startswith("val") else f"{row['columns/step']}?"
         assert row["prompt"].startswith("<|im_start|>system\nPlease reason step by step")
-        assert row["prompt"].endswith(f"<|im_start|>user\n{question}<|im_end|>\n<|im_start|>assistant\n<think>")
+        assert row["prompt"].endswith(
+            f"<|im_start|>user\n{question}<|im_end|>\n<|im_start|>assistant\n<think>"
+        )
         assert row["completion"].startswith("<think>") and row["reward"] == 1.0
         assert row["solution"] == str(row["columns/step"]) and isinstance(row["step"], int)
     assert all(line["rollout/logp_diff"] < 2e-3 for line in run.steps)
@@ -46,16 +50,34 @@ def test_arguments_of_the_template(rlhf, tiny_model, tmp_path):
     """They are in the prompts, in the checkpoint's template, and cannot change where the run goes on."""
     file, rows = tmp_path / "mine.jinja", tmp_path / "rows.jsonl"
     file.write_text(THINKING)
-    rows.write_text("".join(json.dumps({"question": [{"type": "text", "text": f"{n}?"}]}) + "\n" for n in range(9)))
-    flags = {"dataset": rows, "prompt_template": file, "external_plugins": PLUGIN, "reward_funcs": "begins"}
+    rows.write_text(
+        "".join(
+            json.dumps({"question": [{"type": "text", "text": f"{n}?"}]}) + "\n" for n in range(9)
+        )
+    )
+    flags = {
+        "dataset": rows,
+        "prompt_template": file,
+        "external_plugins": PLUGIN,
+        "reward_funcs": "begins",
+    }
     run = rlhf(tiny_model, **flags, enable_thinking="false", max_steps=1)
     assert run.code == 0
     tokenizer = AutoTokenizer.from_pretrained(run.folder / "checkpoint-1")
     for row in run.lines("completions.jsonl"):
         assert row["prompt"].endswith("?<|im_end|>\n<|im_start|>assistant\n<think>\n\n</think>\n\n")
-        asked = [{"role": "user", "content": row["prompt"].split("user\n")[1].split("<|im_end|>")[0]}]
-        assert tokenizer.apply_chat_template(asked, tokenize=False, add_generation_prompt=True) == row["prompt"]
-    flags |= {"resume_from_checkpoint": "last", "chat_template_kwargs": '{"enable_thinking": true}', "max_steps": 2}
+        asked = [
+            {"role": "user", "content": row["prompt"].split("user\n")[1].split("<|im_end|>")[0]}
+        ]
+        assert (
+            tokenizer.apply_chat_template(asked, tokenize=False, add_generation_prompt=True)
+            == row["prompt"]
+        )
+    flags |= {
+        "resume_from_checkpoint": "last",
+        "chat_template_kwargs": '{"enable_thinking": true}',
+        "max_steps": 2,
+    }
     again = rlhf(tiny_model, **flags)
     assert again.code == 2 and "--chat_template_kwargs {} became" in again.errors
     refused = rlhf(tiny_model, dataset=rows, enable_thinking="false", output_dir=tmp_path / "no")

@@ -6,8 +6,23 @@ import json
 import pytest
 
 STEP_KEYS = {
-    *("step", "loss", "reward", "reward_std", "frac_reward_zero_std", "entropy", "grad_norm", "learning_rate"),
-    *("rewards/digits/mean", "rewards/digits/std", "rewards/digits/invalid", "clip_ratio/low", "clip_ratio/high"),
+    *(
+        "step",
+        "loss",
+        "reward",
+        "reward_std",
+        "frac_reward_zero_std",
+        "entropy",
+        "grad_norm",
+        "learning_rate",
+    ),
+    *(
+        "rewards/digits/mean",
+        "rewards/digits/std",
+        "rewards/digits/invalid",
+        "clip_ratio/low",
+        "clip_ratio/high",
+    ),
     *("completions/mean_length", "completions/max_length", "completions/clipped_ratio"),
     *("rollout/weight_version", "rollout/logp_diff", "tokens_per_second"),
     *("time/generate", "time/reward", "time/train", "time/sync", "time/step"),
@@ -39,7 +54,13 @@ def test_reward_rises(rlhf, tiny_model):
 def test_outputs_are_as_the_contract_says(rlhf, tiny_model):
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    flags = {"max_steps": 5, "save_steps": 2, "save_total_limit": 2, "beta": 0.1, "learning_rate": 1e-3}
+    flags = {
+        "max_steps": 5,
+        "save_steps": 2,
+        "save_total_limit": 2,
+        "beta": 0.1,
+        "learning_rate": 1e-3,
+    }
     run = rlhf(tiny_model, cold=True, num_iterations=1, **flags)
     assert run.code == 0
     assert [line["step"] for line in run.steps] == [1, 2, 3, 4, 5]
@@ -52,8 +73,15 @@ def test_outputs_are_as_the_contract_says(rlhf, tiny_model):
     assert {row["step"] for row in completions} == {1, 2, 3, 4, 5}
     assert len({row["request_id"] for row in completions}) == 10
     first = completions[0]
-    assert first["rewards/digits"] == first["reward"] and first["weight_version"] == 1 and "start" in first
-    assert {path.name for path in run.folder.glob("checkpoint-*")} == {"checkpoint-4", "checkpoint-5"}
+    assert (
+        first["rewards/digits"] == first["reward"]
+        and first["weight_version"] == 1
+        and "start" in first
+    )
+    assert {path.name for path in run.folder.glob("checkpoint-*")} == {
+        "checkpoint-4",
+        "checkpoint-5",
+    }
     checkpoint = run.folder / "checkpoint-5"
     files = json.loads((checkpoint / "manifest.json").read_text())["files"]
     for name, entry in files.items():
@@ -66,10 +94,15 @@ def test_outputs_are_as_the_contract_says(rlhf, tiny_model):
 
 def test_a_prompt_far_over_the_models_context_is_left_out(rlhf, tiny_model, tmp_path):
     file = tmp_path / "rows.jsonl"
-    file.write_text("".join(json.dumps({"query": text}) + "\n" for text in ("x" * 120_000, "one", "two")))
+    file.write_text(
+        "".join(json.dumps({"query": text}) + "\n" for text in ("x" * 120_000, "one", "two"))
+    )
     run = rlhf(tiny_model, dataset=file, max_steps=2, use_vllm="false")
     assert run.code == 0 and len(run.steps) == 2
-    assert "1 of 3 training prompts left out: longer than 1012 tokens (--max_length, or the model's" in run.errors
+    assert (
+        "1 of 3 training prompts left out: longer than 1012 tokens (--max_length, or the model's"
+        in run.errors
+    )
 
 
 def test_lora_trains_adapters_and_saves_them(rlhf, tiny_model):
@@ -106,7 +139,13 @@ def test_an_unknown_target_module_is_named(rlhf, tiny_model):
 def test_a_round_of_several_steps_reuses_its_completions(rlhf, tiny_model):
     """Two steps a round, two passes: the ratio leaves 1, and old log-probs are those from before the round."""
     run = rlhf(
-        tiny_model, max_steps=8, steps_per_generation=2, num_iterations=2, learning_rate=1e-2, epsilon=0.01, beta=0
+        tiny_model,
+        max_steps=8,
+        steps_per_generation=2,
+        num_iterations=2,
+        learning_rate=1e-2,
+        epsilon=0.01,
+        beta=0,
     )
     assert run.code == 0
     assert [line["rollout/weight_version"] for line in run.steps] == [1, 1, 1, 1, 2, 2, 2, 2]
@@ -131,7 +170,10 @@ def test_a_reward_that_keeps_failing_ends_the_run_and_is_named(rlhf, tiny_model,
     )
     run = rlhf(
         tiny_model,
-        external_plugins=[str(plugin), str(__file__).replace("test_embedded.py", "digits_plugin.py")],
+        external_plugins=[
+            str(plugin),
+            str(__file__).replace("test_embedded.py", "digits_plugin.py"),
+        ],
         reward_funcs=["digits", "broken"],
         max_steps=30,
     )

@@ -74,8 +74,14 @@ COLOCATED = {
     "vllm_server_timeout": 300,
 }
 LAYOUTS = [
-    Layout("two ranks", 2, {"deepspeed": "zero2", "deterministic": "true", "per_device_train_batch_size": 8}),
-    Layout("a server", 1, SERVED, lambda folder, model, port: start_tiny_server(folder, model, port)),
+    Layout(
+        "two ranks",
+        2,
+        {"deepspeed": "zero2", "deterministic": "true", "per_device_train_batch_size": 8},
+    ),
+    Layout(
+        "a server", 1, SERVED, lambda folder, model, port: start_tiny_server(folder, model, port)
+    ),
     Layout(
         "a server with vLLM",
         1,
@@ -93,8 +99,16 @@ LAYOUTS = [
 class Soak:
     """A run that is brought to its end through all its faults."""
 
-    def __init__(self, layout: Layout, model: Path, folder: Path, temporary: Path, rng: random.Random) -> None:
-        self.layout, self.model, self.folder, self.temporary, self.rng = layout, model, folder, temporary, rng
+    def __init__(
+        self, layout: Layout, model: Path, folder: Path, temporary: Path, rng: random.Random
+    ) -> None:
+        self.layout, self.model, self.folder, self.temporary, self.rng = (
+            layout,
+            model,
+            folder,
+            temporary,
+            rng,
+        )
         self.server: KillableServer | None = None
         self.servers: dict[int, Traces] = {}
         self.faults: list[dict[str, Any]] = []
@@ -118,14 +132,26 @@ class Soak:
     def run(self, disturbed: bool) -> None:
         while True:
             url = {} if self.server is None else {"vllm_server_base_url": self.server.url}
-            more = {"max_steps": STEPS, "save_steps": 10, "save_total_limit": 2, "dataloader_num_workers": 1}
+            more = {
+                "max_steps": STEPS,
+                "save_steps": 10,
+                "save_total_limit": 2,
+                "dataloader_num_workers": 1,
+            }
             more |= (
-                {"learning_rate": 1e-3, "resume_from_checkpoint": "last", "reward_isolation": "process"}
+                {
+                    "learning_rate": 1e-3,
+                    "resume_from_checkpoint": "last",
+                    "reward_isolation": "process",
+                }
                 | self.layout.flags
                 | url
             )
             self.live = LiveRun(
-                words_of(self.model, self.folder, **more), self.layout.processes, self.temporary, cold=True
+                words_of(self.model, self.folder, **more),
+                self.layout.processes,
+                self.temporary,
+                cold=True,
             )
             code = self.live.follow(self.at_step if disturbed else lambda _step: None, SOAK_S)
             left = self.live.traces.left(ENDS_IN_S)
@@ -153,7 +179,13 @@ class Soak:
         choices = [(who, what) for who in sorted(found) for what in ("killed", "paused")]
         fewest = min(tried[choice] for choice in choices)
         who, what = self.rng.choice([choice for choice in choices if tried[choice] == fewest])
-        self.open = {"layout": self.layout.name, "process": who, "fault": what, "step": step, "held": False}
+        self.open = {
+            "layout": self.layout.name,
+            "process": who,
+            "fault": what,
+            "step": step,
+            "held": False,
+        }
         self.faults.append(self.open)
         victim = self.rng.choice(found[who])
         if (who, what) == (TRACKER, "killed"):
@@ -227,7 +259,11 @@ def kind_of(process: psutil.Process, first: int) -> str:
     if "swift_r1.cli.rank" in words:
         parent = process.parent()
         rank = process.environ().get("RANK")
-        return f"rank {rank}" if parent is not None and "elastic" in " ".join(parent.cmdline()) else "prompt worker"
+        return (
+            f"rank {rank}"
+            if parent is not None and "elastic" in " ".join(parent.cmdline())
+            else "prompt worker"
+        )
     return words[:60] or process.name()
 
 
@@ -239,9 +275,14 @@ def temporary() -> Iterator[Path]:
 
 
 @pytest.mark.parametrize("layout", LAYOUTS, ids=lambda layout: layout.name)
-def test_every_process_killed_and_paused(layout: Layout, tiny_model: Path, tmp_path: Path, temporary: Path) -> None:
+def test_every_process_killed_and_paused(
+    layout: Layout, tiny_model: Path, tmp_path: Path, temporary: Path
+) -> None:
     rng = random.Random(f"{SEED} {layout.name}")
-    calm, soak = (Soak(layout, tiny_model, tmp_path / name / "run", temporary, rng) for name in ("calm", "soak"))
+    calm, soak = (
+        Soak(layout, tiny_model, tmp_path / name / "run", temporary, rng)
+        for name in ("calm", "soak")
+    )
     if layout.equal:
         calm.folder.parent.mkdir()
         calm.start_server()

@@ -10,7 +10,14 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from tests.families import FAMILIES, MULTIMODAL, family_class, family_model, save_family, tower_names
+from tests.families import (
+    FAMILIES,
+    MULTIMODAL,
+    family_class,
+    family_model,
+    save_family,
+    tower_names,
+)
 from tests.resume.conftest import Runs
 
 pytestmark = pytest.mark.long
@@ -49,7 +56,11 @@ def reloaded(folder, family):
 
 def stored(folder):
     """The tensors of a checkpoint's files."""
-    return {name: one for path in folder.glob("model*.safetensors") for name, one in load_file(path).items()}
+    return {
+        name: one
+        for path in folder.glob("model*.safetensors")
+        for name, one in load_file(path).items()
+    }
 
 
 def steps(folder):
@@ -61,7 +72,9 @@ def steps(folder):
 def table():
     """`{family: {column: figure}}`, printed as the rows of a table when all tests have run."""
     cells = {}
-    yield lambda family, column, figure: cells.setdefault(family, {}).update({column: f"{figure:.1e}"})
+    yield lambda family, column, figure: cells.setdefault(family, {}).update(
+        {column: f"{figure:.1e}"}
+    )
     for family, row in cells.items():
         figures = [row.get(column, "-") for column in ("full", "lora", "vllm")]
         print(f"| {' | '.join([family, *figures, 'yes' if 'full' in row else '-'])} |")
@@ -76,21 +89,34 @@ def runs(tiny_model):
 @pytest.mark.parametrize("family", [one for one in (*FAMILIES, *MULTIMODAL) if one != NOT_EMBEDDED])
 def test_with_the_embedded_engine(runs, table, tmp_path, family, train_type):
     model, folder = save_family(tmp_path / "model", family), tmp_path / "run"
-    assert runs.run(folder, model=model, train_type=train_type, use_vllm="false", **TWO_STEPS).code == 0
+    assert (
+        runs.run(folder, model=model, train_type=train_type, use_vllm="false", **TWO_STEPS).code
+        == 0
+    )
     differences = [line["rollout/logp_diff"] for line in steps(folder)]
     table(family, train_type, max(differences))
     assert len(differences) == 2 and max(differences) < 1e-4
     if train_type == "lora":
         # Adapters alone are in the folder, and are over the model as it was.
-        assert {path.name for path in (folder / "checkpoint-2").glob("*.safetensors")} == {"adapter_model.safetensors"}
+        assert {path.name for path in (folder / "checkpoint-2").glob("*.safetensors")} == {
+            "adapter_model.safetensors"
+        }
     before, after = reloaded(model, family), reloaded(folder / "checkpoint-2", family)
-    trained = {name for name, tensor in before.items() if not torch.equal(tensor, after.get(name, tensor))}
+    trained = {
+        name for name, tensor in before.items() if not torch.equal(tensor, after.get(name, tensor))
+    }
     if train_type == "lora":
         adapters = load_file(folder / "checkpoint-2" / "adapter_model.safetensors")
-        assert not trained and any(tensor.any() for name, tensor in adapters.items() if ".lora_B." in name)
+        assert not trained and any(
+            tensor.any() for name, tensor in adapters.items() if ".lora_B." in name
+        )
         return
     # All that has a gradient was trained: of a bias that all keys share it is 0 but for rounding.
-    buffers = {name for name in before if name.endswith(("e_score_correction_bias", "expert_bias", "layer_scalar"))}
+    buffers = {
+        name
+        for name in before
+        if name.endswith(("e_score_correction_bias", "expert_bias", "layer_scalar"))
+    }
     buffers |= {name for name in before if ".indexer." in name}
     towers = tower_names(family_model(family, VOCAB))
     assert before.keys() == after.keys() and trained == before.keys() - buffers - towers
@@ -112,7 +138,13 @@ def test_through_vllm(rlhf, launch_server, table, tmp_path, family):
     model = save_family(tmp_path / "model", family, **SERVED_WITH.get(family, {}))
     server = launch_server(model, torch_dtype="float32", max_model_len=256)
     try:
-        run = rlhf(model, use_vllm="true", vllm_server_base_url=server.url, weight_check_steps=1, **TWO_STEPS)
+        run = rlhf(
+            model,
+            use_vllm="true",
+            vllm_server_base_url=server.url,
+            weight_check_steps=1,
+            **TWO_STEPS,
+        )
     finally:
         server.stop()
     assert run.code == 0
@@ -130,15 +162,22 @@ def test_a_language_model_is_trained_over_ranks(runs, tmp_path, ways):
     """As by one process, whatever is spread; a resumed run ends as one that was never cut, and towers are copied."""
     model = save_family(tmp_path / "model", "gemma3")
     (model / "preprocessor_config.json").write_text("{}")
-    for folder, more in (("alone", {"per_device_train_batch_size": 16}), ("spread", {"processes": 2} | ways)):
-        run = runs.run(tmp_path / folder, model=model, train_type="full", use_vllm="false", **TWO_STEPS | more)
+    for folder, more in (
+        ("alone", {"per_device_train_batch_size": 16}),
+        ("spread", {"processes": 2} | ways),
+    ):
+        run = runs.run(
+            tmp_path / folder, model=model, train_type="full", use_vllm="false", **TWO_STEPS | more
+        )
         assert run.code == 0
     alone, spread = (stored(tmp_path / folder / "checkpoint-2") for folder in ("alone", "spread"))
     before = stored(model)
     assert alone.keys() == spread.keys() == before.keys()
     for name, tensor in spread.items():
         torch.testing.assert_close(tensor, alone[name], atol=2e-4, rtol=0)
-        assert torch.equal(tensor, before[name]) == name.startswith(("vision_tower.", "multi_modal_projector."))
+        assert torch.equal(tensor, before[name]) == name.startswith(
+            ("vision_tower.", "multi_modal_projector.")
+        )
     assert (tmp_path / "spread" / "checkpoint-2" / "preprocessor_config.json").read_text() == "{}"
 
 
@@ -150,14 +189,27 @@ def test_a_multimodal_run_goes_on_where_it_was_cut_and_is_merged(runs, tmp_path)
     assert runs.run(tmp_path / "whole", **flags).code == 0
     assert runs.run(tmp_path / "cut", **flags | {"max_steps": 2, "save_steps": 1}).code == 0
     shutil.rmtree(tmp_path / "cut" / "checkpoint-2")
-    resumed = runs.run(tmp_path / "cut", **flags, resume_from_checkpoint=tmp_path / "cut" / "checkpoint-1")
+    resumed = runs.run(
+        tmp_path / "cut", **flags, resume_from_checkpoint=tmp_path / "cut" / "checkpoint-1"
+    )
     assert resumed.code == 0
-    files = [load_file(tmp_path / folder / "checkpoint-2" / "adapter_model.safetensors") for folder in ("whole", "cut")]
-    assert files[0].keys() == files[1].keys() and all(torch.equal(files[0][name], files[1][name]) for name in files[0])
+    files = [
+        load_file(tmp_path / folder / "checkpoint-2" / "adapter_model.safetensors")
+        for folder in ("whole", "cut")
+    ]
+    assert files[0].keys() == files[1].keys() and all(
+        torch.equal(files[0][name], files[1][name]) for name in files[0]
+    )
     assert not any("visual" in name for name in files[0])
     adapters = tmp_path / "cut" / "checkpoint-2"
-    assert main(["merge-lora", "--adapters", str(adapters), "--output_dir", str(tmp_path / "merged")]) == 0
-    before, merged = load_file(model / "model.safetensors"), load_file(tmp_path / "merged" / "model.safetensors")
+    assert (
+        main(["merge-lora", "--adapters", str(adapters), "--output_dir", str(tmp_path / "merged")])
+        == 0
+    )
+    before, merged = (
+        load_file(model / "model.safetensors"),
+        load_file(tmp_path / "merged" / "model.safetensors"),
+    )
     assert before.keys() == merged.keys()
     changed = {name for name in before if not torch.equal(before[name], merged[name])}
     assert changed and not any("visual" in name for name in changed)

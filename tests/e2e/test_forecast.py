@@ -39,7 +39,9 @@ def words(model: Path, **flags: Any) -> list[str]:
     return ["forecast", "--model", str(model), *found]
 
 
-def forecast(model: Path, folder: Path, processes: int = 1, **flags: Any) -> tuple[str, dict[str, Any]]:
+def forecast(
+    model: Path, folder: Path, processes: int = 1, **flags: Any
+) -> tuple[str, dict[str, Any]]:
     """What it printed, and its JSON; of its own folder nothing may be left."""
     asked = words(model, json=folder / "forecast.json", **flags)
     environ = {"TMPDIR": str(folder), "OMP_NUM_THREADS": "1", "NPROC_PER_NODE": str(processes)}
@@ -66,28 +68,45 @@ def test_two_ranks_a_server_and_larger_groups_than_were_sampled(
 ) -> None:
     (tmp_path / "own").mkdir()
     server = start_tiny(tiny_model)
-    more = {"use_vllm": "true", "vllm_server_base_url": server.url, "deepspeed": "zero2", "num_generations": 16}
+    more = {
+        "use_vllm": "true",
+        "vllm_server_base_url": server.url,
+        "deepspeed": "zero2",
+        "num_generations": 16,
+    }
     said, found = forecast(tiny_model, tmp_path / "own", 2, **more)
     assert "of groups of 16 at least" in said
     assert found["signal"]["16"] is None and found["cost"]["seconds"]["train"] > 0
 
 
 def test_ppo_compares_with_the_whole_step(tiny_model: Path, tmp_path: Path) -> None:
-    ppo = {"rlhf_type": "ppo", "num_generations": 1, "num_mini_batches": 2, "critic_warmup_steps": 4}
+    ppo = {
+        "rlhf_type": "ppo",
+        "num_generations": 1,
+        "num_mini_batches": 2,
+        "critic_warmup_steps": 4,
+    }
     _, found = forecast(tiny_model, tmp_path, **ppo)
-    assert found["level"] == "learnable" and found["own_size"] == 8 and found["groups_per_step"] == 1
+    assert (
+        found["level"] == "learnable" and found["own_size"] == 8 and found["groups_per_step"] == 1
+    )
 
 
 @pytest.mark.parametrize(
-    ("number", "code"), [(signal.SIGINT, 130), pytest.param(signal.SIGTERM, 143, marks=pytest.mark.long)]
+    ("number", "code"),
+    [(signal.SIGINT, 130), pytest.param(signal.SIGTERM, 143, marks=pytest.mark.long)],
 )
-def test_a_signal_ends_it_and_leaves_nothing(tiny_model: Path, tmp_path: Path, number: int, code: int) -> None:
+def test_a_signal_ends_it_and_leaves_nothing(
+    tiny_model: Path, tmp_path: Path, number: int, code: int
+) -> None:
     loads, own = tmp_path / "loads", tmp_path / "own"
     own.mkdir()
     plugins = f"{PLUGIN} {PLUGIN.with_name('waiting_plugin.py')}"
     environ = os.environ | {"TMPDIR": str(own), "WAITING_PLUGIN": str(loads)}
     asked = [word for one in words(tiny_model, external_plugins=plugins) for word in one.split()]
-    process = subprocess.Popen([sys.executable, "-m", "swift_r1", *asked], env=environ, start_new_session=True)
+    process = subprocess.Popen(
+        [sys.executable, "-m", "swift_r1", *asked], env=environ, start_new_session=True
+    )
     try:
         until(loads.exists, 120)
         below = psutil.Process(process.pid).children(recursive=True)
@@ -102,7 +121,10 @@ def test_a_signal_ends_it_and_leaves_nothing(tiny_model: Path, tmp_path: Path, n
 
 
 def test_what_a_run_would_refuse(tiny_model: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(words(tiny_model, num_promts=3, resume_from_checkpoint="last", json="nowhere/f.json")) == 2
+    assert (
+        main(words(tiny_model, num_promts=3, resume_from_checkpoint="last", json="nowhere/f.json"))
+        == 2
+    )
     said = capsys.readouterr().err
     assert "did you mean --num_prompts?" in said and "--model CHECKPOINT" in said
     assert main(words(tiny_model, json="nowhere/f.json")) == 2

@@ -14,12 +14,26 @@ SIZES = {
     "num_key_value_heads": 4,
     "vocab_size": 32000,
 }
-LENGTHS = {"max_length": 40, "max_completion_length": 64, "max_steps": 2, "reward_isolation": "inline"}
+LENGTHS = {
+    "max_length": 40,
+    "max_completion_length": 64,
+    "max_steps": 2,
+    "reward_isolation": "inline",
+}
 CONFIGURATIONS = {
     "full": (1, {"per_device_train_batch_size": 32, "torch_dtype": "bfloat16"}),
-    "lora": (1, {"per_device_train_batch_size": 64, "torch_dtype": "float32", "train_type": "lora"}),
-    "zero2": (2, {"per_device_train_batch_size": 16, "torch_dtype": "bfloat16", "deepspeed": "zero2"}),
-    "zero3": (2, {"per_device_train_batch_size": 16, "torch_dtype": "bfloat16", "deepspeed": "zero3"}),
+    "lora": (
+        1,
+        {"per_device_train_batch_size": 64, "torch_dtype": "float32", "train_type": "lora"},
+    ),
+    "zero2": (
+        2,
+        {"per_device_train_batch_size": 16, "torch_dtype": "bfloat16", "deepspeed": "zero2"},
+    ),
+    "zero3": (
+        2,
+        {"per_device_train_batch_size": 16, "torch_dtype": "bfloat16", "deepspeed": "zero3"},
+    ),
     "sequence": (
         2,
         {
@@ -32,7 +46,12 @@ CONFIGURATIONS = {
     ),
     "checkpointed": (
         1,
-        {"per_device_train_batch_size": 64, "gradient_checkpointing": "true", "optim": "adamw_8bit", "beta": 0.1},
+        {
+            "per_device_train_batch_size": 64,
+            "gradient_checkpointing": "true",
+            "optim": "adamw_8bit",
+            "beta": 0.1,
+        },
     ),
 }
 
@@ -40,7 +59,12 @@ CONFIGURATIONS = {
 @pytest.fixture(scope="module")
 def medium_model(save_model, tmp_path_factory):
     """42 million random parameters: they never say the end token, so that every completion has its full length."""
-    return save_model(tmp_path_factory.mktemp("medium") / "llama", dtype="bfloat16", initializer_range=0.02, **SIZES)
+    return save_model(
+        tmp_path_factory.mktemp("medium") / "llama",
+        dtype="bfloat16",
+        initializer_range=0.02,
+        **SIZES,
+    )
 
 
 @pytest.mark.long

@@ -8,7 +8,12 @@ import pytest
 from pyarrow.parquet import read_table
 
 PLUGIN = Path(__file__).parent / "turns_plugin.py"
-FLAGS = {"external_plugins": PLUGIN, "dataset": "starts#50", "reward_funcs": "seen", "max_completion_length": 6}
+FLAGS = {
+    "external_plugins": PLUGIN,
+    "dataset": "starts#50",
+    "reward_funcs": "seen",
+    "max_completion_length": 6,
+}
 
 
 def check_trajectories(run, turns):
@@ -24,7 +29,13 @@ def check_trajectories(run, turns):
 @pytest.mark.parametrize("processes", [pytest.param(1, marks=pytest.mark.long), 2])
 def test_embedded(rlhf, tiny_model, processes):
     parallel = {"deepspeed": "zero3", "per_device_train_batch_size": 4} if processes == 2 else {}
-    more = {"max_steps": 2, "learning_rate": 1e-2, "eval_steps": 2, "eval_limit": 2, "split_dataset_ratio": 0.1}
+    more = {
+        "max_steps": 2,
+        "learning_rate": 1e-2,
+        "eval_steps": 2,
+        "eval_limit": 2,
+        "split_dataset_ratio": 0.1,
+    }
     flags = FLAGS | parallel | more
     run = rlhf(tiny_model, processes, multi_turn_scheduler="again", max_turns=4, **flags)
     rows = check_trajectories(run, 4)
@@ -41,7 +52,9 @@ def test_embedded(rlhf, tiny_model, processes):
     for line in run.steps:
         recorded = read_table(run.folder / "tokens" / f"step-{line['step']:06}.parquet").to_pylist()
         written = [one for row in recorded for one in row["mask"]]
-        assert len(recorded) == 8 and sum(written) / len(written) == pytest.approx(line["multi_turn/trained_tokens"])
+        assert len(recorded) == 8 and sum(written) / len(written) == pytest.approx(
+            line["multi_turn/trained_tokens"]
+        )
         for name in ("rollout_logps", "logps"):
             values = [one for row in recorded for one in row[name]]
             assert [value != 0 for value in values] == written
@@ -49,21 +62,44 @@ def test_embedded(rlhf, tiny_model, processes):
 
 def test_server(rlhf, tiny_model, rollout_server):
     url = rollout_server(tiny_model, torch_dtype="float32")
-    server = {"use_vllm": "true", "vllm_server_base_url": url, "deepspeed": "zero3", "per_device_train_batch_size": 4}
-    run = rlhf(tiny_model, 2, multi_turn_scheduler="again", max_turns=3, max_steps=2, **FLAGS | server)
+    server = {
+        "use_vllm": "true",
+        "vllm_server_base_url": url,
+        "deepspeed": "zero3",
+        "per_device_train_batch_size": 4,
+    }
+    run = rlhf(
+        tiny_model, 2, multi_turn_scheduler="again", max_turns=3, max_steps=2, **FLAGS | server
+    )
     check_trajectories(run, 3)
 
 
 def test_an_environment_makes_prompts_and_rewards(rlhf, tiny_model):
-    gym = {"use_gym_env": "true", "gym_env": "count_digits", "context_manager": "adds", "max_turns": 5}
+    gym = {
+        "use_gym_env": "true",
+        "gym_env": "count_digits",
+        "context_manager": "adds",
+        "max_turns": 5,
+    }
     run = rlhf(tiny_model, max_steps=2, **FLAGS | gym | {"reward_funcs": "format"})
     for row in check_trajectories(run, 2):
         talk = row["messages"]
-        assert [message["role"] for message in talk] == ["system", "user", "assistant", "user", "assistant"]
-        assert talk[1]["content"] == f"digits for {row['start']} (go)" and talk[3]["content"] == "turn 1 (go)"
+        assert [message["role"] for message in talk] == [
+            "system",
+            "user",
+            "assistant",
+            "user",
+            "assistant",
+        ]
+        assert (
+            talk[1]["content"] == f"digits for {row['start']} (go)"
+            and talk[3]["content"] == "turn 1 (go)"
+        )
         assert "You say digits." in row["prompt"] and row["prompt"].endswith("assistant\n")
         said = [talk[2]["content"], talk[4]["content"]]
-        assert row["reward"] == pytest.approx(sum(sum(c.isdigit() for c in t) / max(1, len(t)) for t in said))
+        assert row["reward"] == pytest.approx(
+            sum(sum(c.isdigit() for c in t) / max(1, len(t)) for t in said)
+        )
 
 
 @pytest.mark.parametrize(
@@ -74,21 +110,32 @@ def test_an_environment_makes_prompts_and_rewards(rlhf, tiny_model):
             "fails failed in .*: ConnectionError: the search engine is away .*turns_plugin.py",
             marks=pytest.mark.long,
         ),
-        ("hangs", "hangs: the next turn waits for 8 trajectories .* longer than --multi_turn_timeout 2 s"),
+        (
+            "hangs",
+            "hangs: the next turn waits for 8 trajectories .* longer than --multi_turn_timeout 2 s",
+        ),
     ],
 )
-def test_a_scheduler_that_misbehaves_ends_the_run_and_is_named(rlhf, tiny_model, scheduler, message):
+def test_a_scheduler_that_misbehaves_ends_the_run_and_is_named(
+    rlhf, tiny_model, scheduler, message
+):
     started = time.monotonic()
-    run = rlhf(tiny_model, multi_turn_scheduler=scheduler, multi_turn_timeout=2, max_steps=1, **FLAGS)
+    run = rlhf(
+        tiny_model, multi_turn_scheduler=scheduler, multi_turn_timeout=2, max_steps=1, **FLAGS
+    )
     assert run.code == 5
     assert re.search(message, run.errors)
     assert time.monotonic() - started < 55  # the sleeping scheduler did not hold the process
 
 
-@pytest.mark.parametrize(("name", "way"), [("board", "write an Env"), ("tree", "here a scheduler leads one")])
+@pytest.mark.parametrize(
+    ("name", "way"), [("board", "write an Env"), ("tree", "here a scheduler leads one")]
+)
 def test_a_scheduler_that_only_ms_swift_can_run_is_refused(rlhf, tiny_model, name, way):
     plugin = PLUGIN.with_name("unfit_schedulers_plugin.py")
-    run = rlhf(tiny_model, multi_turn_scheduler=name, **FLAGS | {"external_plugins": [PLUGIN, plugin]})
+    run = rlhf(
+        tiny_model, multi_turn_scheduler=name, **FLAGS | {"external_plugins": [PLUGIN, plugin]}
+    )
     assert run.code == 2 and f"--multi_turn_scheduler {name} " in run.errors and way in run.errors
 
 

@@ -17,7 +17,15 @@ PPO = {
     "critic_warmup_steps": 4,
 }
 LOGGED = (
-    *("value_loss", "explained_variance", "returns/mean", "returns/std", "values/mean", "kl", "kl_penalty"),
+    *(
+        "value_loss",
+        "explained_variance",
+        "returns/mean",
+        "returns/std",
+        "values/mean",
+        "kl",
+        "kl_penalty",
+    ),
     *("critic/grad_norm", "critic/learning_rate", "clip_ratio/value", "clip_ratio/low", "skipped"),
 )
 
@@ -45,11 +53,21 @@ def test_ppo(rlhf, tiny_model, tmp_path, processes):
 
     checkpoint = run.folder / "checkpoint-40"
     AutoModelForCausalLM.from_pretrained(checkpoint)
-    assert AutoModelForSequenceClassification.from_pretrained(checkpoint / "critic").score.weight.abs().max() > 0
+    assert (
+        AutoModelForSequenceClassification.from_pretrained(checkpoint / "critic")
+        .score.weight.abs()
+        .max()
+        > 0
+    )
     again = rlhf(
         checkpoint,
         max_steps=1,
-        **PPO | {"critic_model": checkpoint / "critic", "critic_warmup_steps": 0, "output_dir": tmp_path / "again"},
+        **PPO
+        | {
+            "critic_model": checkpoint / "critic",
+            "critic_warmup_steps": 0,
+            "output_dir": tmp_path / "again",
+        },
     )
     assert again.code == 0 and "with its own value head" in again.errors
     (line,) = again.steps
@@ -57,7 +75,9 @@ def test_ppo(rlhf, tiny_model, tmp_path, processes):
 
 
 @pytest.mark.long
-def test_a_critic_of_another_tokenizer_ends_the_run_before_it_trains(rlhf, tiny_model, tmp_path, save_model):
+def test_a_critic_of_another_tokenizer_ends_the_run_before_it_trains(
+    rlhf, tiny_model, tmp_path, save_model
+):
     from transformers import AutoTokenizer
 
     other = save_model(tmp_path / "other", seed=1)
@@ -67,8 +87,16 @@ def test_a_critic_of_another_tokenizer_ends_the_run_before_it_trains(rlhf, tiny_
     run = rlhf(tiny_model, max_steps=5, **PPO | {"critic_model": other})
     assert run.code == 2
     assert "has another tokenizer than --model" in run.errors
-    gone = rlhf(tiny_model, max_steps=5, **PPO | {"critic_model": tmp_path / "gone", "output_dir": tmp_path / "b"})
-    assert gone.code == 2 and "--critic_model" in gone.errors and "there is no such folder" in gone.errors
+    gone = rlhf(
+        tiny_model,
+        max_steps=5,
+        **PPO | {"critic_model": tmp_path / "gone", "output_dir": tmp_path / "b"},
+    )
+    assert (
+        gone.code == 2
+        and "--critic_model" in gone.errors
+        and "there is no such folder" in gone.errors
+    )
 
 
 @pytest.mark.long

@@ -8,17 +8,31 @@ __all__ = ["hub"]
 
 
 def test_the_model_and_its_card_are_on_the_hub(rlhf, tiny_model, hub: Hub) -> None:
-    flags = {"push_to_hub": "true", "hub_model_id": "me/model", "hub_token": "s3cret", "use_hf": "true"}
+    flags = {
+        "push_to_hub": "true",
+        "hub_model_id": "me/model",
+        "hub_token": "s3cret",
+        "use_hf": "true",
+    }
     flags |= {"eval_steps": 2, "eval_limit": 2, "num_generations_eval": 1}
     run = rlhf(tiny_model, max_steps=3, save_steps=2, report_to="tensorboard", **flags)
     assert run.code == 0
     saved = {str(path.relative_to(run.folder)) for path in (run.folder / "checkpoint-3").rglob("*")}
     here = {name.removeprefix("checkpoint-3/") for name in saved}
-    assert {"model.safetensors", "config.json", "tokenizer.json", "README.md"} <= hub.files.keys() <= here
+    assert (
+        {"model.safetensors", "config.json", "tokenizer.json", "README.md"}
+        <= hub.files.keys()
+        <= here
+    )
     assert not [name for name in hub.files if name.startswith("state")]
-    assert hub.files["model.safetensors"] == (run.folder / "checkpoint-3" / "model.safetensors").read_bytes()
+    assert (
+        hub.files["model.safetensors"]
+        == (run.folder / "checkpoint-3" / "model.safetensors").read_bytes()
+    )
     card = hub.files["README.md"].decode()
-    (evaluated, _) = [line["eval/counting/accuracy"] for line in run.lines("logging.jsonl") if "loss" not in line]
+    (evaluated, _) = [
+        line["eval/counting/accuracy"] for line in run.lines("logging.jsonl") if "loss" not in line
+    ]
     for part in (
         "library_name: transformers",
         "| data | counting#200 |",
@@ -29,7 +43,9 @@ def test_the_model_and_its_card_are_on_the_hub(rlhf, tiny_model, hub: Hub) -> No
         "torch ",
     ):
         assert part in card
-    assert not [path for path in run.folder.rglob("*") if path.is_file() and b"s3cret" in path.read_bytes()]
+    assert not [
+        path for path in run.folder.rglob("*") if path.is_file() and b"s3cret" in path.read_bytes()
+    ]
 
 
 def test_without_a_token_nothing_begins(rlhf, tiny_model, tmp_path, monkeypatch) -> None:
@@ -37,5 +53,12 @@ def test_without_a_token_nothing_begins(rlhf, tiny_model, tmp_path, monkeypatch)
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("HF_HOME", str(tmp_path))
     monkeypatch.setenv("HF_TOKEN_PATH", str(tmp_path / "token"))
-    run = rlhf(tiny_model, max_steps=1, push_to_hub="true", hub_model_id="me/model", use_hf="true", cold=True)
+    run = rlhf(
+        tiny_model,
+        max_steps=1,
+        push_to_hub="true",
+        hub_model_id="me/model",
+        use_hf="true",
+        cold=True,
+    )
     assert run.code == 2 and "--push_to_hub true needs a token: SWIFT_HUB_TOKEN" in run.errors

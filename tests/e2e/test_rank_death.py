@@ -96,7 +96,10 @@ def test_a_killed_rank_ends_the_run(training, rank):
     wait_for_the_end(pids, DDP_TIMEOUT)
     assert process.wait(60) == 5
     *_, cause, helps = log.read_text().splitlines()
-    assert cause == f"swift rlhf: rank {rank} was the first to end: killed by SIGKILL (likely out of memory)"
+    assert (
+        cause
+        == f"swift rlhf: rank {rank} was the first to end: killed by SIGKILL (likely out of memory)"
+    )
     assert helps.startswith("swift rlhf: the largest part is ")
 
 
@@ -110,4 +113,6 @@ def test_a_stopped_rank_is_waited_for_no_longer_than_ddp_timeout(training):
     assert process.wait(60) == 5
     text = log.read_text()
     assert "swift rlhf: rank 0 lost another rank: " in text
-    assert text.splitlines()[-1].startswith("swift rlhf: rank 0 was the first to end: it lost another rank")
+    assert text.splitlines()[-1].startswith(
+        "swift rlhf: rank 0 was the first to end: it lost another rank"
+    )

@@ -14,14 +14,31 @@ from tests import forks
 from tests.e2e.conftest import Run, _flag
 
 HERE = Path(__file__).parent
-RUN = {"log_tokens": "all", "learning_rate": 3e-4, "lr_scheduler_type": "cosine", "warmup_ratio": 0.2}
+RUN = {
+    "log_tokens": "all",
+    "learning_rate": 3e-4,
+    "lr_scheduler_type": "cosine",
+    "warmup_ratio": 0.2,
+}
 
 
 def replay(run: Path, folder: Path, processes: int | None = None, **flags) -> Run:
     """`swift replay run` into `folder`; what it prints is shown if a test fails."""
     words = [word for name, value in flags.items() for word in _flag(name, value)]
-    words = ["-m", "swift_r1", "replay", str(run), "--output_dir", str(folder), "--add_version", "false", *words]
-    environ = {"OMP_NUM_THREADS": "1"} | ({} if processes is None else {"NPROC_PER_NODE": str(processes)})
+    words = [
+        "-m",
+        "swift_r1",
+        "replay",
+        str(run),
+        "--output_dir",
+        str(folder),
+        "--add_version",
+        "false",
+        *words,
+    ]
+    environ = {"OMP_NUM_THREADS": "1"} | (
+        {} if processes is None else {"NPROC_PER_NODE": str(processes)}
+    )
     done = forks.run(words, cwd=folder.parent, environ=environ, timeout=280)
     print(done.stdout, done.stderr)
     return Run(done.returncode, done.stderr, folder)
@@ -35,7 +52,10 @@ def learned(run: Run) -> list[dict]:
     """What is logged, without times and what only a replay measures."""
 
     def same(name: str) -> bool:
-        measured = name.startswith("rollout/") and name not in ("rollout/logp_diff", "rollout/weight_version")
+        measured = name.startswith("rollout/") and name not in (
+            "rollout/logp_diff",
+            "rollout/weight_version",
+        )
         return not measured and not name.startswith(("time/", "memory/")) and "second" not in name
 
     return [{name: value for name, value in line.items() if same(name)} for line in run.steps]
@@ -70,7 +90,12 @@ def make(folder: Path, model: Path, processes: int = 1, **flags) -> Run:
         "output_dir": folder / "run",
         "add_version": "false",
     }
-    words = [word for name, value in (values | RUN | flags).items() if value != [] for word in _flag(name, value)]
+    words = [
+        word
+        for name, value in (values | RUN | flags).items()
+        if value != []
+        for word in _flag(name, value)
+    ]
     environ = {"OMP_NUM_THREADS": "1", "NPROC_PER_NODE": str(processes)}
     done = forks.run(["-m", "swift_r1", "rlhf", *words], cwd=folder, environ=environ, timeout=280)
     print(done.stdout, done.stderr)
@@ -86,7 +111,10 @@ def test_unchanged_flags_give_the_same_weights(recorded, tmp_path):
     assert learned(again) == learned(recorded)
     assert again.lines("completions.jsonl") == recorded.lines("completions.jsonl")
     for step in range(1, 11):
-        tables = [parquet.read_table(one.folder / "tokens" / f"step-{step:06}.parquet") for one in (again, recorded)]
+        tables = [
+            parquet.read_table(one.folder / "tokens" / f"step-{step:06}.parquet")
+            for one in (again, recorded)
+        ]
         assert tables[0] == tables[1]
     first, fourth = again.steps[0], again.steps[3]  # of the same round
     assert (first["rollout/ess_token"], first["rollout/ess_seq"]) == pytest.approx((1, 1), abs=1e-6)
@@ -109,7 +137,12 @@ def test_from_a_checkpoint_and_up_to_a_step(recorded, tmp_path):
     """Also from the middle of a round, and to another one; the learning rate is the run's."""
     for first, last in ((3, 6), (6, 9)):
         checkpoint = recorded.folder / f"checkpoint-{first}"
-        part = replay(recorded.folder, tmp_path / f"{first}", resume_from_checkpoint=checkpoint, max_steps=last)
+        part = replay(
+            recorded.folder,
+            tmp_path / f"{first}",
+            resume_from_checkpoint=checkpoint,
+            max_steps=last,
+        )
         assert part.code == 0 and f"after checkpoint-{first}" in part.errors
         assert weights(part.folder, last) == weights(recorded.folder, last)
         assert learned(part) == learned(recorded)[first:last]
@@ -117,12 +150,16 @@ def test_from_a_checkpoint_and_up_to_a_step(recorded, tmp_path):
 
 def test_changed_flags(recorded, tmp_path):
     """Steps are taken otherwise, and how far off-policy they are is measured."""
-    changed = replay(recorded.folder, tmp_path / "rate", learning_rate=3e-3, loss_type="dr_grpo", epsilon=0.05)
+    changed = replay(
+        recorded.folder, tmp_path / "rate", learning_rate=3e-3, loss_type="dr_grpo", epsilon=0.05
+    )
     assert changed.code == 0 and "--learning_rate 0.0003 became 0.003" in changed.errors
     assert "off-policy" in changed.errors
     was, now = recorded.steps, changed.steps
     assert [line["reward"] for line in now] == [line["reward"] for line in was]
-    assert [line["learning_rate"] for line in now] == pytest.approx([10 * line["learning_rate"] for line in was])
+    assert [line["learning_rate"] for line in now] == pytest.approx(
+        [10 * line["learning_rate"] for line in was]
+    )
     assert now[0]["loss"] != was[0]["loss"]
     assert now[-1]["rollout/ess_seq"] < 0.99 and now[-1]["rollout/ratio_max"] > 1.05
     assert now[-1]["rollout/ess_seq"] <= now[0]["rollout/ess_seq"]
@@ -136,15 +173,21 @@ def test_changed_flags(recorded, tmp_path):
 def test_rewards(recorded, tmp_path):
     """Recorded ones weighed otherwise; and scored anew, by the plugin or a built-in function."""
     twice = replay(recorded.folder, tmp_path / "twice", reward_weights=2, max_steps=2)
-    anew = replay(recorded.folder, tmp_path / "anew", reward_funcs=["digits", "format"], max_steps=2)
+    anew = replay(
+        recorded.folder, tmp_path / "anew", reward_funcs=["digits", "format"], max_steps=2
+    )
     assert twice.code == anew.code == 0
-    for was, one, two in zip(*(each.lines("completions.jsonl")[:16] for each in (recorded, twice, anew)), strict=True):
+    for was, one, two in zip(
+        *(each.lines("completions.jsonl")[:16] for each in (recorded, twice, anew)), strict=True
+    ):
         assert one["reward"] == 2 * was["reward"] and one["rewards/digits"] == was["rewards/digits"]
         assert two["rewards/digits"] == was["rewards/digits"] and two["rewards/format"] in (0, 1)
         assert was["start"] == one["start"] == two["start"]
     # The same functions may have become others.
     same = replay(recorded.folder, tmp_path / "same", reward_funcs="digits", max_steps=1)
-    assert same.code == 0 and "off-policy" in same.errors and "the weights become" not in same.errors
+    assert (
+        same.code == 0 and "off-policy" in same.errors and "the weights become" not in same.errors
+    )
 
 
 @pytest.mark.parametrize(
@@ -152,7 +195,16 @@ def test_rewards(recorded, tmp_path):
     [
         pytest.param(2, {"per_device_train_batch_size": 4, "max_steps": 5}, marks=pytest.mark.long),
         (2, {"per_device_train_batch_size": 4, "max_steps": 5, "deepspeed": "zero3"}),
-        (1, {"rlhf_type": "ppo", "steps_per_generation": [], "num_mini_batches": 2, "kl_coef": 0.1, "beta": []}),
+        (
+            1,
+            {
+                "rlhf_type": "ppo",
+                "steps_per_generation": [],
+                "num_mini_batches": 2,
+                "kl_coef": 0.1,
+                "beta": [],
+            },
+        ),
         (1, {"dynamic_sample": "true", "temperature": 0.2}),
     ],
     ids=["ddp", "zero3", "ppo", "dynamic"],
@@ -167,8 +219,17 @@ def test_other_layouts(tmp_path, tiny_model, processes, flags):
 
 
 def test_a_run_of_several_turns(tmp_path, tiny_model):
-    turns = {"external_plugins": HERE / "turns_plugin.py", "dataset": "starts#50", "reward_funcs": "seen"}
-    turns |= {"multi_turn_scheduler": "again", "max_turns": 3, "max_completion_length": 6, "max_steps": 4}
+    turns = {
+        "external_plugins": HERE / "turns_plugin.py",
+        "dataset": "starts#50",
+        "reward_funcs": "seen",
+    }
+    turns |= {
+        "multi_turn_scheduler": "again",
+        "max_turns": 3,
+        "max_completion_length": 6,
+        "max_steps": 4,
+    }
     run = make(tmp_path, tiny_model, **turns)
     again = replay(run.folder, tmp_path / "again")
     assert again.code == 0 and weights(again.folder, 4) == weights(run.folder, 4)
@@ -178,10 +239,17 @@ def test_a_run_of_several_turns(tmp_path, tiny_model):
     assert refused.code == 2 and "several turns" in refused.errors
 
 
-@pytest.mark.parametrize("ahead", [{}, {"async_generate": "true", "max_staleness": 2, "steps_per_generation": 1}])
+@pytest.mark.parametrize(
+    "ahead", [{}, {"async_generate": "true", "max_staleness": 2, "steps_per_generation": 1}]
+)
 def test_a_run_with_a_server(tmp_path, tiny_model, tiny_server, ahead):
     """Without the server. Completions of rounds ahead are of older weights."""
-    server = {"use_vllm": "true", "vllm_server_base_url": tiny_server.url, "max_steps": 4, "learning_rate": 1e-3}
+    server = {
+        "use_vllm": "true",
+        "vllm_server_base_url": tiny_server.url,
+        "max_steps": 4,
+        "learning_rate": 1e-3,
+    }
     run = make(tmp_path, tiny_model, **server | ahead)
     tiny_server.kill()
     again = replay(run.folder, tmp_path / "again")
@@ -199,7 +267,9 @@ def test_a_killed_run_is_replayed_up_to_its_last_step(recorded, tmp_path):
     again = replay(folder, tmp_path / "again")
     # Step 8 goes over completions that the first pass recorded.
     assert again.code == 0 and again.steps[-1]["step"] == 8
-    assert learned(again) == learned(recorded)[:8] and weights(again.folder, 6) == weights(recorded.folder, 6)
+    assert learned(again) == learned(recorded)[:8] and weights(again.folder, 6) == weights(
+        recorded.folder, 6
+    )
 
 
 def test_a_killed_replay_goes_on(recorded, tmp_path):
@@ -207,18 +277,28 @@ def test_a_killed_replay_goes_on(recorded, tmp_path):
     flags = {"learning_rate": 1e-3, "save_steps": 3}
     whole = replay(recorded.folder, tmp_path / "whole", **flags)
     part = tmp_path / "part"
-    shutil.copytree(whole.folder, part, ignore=shutil.ignore_patterns("checkpoint-9", "checkpoint-10", "summary.json"))
+    shutil.copytree(
+        whole.folder,
+        part,
+        ignore=shutil.ignore_patterns("checkpoint-9", "checkpoint-10", "summary.json"),
+    )
     resumed = replay(recorded.folder, part, resume_from_checkpoint="last", **flags)
     assert resumed.code == 0 and "resuming from" in resumed.errors
     assert weights(part, 10) == weights(whole.folder, 10) and learned(resumed) == learned(whole)
 
 
 def copied(run: Run, tmp_path: Path) -> Path:
-    return Path(shutil.copytree(run.folder, tmp_path / "copy", ignore=shutil.ignore_patterns("checkpoint-*")))
+    return Path(
+        shutil.copytree(
+            run.folder, tmp_path / "copy", ignore=shutil.ignore_patterns("checkpoint-*")
+        )
+    )
 
 
 def remove(name):
-    return lambda folder: shutil.rmtree(folder / name) if (folder / name).is_dir() else (folder / name).unlink()
+    return lambda folder: (
+        shutil.rmtree(folder / name) if (folder / name).is_dir() else (folder / name).unlink()
+    )
 
 
 def edited(**flags):
@@ -255,10 +335,18 @@ def thinned(folder):
     [
         (remove("args.json"), {}, "args.json is missing"),
         (edited(a_later_flag=1), {}, "args.json is of another version"),
-        (remove("tokens"), {}, "has no token record (--log_tokens all): a run with --log_tokens all has one"),
+        (
+            remove("tokens"),
+            {},
+            "has no token record (--log_tokens all): a run with --log_tokens all has one",
+        ),
         (sampled, {}, "4 of the 8 completions of step 1 are recorded (--log_tokens sample)"),
         (thinned, {}, "a higher limit would have kept every step"),
-        (remove("tokens/step-000001.parquet"), {}, "step 1 is not in the token record: it was left out"),
+        (
+            remove("tokens/step-000001.parquet"),
+            {},
+            "step 1 is not in the token record: it was left out",
+        ),
         (without("written", 10), {}, "its token record has no column written"),
         (None, {"max_steps": 11}, "its record ends with step 10"),
         (
@@ -268,14 +356,22 @@ def thinned(folder):
         ),
         (None, {"temperature": 0.5}, "--temperature is of what was sampled"),
         (None, {"eval_steps": 2}, "measure its checkpoints with `swift eval`"),
-        (None, {"per_device_train_batch_size": 6}, "--generation_batch_size 16 is not a multiple of 6"),
+        (
+            None,
+            {"per_device_train_batch_size": 6},
+            "--generation_batch_size 16 is not a multiple of 6",
+        ),
         (
             None,
             {"gradient_accumulation_steps": 4},
             "has 16 completions, and these flags make it 32",
         ),
         (None, {"model": "nowhere/model"}, "--model nowhere/model"),
-        (None, {"epsilon": 0.1, "loss_type": "sapo"}, "--epsilon has no effect with --loss_type sapo"),
+        (
+            None,
+            {"epsilon": 0.1, "loss_type": "sapo"},
+            "--epsilon has no effect with --loss_type sapo",
+        ),
         (None, {"reward_funcs": "no_such"}, "there is no reward function no_such"),
     ],
 )
@@ -292,7 +388,10 @@ def test_what_cannot_be_replayed_is_refused(recorded, tmp_path, damage, flags, w
     ("damage", "why"),
     [
         (remove("completions.jsonl"), "No such file"),
-        (lambda folder: (folder / "completions.jsonl").write_text('{"step": 1}\n'), "line 1 is damaged"),
+        (
+            lambda folder: (folder / "completions.jsonl").write_text('{"step": 1}\n'),
+            "line 1 is damaged",
+        ),
         (without("logps", 5), "its token record has no column logps"),
     ],
 )
@@ -306,7 +405,11 @@ def test_what_is_found_only_when_it_is_read(recorded, tmp_path, damage, why):
 def test_a_replay_does_not_go_on_in_the_recorded_run(recorded, tmp_path):
     """Which would remove what is to be replayed."""
     folder = tmp_path / "copy"
-    shutil.copytree(recorded.folder, folder, ignore=shutil.ignore_patterns("checkpoint-6", "checkpoint-9", "*-10"))
+    shutil.copytree(
+        recorded.folder,
+        folder,
+        ignore=shutil.ignore_patterns("checkpoint-6", "checkpoint-9", "*-10"),
+    )
     before = sorted((path, path.stat().st_mtime_ns) for path in folder.rglob("*"))
     refused = replay(folder, folder, resume_from_checkpoint="last")
     assert refused.code == 2 and "is not a replay of" in refused.errors
@@ -316,11 +419,19 @@ def test_a_replay_does_not_go_on_in_the_recorded_run(recorded, tmp_path):
 def test_one_from_a_checkpoint_that_was_killed_before_its_own(recorded, tmp_path):
     """Its beginning would be that of the run."""
     folder, begun = tmp_path / "part", recorded.folder / "checkpoint-6"
-    assert replay(recorded.folder, folder, resume_from_checkpoint=begun, max_steps=7, save_strategy="no").code == 0
+    assert (
+        replay(
+            recorded.folder, folder, resume_from_checkpoint=begun, max_steps=7, save_strategy="no"
+        ).code
+        == 0
+    )
     for checkpoint in folder.glob("checkpoint-*"):
         shutil.rmtree(checkpoint)
     refused = replay(recorded.folder, folder, resume_from_checkpoint="last", max_steps=7)
-    assert refused.code == 2 and f"was to begin after {begun} and has no checkpoint of its own" in refused.errors
+    assert (
+        refused.code == 2
+        and f"was to begin after {begun} and has no checkpoint of its own" in refused.errors
+    )
 
 
 def test_another_model_is_refused(recorded, tmp_path, save_model, tiny_model_untied):
@@ -329,7 +440,9 @@ def test_another_model_is_refused(recorded, tmp_path, save_model, tiny_model_unt
     refused = replay(recorded.folder, tmp_path / "again", model=other)
     assert refused.code == 2 and "is not the model of the record" in refused.errors
     tokenizer = json.loads((other / "tokenizer.json").read_text())
-    tokenizer["model"]["vocab"] = {f"{key}!": number for key, number in tokenizer["model"]["vocab"].items()}
+    tokenizer["model"]["vocab"] = {
+        f"{key}!": number for key, number in tokenizer["model"]["vocab"].items()
+    }
     (other / "tokenizer.json").write_text(json.dumps(tokenizer))
     refused = replay(recorded.folder, tmp_path / "more", model=other)
     assert refused.code == 2 and "has another tokenizer" in refused.errors
@@ -337,5 +450,7 @@ def test_another_model_is_refused(recorded, tmp_path, save_model, tiny_model_unt
 
 def test_the_folder_comes_first(tmp_path):
     for words in ([], ["--max_steps", "1"]):
-        done = forks.run(["-m", "swift_r1", "replay", *words], cwd=tmp_path, environ=dict(os.environ), timeout=60)
+        done = forks.run(
+            ["-m", "swift_r1", "replay", *words], cwd=tmp_path, environ=dict(os.environ), timeout=60
+        )
         assert done.returncode == 2 and "the folder of the recorded run comes first" in done.stderr

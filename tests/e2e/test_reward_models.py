@@ -12,7 +12,9 @@ from tests.conftest import wait_until_serving
 from tests.rewards.reward_model_makers import save_scorer, save_speaker
 
 
-def test_a_function_a_judge_and_two_models_reward_together(rlhf, start_tiny, tiny_model, tmp_path, monkeypatch) -> None:
+def test_a_function_a_judge_and_two_models_reward_together(
+    rlhf, start_tiny, tiny_model, tmp_path, monkeypatch
+) -> None:
     monkeypatch.setenv("JUDGE_KEY", "sk-of-nobody")
     served = start_tiny(save_speaker(tmp_path / "served", "So 7"), api_key="sk-of-nobody")
     wait_until_serving(served, "sk-of-nobody")
@@ -40,9 +42,13 @@ def test_a_function_a_judge_and_two_models_reward_together(rlhf, start_tiny, tin
     assert run.code == 0
     assert {line["rewards/judge/mean"] for line in run.steps} == {0.5}
     assert {line["rewards/speaker/mean"] for line in run.steps} == {1.0}
-    assert all(line["rewards/scorer/std"] > 0 and line["rewards/scorer/invalid"] == 0 for line in run.steps)
+    assert all(
+        line["rewards/scorer/std"] > 0 and line["rewards/scorer/invalid"] == 0 for line in run.steps
+    )
     for row in run.lines("completions.jsonl"):
-        digits, judged, scored, said = (row[f"rewards/{name}"] for name in ("digits", "judge", "scorer", "speaker"))
+        digits, judged, scored, said = (
+            row[f"rewards/{name}"] for name in ("digits", "judge", "scorer", "speaker")
+        )
         assert row["reward"] == pytest.approx(digits + 2 * judged + 0.5 * scored + said, abs=1e-6)
     args = json.loads((run.folder / "args.json").read_text())["args"]
     assert args["reward_funcs"] == ["digits", "judge", "scorer", "speaker"]
@@ -64,10 +70,14 @@ def test_ppo_by_a_reward_model_alone(rlhf, tiny_model: Path, tmp_path: Path) -> 
 
 def test_what_is_wrong_is_said_before_a_model_loads(rlhf, tiny_model: Path, tmp_path: Path) -> None:
     scorer, judge = save_scorer(tmp_path / "scorer"), json.dumps({"url": "http://127.0.0.1:1/v1"})
-    run = rlhf(tiny_model, reward_funcs=["digits", "judge"], judge=judge, reward_model=[scorer, tiny_model])
+    run = rlhf(
+        tiny_model, reward_funcs=["digits", "judge"], judge=judge, reward_model=[scorer, tiny_model]
+    )
     assert run.code == 2
     assert "has no classification head: --reward_model_plugin genrm asks it" in run.errors
-    run = rlhf(tiny_model, reward_model=scorer, reward_weights=1, reward_model_plugin=["default", "genrm"])
+    run = rlhf(
+        tiny_model, reward_model=scorer, reward_weights=1, reward_model_plugin=["default", "genrm"]
+    )
     assert run.code == 2
     assert "--reward_weights has 1 values for 2 reward functions" in run.errors
     assert "--reward_model_plugin has 2 values for 1 reward models: give one for each" in run.errors

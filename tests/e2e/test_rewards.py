@@ -104,17 +104,28 @@ def test_the_run_goes_on(rlhf, tiny_model, hostile: Path, aggregation: str) -> N
     shares = [step["rewards/dies_now_and_then/invalid"] for step in run.steps]
     assert shares == [0.0, 1.0, 0.0]
     assert run.steps[1]["rewards/dies_now_and_then/invalid/died"] == 1.0
-    assert run.steps[1]["frac_groups_all_invalid"] == 1.0 and run.steps[0]["frac_groups_all_invalid"] == 0.0
-    assert run.steps[0]["rewards/digits/seconds"] > 0 and run.steps[1]["rewards/digits/invalid"] == 0.0
+    assert (
+        run.steps[1]["frac_groups_all_invalid"] == 1.0
+        and run.steps[0]["frac_groups_all_invalid"] == 0.0
+    )
+    assert (
+        run.steps[0]["rewards/digits/seconds"] > 0 and run.steps[1]["rewards/digits/invalid"] == 0.0
+    )
     rows = run.lines("invalid_rewards.jsonl")
     assert len(rows) == 8
-    assert {(row["step"], row["reward"], row["kind"]) for row in rows} == {(2, "dies_now_and_then", "died")}
-    assert all("exit code 3" in row["cause"] and "completion" in row and "start" in row for row in rows)
+    assert {(row["step"], row["reward"], row["kind"]) for row in rows} == {
+        (2, "dies_now_and_then", "died")
+    }
+    assert all(
+        "exit code 3" in row["cause"] and "completion" in row and "start" in row for row in rows
+    )
     advantages = [row["advantage"] for row in run.lines("completions.jsonl") if row["step"] == 2]
     assert advantages == [0.0] * 8
 
 
-def test_rewards_are_computed_while_other_prompts_are_played(rlhf, tiny_model, tmp_path: Path) -> None:
+def test_rewards_are_computed_while_other_prompts_are_played(
+    rlhf, tiny_model, tmp_path: Path
+) -> None:
     path = tmp_path / "waits.py"
     path.write_text(WAITS)
     run = rlhf(
@@ -141,7 +152,9 @@ def test_too_many_invalid_rewards_end_the_run(rlhf, tiny_model, hostile: Path) -
         max_steps=30,
     )
     assert run.code == 5
-    assert "reward always_nan was invalid" in run.errors and "nan is not a finite number" in run.errors
+    assert (
+        "reward always_nan was invalid" in run.errors and "nan is not a finite number" in run.errors
+    )
     assert "for example on:" in run.errors
     assert {row["kind"] for row in run.lines("invalid_rewards.jsonl")} == {"value"}
     truncated = [row for row in run.lines("completions.jsonl") if row["finish_reason"] == "length"]
@@ -155,7 +168,9 @@ NO_REWARD = {
 
 
 @pytest.mark.parametrize(("name", "why"), NO_REWARD.items())
-def test_a_round_without_one_valid_reward_ends_the_run(rlhf, tiny_model, hostile: Path, name: str, why: str) -> None:
+def test_a_round_without_one_valid_reward_ends_the_run(
+    rlhf, tiny_model, hostile: Path, name: str, why: str
+) -> None:
     run = rlhf(
         tiny_model,
         external_plugins=plugins(hostile),

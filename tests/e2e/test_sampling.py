@@ -6,13 +6,21 @@ import pytest
 
 
 def test_what_is_logged_of_entropies_and_of_the_gap(rlhf, tiny_model):
-    flags = {"log_entropy": "true", "log_rollout_offpolicy_metrics": "true", "off_policy_sequence_mask_delta": 0.01}
+    flags = {
+        "log_entropy": "true",
+        "log_rollout_offpolicy_metrics": "true",
+        "off_policy_sequence_mask_delta": 0.01,
+    }
     run = rlhf(tiny_model, max_steps=4, num_iterations=4, learning_rate=1e-2, **flags)
     assert run.code == 0
     rows, steps = run.lines("completions.jsonl"), run.steps
     entropies = [row["entropy"] for row in rows]
     tokens = [len(row["completion"]) for row in rows]
-    assert len(set(entropies)) == len(rows) == 8 and all(0 < one < 5 for one in entropies) and min(tokens)
+    assert (
+        len(set(entropies)) == len(rows) == 8
+        and all(0 < one < 5 for one in entropies)
+        and min(tokens)
+    )
     assert steps[0]["entropy/max"] == pytest.approx(max(entropies))
     assert steps[0]["entropy/min"] == pytest.approx(min(entropies))
     assert min(entropies) < steps[0]["entropy"] < max(entropies)
@@ -29,4 +37,6 @@ def test_ratios_are_the_policys_own(rlhf, tiny_model, flag, value):
     assert step["ratio"] == 1 and step["rollout/logp_diff"] > 0.1
     kept = step.get("rollout/kept_mass", math.nan)
     assert 0.3 < kept < 0.95 if flag == "min_p" else math.isnan(kept)
-    assert ("the engine samples from the penalised distribution" in run.errors) == (flag == "repetition_penalty")
+    assert ("the engine samples from the penalised distribution" in run.errors) == (
+        flag == "repetition_penalty"
+    )

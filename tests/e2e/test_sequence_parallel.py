@@ -10,11 +10,23 @@ def test_a_run_is_the_same_run(rlhf, tiny_model, tmp_path):
     found = []
     for name, processes, flags in (
         ("one", 1, {"per_device_train_batch_size": 16}),
-        ("two", 2, {"per_device_train_batch_size": 8, "sequence_parallel_size": 2, "attn_impl": "flash_attn"}),
+        (
+            "two",
+            2,
+            {
+                "per_device_train_batch_size": 8,
+                "sequence_parallel_size": 2,
+                "attn_impl": "flash_attn",
+            },
+        ),
     ):
-        run = rlhf(tiny_model, processes, max_steps=2, beta=0.1, output_dir=tmp_path / name, **flags)
+        run = rlhf(
+            tiny_model, processes, max_steps=2, beta=0.1, output_dir=tmp_path / name, **flags
+        )
         assert run.code == 0
-        assert (name == "two") == ("--attn_impl flash_attention_2: attention is PyTorch's SDPA here" in run.errors)
+        assert (name == "two") == (
+            "--attn_impl flash_attention_2: attention is PyTorch's SDPA here" in run.errors
+        )
         found.append(run.steps)
     for one, two in zip(*found, strict=True):
         for name in ("reward", "loss", "grad_norm", "kl", "entropy"):

@@ -27,7 +27,9 @@ def save_adapters(model: Path, folder: Path) -> Path:
         model,
         "float32",
         False,
-        AdapterArguments(train_type="lora", lora_rank=4, lora_alpha=16, target_modules=["all-linear"]),
+        AdapterArguments(
+            train_type="lora", lora_rank=4, lora_alpha=16, target_modules=["all-linear"]
+        ),
     )
     torch.manual_seed(2)
     with torch.no_grad():
@@ -56,27 +58,40 @@ def room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def fault(capsys: pytest.CaptureFixture[str], *words: str) -> str:
     assert main(["rollout", "--port", str(free_port()), *words]) == 2
-    (line,) = [line for line in capsys.readouterr().err.splitlines() if line.startswith("swift rollout: ")]
+    (line,) = [
+        line for line in capsys.readouterr().err.splitlines() if line.startswith("swift rollout: ")
+    ]
     return line
 
 
 def test_what_cannot_be_served(
-    capsys: pytest.CaptureFixture[str], tiny_model: Path, adapters: Path, save_model: Any, room: Path, tmp_path: Path
+    capsys: pytest.CaptureFixture[str],
+    tiny_model: Path,
+    adapters: Path,
+    save_model: Any,
+    room: Path,
+    tmp_path: Path,
 ) -> None:
     wide = save_model(tmp_path / "wide", hidden_size=128, num_attention_heads=4)
-    deep = save_adapters(save_model(tmp_path / "deep", num_hidden_layers=3), tmp_path / "deep-adapters")
+    deep = save_adapters(
+        save_model(tmp_path / "deep", num_hidden_layers=3), tmp_path / "deep-adapters"
+    )
     nameless = tmp_path / "nameless"
     nameless.mkdir()
     (nameless / "adapter_model.safetensors").touch()
     (nameless / "adapter_config.json").write_text("{}")
     assert "holds no adapters" in fault(capsys, "--adapters", str(tiny_model))
     assert "does not say which model is under it" in fault(capsys, "--adapters", str(nameless))
-    assert "no such folder" in fault(capsys, "--adapters", str(adapters), "--model", str(tmp_path / "nowhere"))
+    assert "no such folder" in fault(
+        capsys, "--adapters", str(adapters), "--model", str(tmp_path / "nowhere")
+    )
     line = fault(capsys, "--adapters", str(adapters), "--model", str(wide))
     assert f"are not of --model {wide}: " in line and "[128, 128]" in line
     line = fault(capsys, "--adapters", str(deep), "--model", str(tiny_model))
     assert line.endswith("it has no model.layers.2.mlp.down_proj")
-    assert "leave one out" in fault(capsys, "--adapters", str(adapters), "--vllm_enable_lora", "true")
+    assert "leave one out" in fault(
+        capsys, "--adapters", str(adapters), "--vllm_enable_lora", "true"
+    )
     assert "--model is missing" in fault(capsys)
     assert list(room.iterdir()) == []
 
@@ -91,7 +106,9 @@ def test_folders_of_dead_servers_are_removed(tiny_model: Path, adapters: Path, r
 
 
 @pytest.mark.long
-def test_adapters_are_served_merged(launch_server: Any, tiny_model: Path, adapters: Path, room: Path) -> None:
+def test_adapters_are_served_merged(
+    launch_server: Any, tiny_model: Path, adapters: Path, room: Path
+) -> None:
     """What the merged model says in transformers, in the run's template, up to its stop token."""
     server = launch_server(tiny_model, adapters=adapters, torch_dtype="float32")
     assert httpx.get(f"{server.url}/info", trust_env=False).json()["model"] == str(adapters)
@@ -102,14 +119,21 @@ def test_adapters_are_served_merged(launch_server: Any, tiny_model: Path, adapte
 
 
 @pytest.mark.long
-def test_a_checkpoint_is_served_as_it_was_trained(rlhf: Any, launch_server: Any, tiny_model: Path) -> None:
-    run = rlhf(tiny_model, max_steps=2, learning_rate=1e-3, system="Count.", response_prefix="<think>")
+def test_a_checkpoint_is_served_as_it_was_trained(
+    rlhf: Any, launch_server: Any, tiny_model: Path
+) -> None:
+    run = rlhf(
+        tiny_model, max_steps=2, learning_rate=1e-3, system="Count.", response_prefix="<think>"
+    )
     checkpoint = run.folder / "checkpoint-2"
     trained = run.lines("completions.jsonl")[0]["prompt"]
     tokenizer = AutoTokenizer.from_pretrained(checkpoint)
     asked = trained.split("<|im_start|>user\n")[1].split("<|im_end|>")[0]
     messages = [{"role": "user", "content": asked}]
-    assert tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True) == trained
+    assert (
+        tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+        == trained
+    )
     ends = json.loads((checkpoint / "generation_config.json").read_text())["eos_token_id"]
     assert tokenizer.eos_token_id in (ends if isinstance(ends, list) else [ends])
     server = launch_server(checkpoint, torch_dtype="float32")
@@ -122,13 +146,21 @@ def check_chat(url: str, name: str, folder: Path) -> None:
     tokenizer = AutoTokenizer.from_pretrained(folder)
     messages = [{"role": "user", "content": "start at 3"}]
     asked = {"model": name, "messages": messages, "max_tokens": 12, "temperature": 0}
-    answer = httpx.post(f"{url}/v1/chat/completions", json=asked, trust_env=False, timeout=60).json()
-    ids = tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_tensors="pt", return_dict=False)
+    answer = httpx.post(
+        f"{url}/v1/chat/completions", json=asked, trust_env=False, timeout=60
+    ).json()
+    ids = tokenizer.apply_chat_template(
+        messages, add_generation_prompt=True, return_tensors="pt", return_dict=False
+    )
     with torch.no_grad():
         said = model.generate(ids, max_new_tokens=12, do_sample=False)[0, ids.shape[1] :]
     choice = answer["choices"][0]
     assert choice["message"]["content"] == tokenizer.decode(said, skip_special_tokens=True)
     asked |= {"temperature": 1.0, "n": 64, "seed": 1, "max_tokens": 200}
-    many = httpx.post(f"{url}/v1/chat/completions", json=asked, trust_env=False, timeout=120).json()["choices"]
+    many = httpx.post(
+        f"{url}/v1/chat/completions", json=asked, trust_env=False, timeout=120
+    ).json()["choices"]
     reasons = {one["finish_reason"] for one in many}
-    assert "stop" in reasons and not any(tokenizer.eos_token in one["message"]["content"] for one in many)
+    assert "stop" in reasons and not any(
+        tokenizer.eos_token in one["message"]["content"] for one in many
+    )

@@ -22,7 +22,9 @@ def url(rollout_server, tiny_model):
         pytest.param({"ddp_backend": "gloo"}, 1e-2, id="DDP"),
     ],
 )
-def test_two_ranks_keep_the_engine_on_the_trainers_weights(rlhf, tiny_model, url, backend, learning_rate):
+def test_two_ranks_keep_the_engine_on_the_trainers_weights(
+    rlhf, tiny_model, url, backend, learning_rate
+):
     run = rlhf(
         tiny_model,
         processes=2,
@@ -53,7 +55,10 @@ def test_two_ranks_keep_the_engine_on_the_trainers_weights(rlhf, tiny_model, url
     assert all(line.get("rollout/weight_check", 0) < LOGP_NOISE for line in run.steps)
     evaluations = [line for line in run.lines("logging.jsonl") if "eval/counting/accuracy" in line]
     assert [line["step"] for line in evaluations] == [2, 4]
-    assert all((line["eval/counting/completions"], line["eval/again/completions"]) == (4, 6) for line in evaluations)
+    assert all(
+        (line["eval/counting/completions"], line["eval/again/completions"]) == (4, 6)
+        for line in evaluations
+    )
     versions = [line["rollout/weight_version"] for line in run.steps]
     assert versions == [versions[0] + i for i in range(4)]
     if learning_rate == 0:
@@ -71,13 +76,17 @@ def test_the_checkpoint_is_what_the_server_serves(rlhf, tiny_model, url):
 
     from swift_r1.wire.client import RolloutClient
 
-    run = rlhf(tiny_model, use_vllm="true", vllm_server_base_url=url, max_steps=2, learning_rate=1e-2)
+    run = rlhf(
+        tiny_model, use_vllm="true", vllm_server_base_url=url, max_steps=2, learning_rate=1e-2
+    )
     assert run.code == 0
     sequence = list(range(5, 45))
     model = AutoModelForCausalLM.from_pretrained(run.folder / "checkpoint-2")
     ids = torch.tensor([sequence])
     with torch.no_grad():
-        expected = model(ids).logits[0, :-1].log_softmax(-1).gather(-1, ids[0, 1:, None]).squeeze(-1)
+        expected = (
+            model(ids).logits[0, :-1].log_softmax(-1).gather(-1, ids[0, 1:, None]).squeeze(-1)
+        )
         base = AutoModelForCausalLM.from_pretrained(tiny_model)(ids).logits[0, :-1].log_softmax(-1)
     with RolloutClient(url) as client:
         served = torch.tensor(client.score([sequence]).logprobs[0])
@@ -87,9 +96,13 @@ def test_the_checkpoint_is_what_the_server_serves(rlhf, tiny_model, url):
 
 @pytest.mark.long
 @pytest.mark.timeout(900)
-def test_an_adapter_alone_and_then_whole_weights_on_one_server(rlhf, rollout_server, tiny_model, tmp_path):
+def test_an_adapter_alone_and_then_whole_weights_on_one_server(
+    rlhf, rollout_server, tiny_model, tmp_path
+):
     """vLLM wraps the layers that may get adapters: a full push must still reach what is under them."""
-    url = rollout_server(tiny_model, torch_dtype="float32", vllm_enable_lora="true", vllm_max_lora_rank=8)
+    url = rollout_server(
+        tiny_model, torch_dtype="float32", vllm_enable_lora="true", vllm_max_lora_rank=8
+    )
     settings = {
         "use_vllm": "true",
         "vllm_server_base_url": url,
@@ -101,22 +114,33 @@ def test_an_adapter_alone_and_then_whole_weights_on_one_server(rlhf, rollout_ser
         "weight_check_steps": 1,
     }
     runs = [
-        rlhf(tiny_model, processes=2, deepspeed="zero3", train_type="lora", lora_rank=4, **settings),
+        rlhf(
+            tiny_model, processes=2, deepspeed="zero3", train_type="lora", lora_rank=4, **settings
+        ),
         rlhf(tiny_model, output_dir=tmp_path / "whole", **settings),
     ]
     for run in runs:
         assert run.code == 0
-        assert all(line["rollout/logp_diff"] < LOGP_NOISE > line["rollout/weight_check"] for line in run.steps)
+        assert all(
+            line["rollout/logp_diff"] < LOGP_NOISE > line["rollout/weight_check"]
+            for line in run.steps
+        )
         assert run.steps[-1]["kl"] > 0.01
     assert "adapters alone go to the rollout server" in runs[0].errors
-    refused = rlhf(tiny_model, train_type="lora", lora_rank=4, output_dir=tmp_path / "late", **settings)
+    refused = rlhf(
+        tiny_model, train_type="lora", lora_rank=4, output_dir=tmp_path / "late", **settings
+    )
     assert refused.code == 2 and "holds whole weights that another run has pushed" in refused.errors
 
 
-def test_a_server_of_another_vocabulary_is_refused_before_a_model_loads(rlhf, tiny_model, tiny_server, tmp_path):
+def test_a_server_of_another_vocabulary_is_refused_before_a_model_loads(
+    rlhf, tiny_model, tiny_server, tmp_path
+):
     other = shutil.copytree(tiny_model, tmp_path / "other")
     config = json.loads((other / "config.json").read_text())
-    (other / "config.json").write_text(json.dumps(config | {"vocab_size": config["vocab_size"] + 64}))
+    (other / "config.json").write_text(
+        json.dumps(config | {"vocab_size": config["vocab_size"] + 64})
+    )
     run = rlhf(other, use_vllm="true", vllm_server_base_url=tiny_server.url)
     assert run.code == 2 and f"start it with `swift rollout --model {other}`" in run.errors
     assert not run.folder.exists()

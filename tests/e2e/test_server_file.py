@@ -37,9 +37,18 @@ class Listed:
         new.replace(self.path)
 
 
-def train(model: Path, folder: Path, steps: int, at_step: Callable[[int], None], **more: Any) -> str:
-    flags = {"max_steps": steps, "use_vllm": "true", "vllm_server_timeout": 100, "learning_rate": 1e-3}
-    said = train_to_the_end(words_of(model, folder, **flags | {"save_steps": steps} | more), at_step)
+def train(
+    model: Path, folder: Path, steps: int, at_step: Callable[[int], None], **more: Any
+) -> str:
+    flags = {
+        "max_steps": steps,
+        "use_vllm": "true",
+        "vllm_server_timeout": 100,
+        "learning_rate": 1e-3,
+    }
+    said = train_to_the_end(
+        words_of(model, folder, **flags | {"save_steps": steps} | more), at_step
+    )
     if more.get("rlhf_type") != "ppo":
         check_every_prompt_once(folder, steps)
     return said
@@ -70,7 +79,9 @@ def test_a_server_joins_does_all_and_the_first_returns(
     run = tmp_path / "run"
     said = train(tiny_model, run, 30, change, vllm_server_file=listed.path, **EVALUATED)
     assert written(run) == written(tmp_path / "calm")
-    assert written(run, "eval_completions.jsonl") == written(tmp_path / "calm", "eval_completions.jsonl")
+    assert written(run, "eval_completions.jsonl") == written(
+        tmp_path / "calm", "eval_completions.jsonl"
+    )
     kinds = [kind for kind in kinds_of(run) if kind.startswith("server")]
     assert kinds == ["server_joined", "server_left", "server_left", "server_joined"]
     servers = [step["rollout/servers"] for step in steps_of(run)]
@@ -78,7 +89,12 @@ def test_a_server_joins_does_all_and_the_first_returns(
     assert f"the rollout server at {one} joins with weight version" in said
 
 
-PPO = {"rlhf_type": "ppo", "num_generations": 1, "num_mini_batches": 2, "critic_learning_rate": 3e-3}
+PPO = {
+    "rlhf_type": "ppo",
+    "num_generations": 1,
+    "num_mini_batches": 2,
+    "critic_learning_rate": 3e-3,
+}
 
 
 @pytest.mark.long
@@ -97,11 +113,22 @@ PPO = {"rlhf_type": "ppo", "num_generations": 1, "num_mini_batches": 2, "critic_
     ids=["grpo", "delta", "shm", "async 0", "ppo", "lora", "async 2"],
 )
 def test_servers_join_leave_die_and_return_at_random(
-    tiny_model: Path, tiny_server: Any, second_tiny_server: Any, tmp_path: Path, more: dict[str, Any]
+    tiny_model: Path,
+    tiny_server: Any,
+    second_tiny_server: Any,
+    tmp_path: Path,
+    more: dict[str, Any],
 ) -> None:
     steps, draw, both = 120, random.Random(5), [tiny_server, second_tiny_server]
     if not (ahead := more.get("max_staleness") == 2):
-        train(tiny_model, tmp_path / "calm", steps, never, vllm_server_base_url=tiny_server.url, **more)
+        train(
+            tiny_model,
+            tmp_path / "calm",
+            steps,
+            never,
+            vllm_server_base_url=tiny_server.url,
+            **more,
+        )
     listed = Listed(tmp_path / "servers.txt", [tiny_server.url])
     due, done = [2], list[str]()
 
@@ -117,7 +144,9 @@ def test_servers_join_leave_die_and_return_at_random(
             server.start()
         else:
             done.append("listed")
-            listed.write([one.url for one in draw.choice([both, both[:1], both[1:], both[:1], both[1:], []])])
+            listed.write(
+                [one.url for one in draw.choice([both, both[:1], both[1:], both[:1], both[1:], []])]
+            )
             if not listed.path.read_text():
                 time.sleep(1.2)
                 listed.write([draw.choice(both).url])
@@ -125,13 +154,17 @@ def test_servers_join_leave_die_and_return_at_random(
     run = tmp_path / "run"
     train(tiny_model, run, steps, disturb, vllm_server_file=listed.path, **more)
     kinds = kinds_of(run)
-    assert done.count("killed") >= 3 and kinds.count("server_joined") >= 3 <= kinds.count("server_left")
+    assert done.count("killed") >= 3 and kinds.count("server_joined") >= 3 <= kinds.count(
+        "server_left"
+    )
     assert ahead or written(run) == written(tmp_path / "calm")
 
 
 @pytest.mark.long
 @pytest.mark.timeout(1200)
-@pytest.mark.parametrize("more", [{}, {"train_type": "lora", "lora_rank": 4}], ids=["whole", "adapters alone"])
+@pytest.mark.parametrize(
+    "more", [{}, {"train_type": "lora", "lora_rank": 4}], ids=["whole", "adapters alone"]
+)
 def test_vllm_servers_join_leave_and_return(
     tiny_model: Path, launch_server: Any, tmp_path: Path, more: dict[str, Any]
 ) -> None:

@@ -28,7 +28,13 @@ LOGP_NOISE = 2e-3
 
 
 def train(
-    model: Path, urls: list[str], folder: Path, steps: int, at_step: Callable[[int], None], processes: int, **more: Any
+    model: Path,
+    urls: list[str],
+    folder: Path,
+    steps: int,
+    at_step: Callable[[int], None],
+    processes: int,
+    **more: Any,
 ) -> str:
     """Runs to the end, calling `at_step` after each step; returns what was said. Every prompt must have come once."""
     flags = {
@@ -41,14 +47,18 @@ def train(
         "save_steps": steps,
         **({"deepspeed": "zero3"} if processes > 1 else {}),
     }
-    said = train_to_the_end(words_of(model, folder, **flags | more), at_step, processes, SOAK_S if steps > 100 else 280)
+    said = train_to_the_end(
+        words_of(model, folder, **flags | more), at_step, processes, SOAK_S if steps > 100 else 280
+    )
     differences = [step["rollout/logp_diff"] for step in steps_of(folder)]
     assert len(differences) == steps and max(differences) < LOGP_NOISE
     check_every_prompt_once(folder, steps)
     return said
 
 
-def test_a_killed_server_loses_no_prompt(tiny_model: Path, tiny_server: Any, tmp_path: Path) -> None:
+def test_a_killed_server_loses_no_prompt(
+    tiny_model: Path, tiny_server: Any, tmp_path: Path
+) -> None:
     def kill(step: int) -> None:
         if step == 2:
             tiny_server.kill()
@@ -60,7 +70,10 @@ def test_a_killed_server_loses_no_prompt(tiny_model: Path, tiny_server: Any, tmp
     timeline = Timeline(tmp_path / "run")
     timeline.refresh()
     kinds = [mark.kind for mark in timeline.marks]
-    assert kinds == ["started", "server_lost", "server_restored", "saved", "ended"] and timeline.problems == []
+    assert (
+        kinds == ["started", "server_lost", "server_restored", "saved", "ended"]
+        and timeline.problems == []
+    )
     assert timeline.lanes == ["rank-0", "rank-1", "rewards", "server-0", "server-0-weights"]
     # Rank 0 asks the server, and the other waits for it.
     for lane, name in (("rank-0", "generate"), ("rank-1", "wait"), ("rank-1", "train")):
@@ -120,7 +133,9 @@ def test_vllm_killed_at_any_moment(tiny_model: Path, killable_vllm: Any, tmp_pat
 
 @pytest.mark.long
 @pytest.mark.timeout(2 * SOAK_S)
-def test_soak_with_random_kills_equals_an_undisturbed_run(tiny_model: Path, tiny_server: Any, tmp_path: Path) -> None:
+def test_soak_with_random_kills_equals_an_undisturbed_run(
+    tiny_model: Path, tiny_server: Any, tmp_path: Path
+) -> None:
     """Seeds are a completion's own, and a restored server has the very weights: the same completions come out."""
     steps, kills = STEPS, []
     random.seed(7)
@@ -155,7 +170,10 @@ def test_one_of_two_servers_is_killed_under_zero3(
 
     urls = [tiny_server.url, second_tiny_server.url]
     errors = train(tiny_model, urls, tmp_path / "run", 80, kill, processes=2)
-    assert f"the rollout server at {second_tiny_server.url} is lost: its work goes to the other one" in errors
+    assert (
+        f"the rollout server at {second_tiny_server.url} is lost: its work goes to the other one"
+        in errors
+    )
     assert "2 of 2 servers" in errors
     servers = [step["rollout/servers"] for step in steps_of(tmp_path / "run")]
     assert servers[0] == 2 and min(servers) == 1 and servers[-1] == 2
@@ -177,7 +195,9 @@ def test_soak_of_two_servers_with_random_kills_equals_an_undisturbed_run_with_on
         if step == due[0] and step < steps:
             time.sleep(random.random() * 0.3)
             due[0] = step + random.randrange(5, 12)
-            for server in random.choice([[tiny_server], [second_tiny_server], [tiny_server, second_tiny_server]]):
+            for server in random.choice(
+                [[tiny_server], [second_tiny_server], [tiny_server, second_tiny_server]]
+            ):
                 kills.append(step)
                 server.kill()
                 server.start()

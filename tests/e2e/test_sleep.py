@@ -25,12 +25,16 @@ LOGP_NOISE = 2e-3
 
 
 @pytest.fixture
-def train(tmp_path: Path, save_model: Callable[..., Path], start_tiny: Callable[..., Any]) -> Callable[..., Any]:
+def train(
+    tmp_path: Path, save_model: Callable[..., Path], start_tiny: Callable[..., Any]
+) -> Callable[..., Any]:
     """`train(name, processes, resumed_from, sleep_level=..., ...) -> (steps, folder, the server's log)`."""
     model = save_model(tmp_path / "model", dtype="bfloat16")  # computed with in float32
 
     def run(name: str, processes: int = 1, resumed_from: Path | None = None, **flags: Any) -> Any:
-        server = start_tiny(model, vllm_engine_kwargs={"enable_sleep_mode": flags.pop("can_sleep", True)})
+        server = start_tiny(
+            model, vllm_engine_kwargs={"enable_sleep_mode": flags.pop("can_sleep", True)}
+        )
         values = {
             "rlhf_type": "grpo",
             "model": model,
@@ -55,7 +59,12 @@ def train(tmp_path: Path, save_model: Callable[..., Path], start_tiny: Callable[
             "logging_steps": 1,
             "report_to": "none",
         } | flags
-        words = [word for flag, value in values.items() if value is not None for word in (f"--{flag}", str(value))]
+        words = [
+            word
+            for flag, value in values.items()
+            if value is not None
+            for word in (f"--{flag}", str(value))
+        ]
         environ = {"NPROC_PER_NODE": str(processes), "OMP_NUM_THREADS": "1"}
         args = parse_arguments(RlhfArguments, words, environ)
         folder = tmp_path / name
@@ -78,7 +87,13 @@ def train(tmp_path: Path, save_model: Callable[..., Path], start_tiny: Callable[
         )
         worker = [str(PLUGIN.with_name("copying_worker.py")), str(folder / "args.json")]
         if processes > 1:
-            worker = ["-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={processes}", *worker]
+            worker = [
+                "-m",
+                "torch.distributed.run",
+                "--standalone",
+                f"--nproc_per_node={processes}",
+                *worker,
+            ]
         done = forks.run(worker, environ=environ, timeout=280)
         print(done.stdout, done.stderr)
         assert done.returncode == 0
@@ -103,12 +118,16 @@ def learned(line: dict[str, Any]) -> dict[str, Any]:
     ("level", "more"),
     [
         (2, {}),
-        pytest.param(1, {"rlhf_type": "ppo", "beta": None, "kl_coef": 0.05}, marks=pytest.mark.long),
+        pytest.param(
+            1, {"rlhf_type": "ppo", "beta": None, "kl_coef": 0.05}, marks=pytest.mark.long
+        ),
         pytest.param(2, {"processes": 2, "deepspeed": "zero3"}, marks=pytest.mark.long),
         pytest.param(1, {"processes": 2, "deepspeed": "zero2"}, marks=pytest.mark.long),
     ],
 )
-def test_a_run_with_an_engine_that_sleeps_learns_the_same(train: Callable[..., Any], level: int, more: Any) -> None:
+def test_a_run_with_an_engine_that_sleeps_learns_the_same(
+    train: Callable[..., Any], level: int, more: Any
+) -> None:
     """Evaluations and saves in the middle of a round too, and from such a save it goes on."""
     awake, folder, _ = train("awake", **more)
     flags = more | {"sleep_level": level, "offload_model": "true", "offload_optimizer": "true"}
@@ -126,16 +145,34 @@ def test_a_run_with_an_engine_that_sleeps_learns_the_same(train: Callable[..., A
         own, other = (load_file(root / one.name / "model.safetensors") for root in (slept, folder))
         assert all(torch.equal(own[key], value) for key, value in other.items())
     if more:
-        again = [line for line in train("asleep", resumed_from=checkpoints[0], **flags)[0] if "loss" in line]
+        again = [
+            line
+            for line in train("asleep", resumed_from=checkpoints[0], **flags)[0]
+            if "loss" in line
+        ]
         kept = ("step", "loss", "reward", "grad_norm")
-        assert [[line[name] for name in kept] for line in again] == [[line[name] for name in kept] for line in steps]
+        assert [[line[name] for name in kept] for line in again] == [
+            [line[name] for name in kept] for line in steps
+        ]
 
 
-def test_a_server_that_cannot_sleep_stays_awake_while_the_trainer_moves(train: Callable[..., Any], capfd: Any) -> None:
-    short = {"can_sleep": False, "max_steps": 2, "eval_steps": None, "val_dataset": None, "save_steps": 2}
+def test_a_server_that_cannot_sleep_stays_awake_while_the_trainer_moves(
+    train: Callable[..., Any], capfd: Any
+) -> None:
+    short = {
+        "can_sleep": False,
+        "max_steps": 2,
+        "eval_steps": None,
+        "val_dataset": None,
+        "save_steps": 2,
+    }
     lines, *_ = train("awake", **short)
-    moved, _, log = train("moved", **short, sleep_level=1, offload_model="true", offload_optimizer="true")
+    moved, _, log = train(
+        "moved", **short, sleep_level=1, offload_model="true", offload_optimizer="true"
+    )
     assert "--sleep_level 1 has no effect on a server that cannot sleep" in capfd.readouterr().out
     assert [learned(line) for line in moved] == [learned(line) for line in lines]
-    assert all(line["time/offload"] > 0 and "time/sleep" not in line for line in moved if "loss" in line)
+    assert all(
+        line["time/offload"] > 0 and "time/sleep" not in line for line in moved if "loss" in line
+    )
     assert "the engine sleeps" not in log

@@ -89,8 +89,12 @@ def test_random_kills_of_server_and_trainer(tiny_model: Path, killable_vllm: Any
     check_every_prompt_once(tmp_path / "soak", STEPS)
     # The band: how far the undisturbed run's own means of 25 steps lie from one another once it has learned.
     rewards = rewards_of(tmp_path / "calm")
-    blocks = [statistics.fmean(rewards[i : i + BLOCK]) for i in range(STEPS - 4 * BLOCK, STEPS, BLOCK)]
+    blocks = [
+        statistics.fmean(rewards[i : i + BLOCK]) for i in range(STEPS - 4 * BLOCK, STEPS, BLOCK)
+    ]
     expected, band = statistics.fmean(blocks), max(3 * statistics.stdev(blocks), 0.01)
     last = statistics.fmean(rewards_of(tmp_path / "soak")[-4 * BLOCK :])
-    print(f"kills: {kills}; reward of the last 100 steps {last:.3f}, undisturbed {expected:.3f} +- {band:.3f}")
+    print(
+        f"kills: {kills}; reward of the last 100 steps {last:.3f}, undisturbed {expected:.3f} +- {band:.3f}"
+    )
     assert abs(last - expected) < band

@@ -18,7 +18,9 @@ SMALL = "--max_steps 2 --num_generations 4 --per_device_train_batch_size 8 --max
 LONG = ("format", "code")
 
 
-@pytest.mark.parametrize("task", [pytest.param(task, marks=pytest.mark.long if task in LONG else ()) for task in TASKS])
+@pytest.mark.parametrize(
+    "task", [pytest.param(task, marks=pytest.mark.long if task in LONG else ()) for task in TASKS]
+)
 def test_a_starter_trains(task: str, tmp_path: Path, tiny_model: Path) -> None:
     write_starter(tmp_path, task, str(tiny_model))
     words = ["-m", "swift_r1", "rlhf", "run.yaml", *SMALL.split(), "--add_version", "false"]
@@ -30,7 +32,10 @@ def test_a_starter_trains(task: str, tmp_path: Path, tiny_model: Path) -> None:
         done = forks.run(words, cwd=tmp_path, environ={"OMP_NUM_THREADS": "1"}, timeout=200)
         judge.shutdown()
     assert done.returncode == 0, done.stderr
-    steps = [json.loads(line) for line in (tmp_path / "output" / "logging.jsonl").read_text().splitlines()]
+    steps = [
+        json.loads(line)
+        for line in (tmp_path / "output" / "logging.jsonl").read_text().splitlines()
+    ]
     assert [line["step"] for line in steps if "loss" in line] == [1, 2]
     if task == "judge":
         assert judge.seen and steps[0]["rewards/judge/mean"] == pytest.approx(0.7)

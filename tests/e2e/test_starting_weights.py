@@ -28,7 +28,9 @@ def test_adapters_and_references(rlhf, tiny_model, tmp_path):
     assert again == kl and (args["adapters"], args["resume_from_checkpoint"]) == ([str(sft)], None)
     kl, _, _ = run("both", **lora, adapters=sft, ref_adapters=sft)
     assert kl == pytest.approx(0, abs=1e-6)
-    assert main(["merge-lora", "--adapters", str(sft), "--output_dir", str(tmp_path / "merged")]) == 0
+    assert (
+        main(["merge-lora", "--adapters", str(sft), "--output_dir", str(tmp_path / "merged")]) == 0
+    )
     kl, full, _ = run("full", ref_model=tmp_path / "merged")
     assert kl > 1e-4
     _, _, args = run("resumed full", resume_from_checkpoint=full, resume_only_model="true")

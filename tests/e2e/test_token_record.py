@@ -16,7 +16,9 @@ TWO_RANKS = {"per_device_train_batch_size": 8}
 def recorded(folder, kind="step"):
     """Rows by optimizer step."""
     files = sorted((folder / "tokens").glob(f"{kind}-*.parquet"))
-    return {int(path.stem.partition("-")[2]): parquet.read_table(path).to_pylist() for path in files}
+    return {
+        int(path.stem.partition("-")[2]): parquet.read_table(path).to_pylist() for path in files
+    }
 
 
 @cache
@@ -29,7 +31,10 @@ def model_of(folder):
 @torch.no_grad()
 def forward(folder, prompt, completion):
     """Log-probs and entropies of the completion's tokens under the weights in `folder`, from whole logits."""
-    logits = model_of(folder)(torch.tensor([prompt + completion])).logits[0, len(prompt) - 1 : -1] / TEMPERATURE
+    logits = (
+        model_of(folder)(torch.tensor([prompt + completion])).logits[0, len(prompt) - 1 : -1]
+        / TEMPERATURE
+    )
     logps = logits.log_softmax(-1)
     return logps[range(len(completion)), completion].tolist(), torch.distributions.Categorical(
         logits=logits
@@ -57,7 +62,10 @@ def test_values_are_those_of_a_slow_recomputation(rlhf, tiny_model):
         log_tokens="all",
     )
     assert run.code == 0
-    lines = {(row["step"], row["request_id"], row["number"]): row for row in run.lines("completions.jsonl")}
+    lines = {
+        (row["step"], row["request_id"], row["number"]): row
+        for row in run.lines("completions.jsonl")
+    }
     record = recorded(run.folder)
     assert list(record) == [1, 2, 3, 4, 5, 6]
     assert [rows[0]["round_step"] for rows in record.values()] == [1, 1, 1, 1, 5, 5]
@@ -68,11 +76,16 @@ def test_values_are_those_of_a_slow_recomputation(rlhf, tiny_model):
     clipped = set()
     for step, rows in record.items():
         assert len(rows) == 8 and {row["step"] for row in rows} == {step}
-        by_kept = {True: [], False: []}  # entropies of tokens that --top_entropy_quantile kept, and of the others
+        # entropies of tokens that --top_entropy_quantile kept, and of the others
+        by_kept = {True: [], False: []}
         for row in rows:
             line = lines[row["round_step"], row["request_id"], row["number"]]
             assert (line["prompt_id"], line["group"]) == (row["prompt_id"], row["group"])
-            prompt, completion, length = row["prompt_token_ids"], row["token_ids"], len(row["token_ids"])
+            prompt, completion, length = (
+                row["prompt_token_ids"],
+                row["token_ids"],
+                len(row["token_ids"]),
+            )
             assert row["advantages"] == pytest.approx([line["advantage"]] * length)
             assert row["weight_versions"] == [line["weight_version"]] * length
             logps, entropies = forward(weights_before(step), prompt, completion)
@@ -80,14 +93,24 @@ def test_values_are_those_of_a_slow_recomputation(rlhf, tiny_model):
             assert row["logps"] == close(logps) and row["entropies"] == close(entropies)
             assert row["rollout_logps"] == close(old)
             assert row["ref_logps"] == close(forward(tiny_model, prompt, completion)[0])
-            assert row["ratios"] == close([math.exp(new - one) for new, one in zip(logps, old, strict=True)])
-            for ratio, advantage, clip in zip(row["ratios"], row["advantages"], row["clipped"], strict=True):
-                low, high = ratio < 1 - EPSILON and advantage < 0, ratio > 1 + EPSILON and advantage > 0
+            assert row["ratios"] == close(
+                [math.exp(new - one) for new, one in zip(logps, old, strict=True)]
+            )
+            for ratio, advantage, clip in zip(
+                row["ratios"], row["advantages"], row["clipped"], strict=True
+            ):
+                low, high = (
+                    ratio < 1 - EPSILON and advantage < 0,
+                    ratio > 1 + EPSILON and advantage > 0,
+                )
                 assert clip == high - low
             clipped |= set(row["clipped"])
             for kept, entropy in zip(row["mask"], old_entropies, strict=True):
                 by_kept[kept].append(entropy)
-        assert abs(len(by_kept[True]) - len(by_kept[False])) <= 1 and max(by_kept[False]) < min(by_kept[True]) + 1e-5
+        assert (
+            abs(len(by_kept[True]) - len(by_kept[False])) <= 1
+            and max(by_kept[False]) < min(by_kept[True]) + 1e-5
+        )
     assert clipped == {-1, 0, 1}
 
 
@@ -103,7 +126,9 @@ def test_values_are_those_of_a_slow_recomputation(rlhf, tiny_model):
 )
 def test_two_ranks_record_what_one_does(rlhf, tiny_model, tmp_path, backend):
     flags = {"max_steps": 2, "beta": 0.1, "log_tokens": "all", "deterministic": "true"}
-    one = rlhf(tiny_model, output_dir=tmp_path / "one", **flags | {"per_device_train_batch_size": 16})
+    one = rlhf(
+        tiny_model, output_dir=tmp_path / "one", **flags | {"per_device_train_batch_size": 16}
+    )
     two = rlhf(tiny_model, 2, output_dir=tmp_path / "two", **flags | TWO_RANKS | backend)
     assert one.code == two.code == 0
     expected = [row for rows in recorded(one.folder).values() for row in rows]
@@ -112,7 +137,9 @@ def test_two_ranks_record_what_one_does(rlhf, tiny_model, tmp_path, backend):
     for row, other in zip(expected, found, strict=True):
         for name, value in row.items():
             floating = isinstance(value, list) and isinstance(value[0], float)
-            assert other[name] == (pytest.approx(value, rel=1e-3, abs=1e-5) if floating else value), name
+            assert other[name] == (
+                pytest.approx(value, rel=1e-3, abs=1e-5) if floating else value
+            ), name
 
 
 def test_advantages_of_tokens(rlhf, tiny_model):
@@ -126,7 +153,9 @@ def test_advantages_of_tokens(rlhf, tiny_model):
         log_tokens="all",
     )
     assert run.code == 0
-    means = {(row["step"], row["request_id"]): row["advantage"] for row in run.lines("completions.jsonl")}
+    means = {
+        (row["step"], row["request_id"]): row["advantage"] for row in run.lines("completions.jsonl")
+    }
     rows = [row for rows in recorded(run.folder).values() for row in rows]
     assert len(rows) == 8 and any(len(set(row["advantages"])) > 2 for row in rows)
     for row in rows:
@@ -138,7 +167,9 @@ def test_versions_and_ratios_of_rounds_ahead(tiny_model, tiny_server, tmp_path):
     folder = tmp_path / "run"
     server = {"use_vllm": "true", "vllm_server_base_url": tiny_server.url, "async_generate": "true"}
     more = {"max_staleness": 2, "learning_rate": 1e-3, "save_steps": 1000, "log_tokens": "all"}
-    train_to_the_end(words_of(tiny_model, folder, max_steps=4, **server, **more), lambda _step: None, 1, 240)
+    train_to_the_end(
+        words_of(tiny_model, folder, max_steps=4, **server, **more), lambda _step: None, 1, 240
+    )
     lines = {(row["step"], row["request_id"], row["number"]): row for row in rows_of(folder)}
     rows = [row for rows in recorded(folder).values() for row in rows]
     assert len(rows) == len(lines)
@@ -147,33 +178,55 @@ def test_versions_and_ratios_of_rounds_ahead(tiny_model, tiny_server, tmp_path):
         assert row["weight_versions"] == [line["weight_version"]] * len(row["token_ids"])
         assert row["ratios"] == close([1.0] * len(row["token_ids"]))
     # Ratios are to the round's own policy; older weights wrote the tokens.
-    assert any(abs(a - b) > 1e-3 for row in rows for a, b in zip(row["logps"], row["rollout_logps"], strict=True))
+    assert any(
+        abs(a - b) > 1e-3
+        for row in rows
+        for a, b in zip(row["logps"], row["rollout_logps"], strict=True)
+    )
 
 
 def test_a_sample_has_the_same_prompts_again_and_changes_nothing(rlhf, tiny_model, tmp_path):
     """Eight prompts, two a step, five times; the weights are those of a run without a record, bit for bit."""
     flags = {"dataset": "counting#8", "max_steps": 20, "logging_steps": 20, "deterministic": "true"}
-    flags |= {"eval_steps": 10, "split_dataset_ratio": 0, "eval_datasets": [], "val_dataset": "counting#100"}
+    flags |= {
+        "eval_steps": 10,
+        "split_dataset_ratio": 0,
+        "eval_datasets": [],
+        "val_dataset": "counting#100",
+    }
     flags |= {"eval_limit": 5, "num_generations_eval": 2, "learning_rate": 1e-3}
-    run = rlhf(tiny_model, output_dir=tmp_path / "some", log_tokens_groups=0.5, probe_prompts=3, **flags)
+    run = rlhf(
+        tiny_model, output_dir=tmp_path / "some", log_tokens_groups=0.5, probe_prompts=3, **flags
+    )
     without = rlhf(tiny_model, output_dir=tmp_path / "none", log_tokens="none", **flags)
     assert run.code == without.code == 0
-    [weights, others] = [(one.folder / "checkpoint-20" / "model.safetensors").read_bytes() for one in (run, without)]
+    [weights, others] = [
+        (one.folder / "checkpoint-20" / "model.safetensors").read_bytes() for one in (run, without)
+    ]
     assert weights == others and not (without.folder / "tokens").exists()
-    by_step = {step: {row["prompt_id"] for row in rows} for step, rows in recorded(run.folder).items()}
-    assert list(by_step) == list(range(1, 21)) and all(1 <= len(prompts) <= 2 for prompts in by_step.values())
+    by_step = {
+        step: {row["prompt_id"] for row in rows} for step, rows in recorded(run.folder).items()
+    }
+    assert list(by_step) == list(range(1, 21)) and all(
+        1 <= len(prompts) <= 2 for prompts in by_step.values()
+    )
     asked = {}
     for row in run.lines("completions.jsonl"):
         asked.setdefault(row["step"], set()).add(row["prompt_id"])
     assert sum(map(len, by_step.values())) < sum(map(len, asked.values()))
     # A prompt that is below the share is recorded each time that it comes.
     always = {
-        one for one in set.union(*asked.values()) if all(one in by_step[step] for step in asked if one in asked[step])
+        one
+        for one in set.union(*asked.values())
+        if all(one in by_step[step] for step in asked if one in asked[step])
     }
     assert always
     probes = recorded(run.folder, "probe")
     assert list(probes) == [10, 20]
-    evaluated = {(row["step"], row["prompt_id"], row["number"]): row for row in run.lines("eval_completions.jsonl")}
+    evaluated = {
+        (row["step"], row["prompt_id"], row["number"]): row
+        for row in run.lines("eval_completions.jsonl")
+    }
     ids = [[(row["prompt_id"], row["number"]) for row in rows] for rows in probes.values()]
     assert ids[0] == ids[1] and len(ids[0]) == 6
     from transformers import AutoTokenizer
@@ -182,15 +235,26 @@ def test_a_sample_has_the_same_prompts_again_and_changes_nothing(rlhf, tiny_mode
     for step, rows in probes.items():
         for row in rows:
             line = evaluated[step, row["prompt_id"], row["number"]]
-            assert tokenizer.decode(row["token_ids"], skip_special_tokens=True) == line["completion"]
+            assert (
+                tokenizer.decode(row["token_ids"], skip_special_tokens=True) == line["completion"]
+            )
 
 
 @pytest.mark.parametrize(
     ("flags", "why"),
     [
-        ({"probe_prompts": 2}, "--probe_prompts has no effect without --eval_steps (or --eval_on_start true)"),
-        ({"log_tokens": "none", "log_tokens_limit": 1}, "--log_tokens_limit has no effect with --log_tokens none"),
-        ({"log_tokens": "all", "log_tokens_groups": 1}, "--log_tokens_groups has no effect with --log_tokens all"),
+        (
+            {"probe_prompts": 2},
+            "--probe_prompts has no effect without --eval_steps (or --eval_on_start true)",
+        ),
+        (
+            {"log_tokens": "none", "log_tokens_limit": 1},
+            "--log_tokens_limit has no effect with --log_tokens none",
+        ),
+        (
+            {"log_tokens": "all", "log_tokens_groups": 1},
+            "--log_tokens_groups has no effect with --log_tokens all",
+        ),
         ({"log_tokens": "some"}, "must be one of all, sample, none, not 'some'"),
     ],
 )

@@ -33,7 +33,13 @@ def model(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def server(model: Path, tmp_path: Path) -> Iterator[str]:
     port, log = free_port(), tmp_path / "server.log"
-    words = ["-m", "tests.plugins.tools.scripted_server", str(model), str(port), json.dumps({"max_model_len": 4096})]
+    words = [
+        "-m",
+        "tests.plugins.tools.scripted_server",
+        str(model),
+        str(port),
+        json.dumps({"max_model_len": 4096}),
+    ]
     with log.open("ab") as out:
         process = forks.start(words, cwd=REPO, stdout=out, stderr=forks.STDOUT)
     wait_until_serving(ServerProcess(f"http://127.0.0.1:{port}", port, process, log))
@@ -45,7 +51,9 @@ def server(model: Path, tmp_path: Path) -> Iterator[str]:
 @pytest.fixture
 def train(rlhf: Callable[..., Any], model: Path, server: str, tmp_path: Path) -> Callable[..., Any]:
     rows = tmp_path / "sums.jsonl"
-    sums = [{"query": f"What is {a} + {a + 1}?", "total": f"It is {2.0 * a + 1}"} for a in range(20)]
+    sums = [
+        {"query": f"What is {a} + {a + 1}?", "total": f"It is {2.0 * a + 1}"} for a in range(20)
+    ]
     rows.write_text("".join(json.dumps(row) + "\n" for row in sums))
 
     def run(**flags: Any) -> Any:
@@ -69,20 +77,34 @@ def train(rlhf: Callable[..., Any], model: Path, server: str, tmp_path: Path) ->
 def test_a_run_with_tools(train: Callable[..., Any]) -> None:
     run = train(max_steps=2, eval_steps=2, split_dataset_ratio=0.2, eval_limit=2)
     assert run.code == 0
-    assert "tool calls are read by vLLM's parser hermes (the chat template has <tool_call>)" in run.errors
+    assert (
+        "tool calls are read by vLLM's parser hermes (the chat template has <tool_call>)"
+        in run.errors
+    )
     rows = run.lines("completions.jsonl")
     made = [call for row in rows for call in row["tool_calls"]]
     assert {call["outcome"] for call in made if call["name"] == "fails"} == {"error"}
     for row in rows:
-        asked = [call["function"]["name"] for one in row["messages"] for call in one.get("tool_calls", ())]
-        assert asked == [call["name"] for call in row["tool_calls"]] and row["turns"] == 1 + bool(asked)
+        asked = [
+            call["function"]["name"]
+            for one in row["messages"]
+            for call in one.get("tool_calls", ())
+        ]
+        assert asked == [call["name"] for call in row["tool_calls"]] and row["turns"] == 1 + bool(
+            asked
+        )
         assert "<tools>" in row["prompt"] and row["completion"] == row["messages"][-1]["content"]
         assert row["reward"] == float(row["completion"] == row["total"]) + len(asked) / 10
     assert {row["reward"] for row in rows} == {0.0, 0.1, 1.1, 1.2}
     for line in run.steps:
         assert line["rollout/logp_diff"] < 2e-3 and 0 < line["multi_turn/trained_tokens"] < 1
         counts = [line[f"tools/{name}/calls"] for name in TOOLS]
-        step = [call["name"] for row in rows if row["step"] == line["step"] for call in row["tool_calls"]]
+        step = [
+            call["name"]
+            for row in rows
+            if row["step"] == line["step"]
+            for call in row["tool_calls"]
+        ]
         assert counts == [step.count(name) for name in TOOLS]
         assert line["tools/fails/errors"] == line["tools/fails/calls"]
         assert line["tools/echo/cut"] == line["tools/echo/calls"]
@@ -95,10 +117,13 @@ def test_a_resumed_run_is_the_whole_one(train: Callable[..., Any], tmp_path: Pat
     folder = tmp_path / "again"
     shutil.copytree(whole.folder, folder)
     shutil.rmtree(folder / "checkpoint-4")
-    again = train(max_steps=4, save_steps=2, resume_from_checkpoint=folder / "checkpoint-2", output_dir=folder)
+    again = train(
+        max_steps=4, save_steps=2, resume_from_checkpoint=folder / "checkpoint-2", output_dir=folder
+    )
     assert whole.code == again.code == 0
     first, second = whole.lines("completions.jsonl"), again.lines("completions.jsonl")
-    assert {row["weight_version"] for row in first} != {row["weight_version"] for row in second}  # pushed again
+    # pushed again
+    assert {row["weight_version"] for row in first} != {row["weight_version"] for row in second}
     for row in (*first, *second):
         del row["request_id"], row["weight_version"]
     assert first == second
@@ -133,11 +158,16 @@ def test_other_ways_to_run_with_tools(train: Callable[..., Any], flags: dict[str
     ("flags", "fault"),
     [
         ({"tools": ["ad"]}, "--tools: there is no tool ad: did you mean add?"),
-        ({"agent_template": "react_en"}, "--agent_template has no effect with --tools or tool_scheduler"),
+        (
+            {"agent_template": "react_en"},
+            "--agent_template has no effect with --tools or tool_scheduler",
+        ),
         ({"tool_call_parser": "hermse"}, "--tool_call_parser hermse: vLLM has no such parser"),
         ({"prompt_template": "r1"}, "the chat template has no place for these"),
     ],
 )
-def test_what_cannot_work_is_said_at_the_start(train: Callable[..., Any], flags: dict[str, Any], fault: str) -> None:
+def test_what_cannot_work_is_said_at_the_start(
+    train: Callable[..., Any], flags: dict[str, Any], fault: str
+) -> None:
     run = train(max_steps=1, **flags)
     assert run.code == 2 and fault in run.errors

@@ -7,7 +7,12 @@ import pytest
 from tests.conftest import wait_until_serving
 
 PLUGIN = Path(__file__).parent / "turns_plugin.py"
-GYM = {"use_gym_env": True, "gym_env": "count_digits", "max_turns": 3, "external_plugins": [str(PLUGIN)]}
+GYM = {
+    "use_gym_env": True,
+    "gym_env": "count_digits",
+    "max_turns": 3,
+    "external_plugins": [str(PLUGIN)],
+}
 
 
 @pytest.fixture
@@ -18,8 +23,17 @@ def server(start_tiny, tiny_model, tmp_path):
         one = start_tiny(tiny_model, **told)
         wait_until_serving(one)
         rows = tmp_path / "rows.jsonl"
-        rows.write_text("".join(f'{{"query": "count from {number}", "start": {number}}}\n' for number in range(20)))
-        return {"dataset": rows, "max_completion_length": 6, "max_steps": 1, "vllm_server_base_url": one.url} | {
+        rows.write_text(
+            "".join(
+                f'{{"query": "count from {number}", "start": {number}}}\n' for number in range(20)
+            )
+        )
+        return {
+            "dataset": rows,
+            "max_completion_length": 6,
+            "max_steps": 1,
+            "vllm_server_base_url": one.url,
+        } | {
             "use_vllm": "true",
             "weight_check_steps": 0,
         }
@@ -37,25 +51,39 @@ def test_the_trainer_plays_the_servers_environment(rlhf, tiny_model, server, tmp
     for row in run.lines("completions.jsonl"):
         said = [one["content"] for one in row["messages"] if one["role"] == "assistant"]
         assert row["turns"] == len(said) == 2
-        assert row["reward"] == pytest.approx(sum(sum(c.isdigit() for c in t) / max(1, len(t)) for t in said))
-    again = rlhf(tiny_model, **flags | {"resume_from_checkpoint": "last", "max_steps": 2, "resume_force": "true"})
+        assert row["reward"] == pytest.approx(
+            sum(sum(c.isdigit() for c in t) / max(1, len(t)) for t in said)
+        )
+    again = rlhf(
+        tiny_model,
+        **flags | {"resume_from_checkpoint": "last", "max_steps": 2, "resume_force": "true"},
+    )
     assert (
         again.code == 0
         and "--max_steps 1 became 2" in again.errors
         and "max_turns" not in again.errors.split("became")[1]
     )
-    refused = rlhf(tiny_model, **flags | {"use_gym_env": "true", "max_turns": 4, "output_dir": tmp_path / "no"})
+    refused = rlhf(
+        tiny_model, **flags | {"use_gym_env": "true", "max_turns": 4, "output_dir": tmp_path / "no"}
+    )
     assert refused.code == 2
     assert "--max_turns 4 here and --max_turns 3 at the rollout server" in refused.errors
 
 
 def test_nothing_gives_a_reward(rlhf, tiny_model, server):
     run = rlhf(tiny_model, **server() | {"reward_funcs": []})
-    assert run.code == 2 and "--reward_funcs is missing" in run.errors and "plays no environment either" in run.errors
+    assert (
+        run.code == 2
+        and "--reward_funcs is missing" in run.errors
+        and "plays no environment either" in run.errors
+    )
 
 
 def test_a_plugin_that_only_the_server_has(rlhf, tiny_model, server):
     told = {"multi_turn_scheduler": "again", "external_plugins": ["/only/there.py"]}
     run = rlhf(tiny_model, **server(**told) | {"external_plugins": [], "reward_funcs": "format"})
     assert run.code == 2
-    assert "was told --external_plugins /only/there.py, which is not a file of this machine" in run.errors
+    assert (
+        "was told --external_plugins /only/there.py, which is not a file of this machine"
+        in run.errors
+    )

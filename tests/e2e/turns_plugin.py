@@ -47,7 +47,12 @@ class CountDigits(Env):
         self.turns += 1
         text = action[-1]["content"]
         over = self.turns == self.env_config.get("length", 2)
-        return f"turn {self.turns}", sum(c.isdigit() for c in text) / max(1, len(text)), over, {"said": text}
+        return (
+            f"turn {self.turns}",
+            sum(c.isdigit() for c in text) / max(1, len(text)),
+            over,
+            {"said": text},
+        )
 
     async def close(self):
         self.turns = None

@@ -25,10 +25,18 @@ from swift_r1.fleet.run_file import read_run_file
 
 ROOT = Path(__file__).resolve().parents[2]
 EXAMPLES = ROOT / "examples"
-RECIPES = ("countdown_grpo_server", "gsm8k_ppo", "countdown_grpo_zero", "gsm8k_single_gpu", "math_dr_grpo")
+RECIPES = (
+    "countdown_grpo_server",
+    "gsm8k_ppo",
+    "countdown_grpo_zero",
+    "gsm8k_single_gpu",
+    "math_dr_grpo",
+)
 SCRIPTS = [(recipe, script) for recipe in RECIPES for script in ("run.sh", "mini.sh")]
 SCRIPTS.append(("smollm2_countdown", "run.sh"))
-VARIANTS = [(size, template) for size in ("1.5b", "7b", "llama") for template in ("r1", "qwen_math", "no")]
+VARIANTS = [
+    (size, template) for size in ("1.5b", "7b", "llama") for template in ("r1", "qwen_math", "no")
+]
 
 # What a small model on a CPU has otherwise: sizes, places, and how numbers are kept.
 SIZES = set(
@@ -67,7 +75,9 @@ class Call:
 
     @property
     def flags(self) -> set[str]:
-        return {word.removeprefix("--") for word in self.words if re.fullmatch(r"--[a-z_0-9]+", word)}
+        return {
+            word.removeprefix("--") for word in self.words if re.fullmatch(r"--[a-z_0-9]+", word)
+        }
 
     @property
     def args(self) -> RlhfArguments:
@@ -90,12 +100,17 @@ def calls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     def called(recipe: str, script: str, *words: str) -> dict[str, Call]:
         record = tmp_path / "calls"
         record.write_text("")
-        environment = os.environ | {"PATH": f"{swift.parent}:{os.environ['PATH']}", "CALLS": str(record)}
+        environment = os.environ | {
+            "PATH": f"{swift.parent}:{os.environ['PATH']}",
+            "CALLS": str(record),
+        }
         environment |= {"MODEL": str(tmp_path)} if script == "mini.sh" else {}  # made already
         for name in ("NPROC_PER_NODE", "OUTPUT", "SEED", "PORT", "TEMPERATURE", "STEPS", "BATCH"):
             environment.pop(name, None)
         path = EXAMPLES / recipe / script
-        done = subprocess.run([path, *words], env=environment, capture_output=True, text=True, timeout=60, check=False)
+        done = subprocess.run(
+            [path, *words], env=environment, capture_output=True, text=True, timeout=60, check=False
+        )
         assert done.returncode == 0, done.stderr
         found = {}
         for line in record.read_text().splitlines():
@@ -113,7 +128,10 @@ def test_flags_parse(calls, recipe: str, script: str) -> None:
     assert found["rlhf"].plan.total_steps > 0
     if found["rlhf"].args.use_vllm:
         server = parse_arguments(RolloutArguments, found["rollout"].words)
-        assert (server.model, [server.port]) == (found["rlhf"].args.model, found["rlhf"].args.vllm_server_port)
+        assert (server.model, [server.port]) == (
+            found["rlhf"].args.model,
+            found["rlhf"].args.vllm_server_port,
+        )
     else:
         assert set(found) == {"rlhf"}
 
@@ -130,7 +148,13 @@ def test_the_miniature_differs_by_sizes_and_places(calls, recipe: str) -> None:
 def test_one_command_is_the_same_run(calls, recipe: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(ROOT)
     script, run = calls(recipe, "run.sh"), read_run_file(EXAMPLES / recipe / "run.yaml")
-    places = {"output_dir", "add_version", "vllm_server_host", "vllm_server_port", "vllm_server_file"}
+    places = {
+        "output_dir",
+        "add_version",
+        "vllm_server_host",
+        "vllm_server_port",
+        "vllm_server_file",
+    }
     for name in spellings(RlhfArguments).keys() - places - {"vllm_server_base_url"}:
         if hasattr(run.args, name):
             assert getattr(run.args, name) == getattr(script["rlhf"].args, name), name
@@ -145,7 +169,10 @@ def test_countdown_on_a_server(calls) -> None:
     args = call.args
     assert (args.model, call.processes, args.deepspeed) == ("Qwen/Qwen2.5-3B-Instruct", 2, "zero3")
     assert (args.learning_rate, args.beta, args.num_generations) == (5e-7, 0.001, 8)
-    assert (call.plan.completions_per_optimizer_step, call.plan.optimizer_steps_per_round) == (128, 1)
+    assert (call.plan.completions_per_optimizer_step, call.plan.optimizer_steps_per_round) == (
+        128,
+        1,
+    )
     assert args.reward_funcs == ["external_countdown", "format"]
 
 
@@ -154,7 +181,11 @@ def test_countdown_from_a_base_model(calls) -> None:
     args = call.args
     assert args.model == "Qwen/Qwen2.5-3B" and args.response_prefix.endswith("<think>")
     assert (args.learning_rate, args.beta, args.top_p, args.temperature) == (1e-6, 1e-3, 0.9, 1.0)
-    assert (call.plan.prompts_per_round, args.num_generations, call.plan.optimizer_steps_per_round) == (128, 8, 8)
+    assert (
+        call.plan.prompts_per_round,
+        args.num_generations,
+        call.plan.optimizer_steps_per_round,
+    ) == (128, 8, 8)
     assert args.stop_words == ["</s>", "<|im_end|>", "<|endoftext|>", "\nUser:"]
 
 
@@ -164,20 +195,42 @@ def test_gsm8k_by_ppo(calls) -> None:
     assert (call.plan.prompts_per_round, args.num_generations, args.num_iterations) == (64, 8, 2)
     assert (args.temperature, args.top_p, args.max_completion_length) == (1.2, 0.9, 1024)
     assert args.stop_words == ["\n\nQuestion", "\n\nProblem"]
-    assert (args.learning_rate, args.critic_learning_rate, args.lr_scheduler_type) == (1e-6, 1e-6, "polynomial")
+    assert (args.learning_rate, args.critic_learning_rate, args.lr_scheduler_type) == (
+        1e-6,
+        1e-6,
+        "polynomial",
+    )
     assert (args.gamma, args.lam) == (1, 1)
     assert (args.eval_unit, args.eval_steps) == ("rollout", 50)
     (task,) = args.eval_tasks()
-    assert (task.dataset, task.temperature, task.num_generations, task.limit) == ("gsm8k", 0.35, 16, None)
+    assert (task.dataset, task.temperature, task.num_generations, task.limit) == (
+        "gsm8k",
+        0.35,
+        16,
+        None,
+    )
 
 
 def test_gsm8k_on_one_gpu(calls) -> None:
     call = calls("gsm8k_single_gpu", "run.sh")["rlhf"]
     args = call.args
-    assert (args.train_type, args.quant_bits, args.lora_rank, args.target_modules) == ("qlora", 4, 64, ["all-linear"])
+    assert (args.train_type, args.quant_bits, args.lora_rank, args.target_modules) == (
+        "qlora",
+        4,
+        64,
+        ["all-linear"],
+    )
     assert (args.learning_rate, args.lr_scheduler_type, args.warmup_ratio) == (1e-5, "cosine", 0.1)
-    assert (args.weight_decay, args.max_grad_norm, args.response_prefix) == (0.1, 0.1, "<reasoning>")
-    assert (args.max_length, args.max_completion_length, call.plan.completions_per_optimizer_step) == (256, 750, 16)
+    assert (args.weight_decay, args.max_grad_norm, args.response_prefix) == (
+        0.1,
+        0.1,
+        "<reasoning>",
+    )
+    assert (
+        args.max_length,
+        args.max_completion_length,
+        call.plan.completions_per_optimizer_step,
+    ) == (256, 750, 16)
     assert (args.eval_on_start, args.eval_steps, args.eval_limit) == (True, 100, 200)
     assert args.reward_funcs == ["gsm8k_answer_tag"]
 
@@ -187,20 +240,46 @@ def test_dr_grpo(calls, size: str, template: str) -> None:
     found = calls("math_dr_grpo", "run.sh", size, template, "--seed", "3")
     call, args = found["rlhf"], found["rlhf"].args
     assert args.seed == 3 and args.prompt_template == template
-    assert (args.loss_type, args.scale_rewards, args.beta, args.truncated_reward) == ("dr_grpo", "none", 0, 0)
-    assert (args.learning_rate, args.lr_scheduler_type, args.max_completion_length) == (1e-6, "constant", 3000)
-    assert (call.plan.prompts_per_round, args.num_generations, call.plan.optimizer_steps_per_round) == (128, 8, 8)
+    assert (args.loss_type, args.scale_rewards, args.beta, args.truncated_reward) == (
+        "dr_grpo",
+        "none",
+        0,
+        0,
+    )
+    assert (args.learning_rate, args.lr_scheduler_type, args.max_completion_length) == (
+        1e-6,
+        "constant",
+        3000,
+    )
+    assert (
+        call.plan.prompts_per_round,
+        args.num_generations,
+        call.plan.optimizer_steps_per_round,
+    ) == (128, 8, 8)
     assert (args.eval_unit, args.eval_steps, args.eval_temperature) == ("rollout", 16, 0)
-    assert [task.name for task in args.eval_tasks()] == ["aime24", "amc23", "math500", "minerva", "olympiad_bench"]
+    assert [task.name for task in args.eval_tasks()] == [
+        "aime24",
+        "amc23",
+        "math500",
+        "minerva",
+        "olympiad_bench",
+    ]
     assert args.stop_words == (["</answer>"] if template == "r1" else [])
     assert args.verifier == ("math_verify" if size == "7b" else "fast")
     parse_arguments(RolloutArguments, found["rollout"].words)
 
 
 def test_dr_grpo_names_what_it_does_not_know() -> None:
-    for words, said in ((["70b"], "70b is none of 1.5b, 7b, llama"), (["7b", "chat"], "chat is none of r1")):
+    for words, said in (
+        (["70b"], "70b is none of 1.5b, 7b, llama"),
+        (["7b", "chat"], "chat is none of r1"),
+    ):
         done = subprocess.run(
-            [EXAMPLES / "math_dr_grpo" / "run.sh", *words], capture_output=True, text=True, timeout=60, check=False
+            [EXAMPLES / "math_dr_grpo" / "run.sh", *words],
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
         )
         assert done.returncode == 2 and said in done.stderr
 
@@ -217,14 +296,26 @@ def test_the_exploration_study(calls, tmp_path: Path, monkeypatch: pytest.Monkey
         folder = Path(env["OUTPUT"])
         folder.mkdir(parents=True)
         after = {"0.6": 0.4, "1.2": 0.6, "1.4": 0.5}[env["TEMPERATURE"]] + int(env["SEED"]) / 100
-        (folder / "summary.json").write_text(json.dumps({"exit_code": 0, "eval_before": 0.3, "eval_after": after}))
+        (folder / "summary.json").write_text(
+            json.dumps({"exit_code": 0, "eval_before": 0.3, "eval_after": after})
+        )
         return subprocess.CompletedProcess(words, 0)
 
     monkeypatch.setattr(exploration.subprocess, "run", run)
-    words = ["exploration.py", "--mini", "--output_dir", str(tmp_path / "study"), "--seeds", "0", "2"]
+    words = [
+        "exploration.py",
+        "--mini",
+        "--output_dir",
+        str(tmp_path / "study"),
+        "--seeds",
+        "0",
+        "2",
+    ]
     monkeypatch.setattr(sys, "argv", [*words, "--temperatures", "0.6", "1.2"])
     assert exploration.main() == 0
-    assert [one[:3] for one in asked] == [("mini.sh", t, s) for s in ("0", "2") for t in ("0.6", "1.2")]
+    assert [one[:3] for one in asked] == [
+        ("mini.sh", t, s) for s in ("0", "2") for t in ("0.6", "1.2")
+    ]
     assert asked[0][3] == ["--add_version", "false", "--resume_from_checkpoint", "last"]
     monkeypatch.setattr(sys, "argv", [*words, "--temperatures", "0.6", "1.2", "1.4"])
     assert exploration.main() == 0
@@ -238,27 +329,46 @@ def test_the_exploration_study(calls, tmp_path: Path, monkeypatch: pytest.Monkey
 def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder for SWIFT_R1_DATA with a few rows of each set that the recipes train on."""
     folder = tmp_path_factory.mktemp("data")
-    gsm8k = [{"question": f"What is {n} + 1000?", "answer": f"I add.\n#### {n + 1000:,}"} for n in range(6)]
+    gsm8k = [
+        {"question": f"What is {n} + 1000?", "answer": f"I add.\n#### {n + 1000:,}"}
+        for n in range(6)
+    ]
     math = [
-        {"problem": f"Find ${n}^2$.", "level": f"Level {n}", "solution": f"It is $\\boxed{{{n * n}}}$."}
+        {
+            "problem": f"Find ${n}^2$.",
+            "level": f"Level {n}",
+            "solution": f"It is $\\boxed{{{n * n}}}$.",
+        }
         for n in range(1, 6)
     ]
-    for name, rows in {"gsm8k_train": gsm8k, "gsm8k_test": gsm8k, "math_train": math, "math_test": math}.items():
+    for name, rows in {
+        "gsm8k_train": gsm8k,
+        "gsm8k_test": gsm8k,
+        "math_train": math,
+        "math_test": math,
+    }.items():
         (folder / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     return folder
 
 
 @pytest.mark.parametrize(
-    ("recipe", "script"), [pytest.param(*one, marks=pytest.mark.long if one[1] == "mini.sh" else ()) for one in SCRIPTS]
+    ("recipe", "script"),
+    [pytest.param(*one, marks=pytest.mark.long if one[1] == "mini.sh" else ()) for one in SCRIPTS],
 )
-def test_swift_check_passes(calls, data: Path, monkeypatch: pytest.MonkeyPatch, recipe: str, script: str) -> None:
+def test_swift_check_passes(
+    calls, data: Path, monkeypatch: pytest.MonkeyPatch, recipe: str, script: str
+) -> None:
     from swift_r1.launch.checks.run import run_checks
 
     monkeypatch.setenv("SWIFT_R1_DATA", str(data))
-    call = calls(recipe, script, *(["7b", "r1"] if (recipe, script) == ("math_dr_grpo", "run.sh") else []))["rlhf"]
+    call = calls(
+        recipe, script, *(["7b", "r1"] if (recipe, script) == ("math_dr_grpo", "run.sh") else [])
+    )["rlhf"]
     args = parse_arguments(CheckArguments, call.words, {"NPROC_PER_NODE": str(call.processes)})
     report = run_checks(replace(args, model="", reward_num_workers=1, num_rows=2))
-    assert report.ok, report.faults + [problem for one in report.rewards for problem in one.problems]
+    assert report.ok, report.faults + [
+        problem for one in report.rewards for problem in one.problems
+    ]
     assert all(one.rows == 2 for one in report.datasets) and report.rewards
     if "gsm8k" in recipe or (recipe, script) == ("math_dr_grpo", "run.sh"):
         assert all(one.tells_right for one in report.rewards)
@@ -272,7 +382,9 @@ def test_the_page_says_what_is_there(recipe: str) -> None:
     page = (EXAMPLES / recipe / "README.md").read_text()
     rows = [re.split(r"(?<!\\)\|", line) for line in page.splitlines() if line.startswith("| ")]
     flags = {flag for row in rows for flag in re.findall(r"--([a-z0-9_]+)", row[2])}
-    assert len(flags) > 2 and flags <= set(spellings(RlhfArguments)), flags - set(spellings(RlhfArguments))
+    assert len(flags) > 2 and flags <= set(spellings(RlhfArguments)), flags - set(
+        spellings(RlhfArguments)
+    )
     (block,) = re.findall(r"^```bash\n(.*?)^```", page, re.MULTILINE | re.DOTALL)
     serve, ask = block.split("\n", 1)
     parse_arguments(RolloutArguments, shlex.split(serve)[2:])

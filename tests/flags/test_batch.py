@@ -17,7 +17,9 @@ BASE = "--rlhf_type grpo --model m --dataset d --reward_funcs a --num_generation
 
 def parse(folder: Path, words: str, processes: int) -> RlhfArguments:
     return parse_arguments(
-        RlhfArguments, [*BASE.split(), str(folder), *words.split()], {"NPROC_PER_NODE": str(processes)}
+        RlhfArguments,
+        [*BASE.split(), str(folder), *words.split()],
+        {"NPROC_PER_NODE": str(processes)},
     )
 
 
@@ -47,7 +49,10 @@ def test_the_same_flags_are_the_same_batch_on_any_number_of_processes(tmp_path, 
     for processes in (1, 3, 4, 2):
         args = parse(tmp_path, f"{words} --resume_from_checkpoint last", processes)
         assert replace(args, resume_from_checkpoint=None) == began
-        assert (args.batch_processes, batch_sizes(args.to_dict())) == (2, batch_sizes(began.to_dict()))
+        assert (args.batch_processes, batch_sizes(args.to_dict())) == (
+            2,
+            batch_sizes(began.to_dict()),
+        )
         assert make_plan(args, processes, 100) == replace(plan, world_size=processes)
         record(tmp_path, args, processes)
 
@@ -56,7 +61,11 @@ def test_other_flags_are_of_the_processes_that_there_are(tmp_path):
     began = parse(tmp_path, "--per_device_train_batch_size 4", 2)
     record(tmp_path, began, 5)
     for words, processes in (("1 --gradient_accumulation_steps 2", 4), ("8", 1)):
-        args = parse(tmp_path, f"--resume_from_checkpoint last --per_device_train_batch_size {words}", processes)
+        args = parse(
+            tmp_path,
+            f"--resume_from_checkpoint last --per_device_train_batch_size {words}",
+            processes,
+        )
         assert args.batch_processes == processes
         assert batch_sizes(args.to_dict()) == batch_sizes(began.to_dict()) == (8, 8, 0)
     with pytest.raises(UsageError, match="5 x 3 processes"):

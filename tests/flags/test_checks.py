@@ -15,7 +15,9 @@ SERVER = ["--use_vllm", "true", "--vllm_server_host", "127.0.0.1"]
 TWO = {"NPROC_PER_NODE": "2"}
 
 
-def faults(words: str | list[str], environ: dict[str, str] | None = None, batch: list[str] = BATCH) -> tuple[str, ...]:
+def faults(
+    words: str | list[str], environ: dict[str, str] | None = None, batch: list[str] = BATCH
+) -> tuple[str, ...]:
     given = words.split() if isinstance(words, str) else words
     try:
         parse_arguments(RlhfArguments, [*BASE, *batch, *given], environ or {})
@@ -27,70 +29,131 @@ def faults(words: str | list[str], environ: dict[str, str] | None = None, batch:
 @pytest.mark.parametrize(
     ("words", "parts"),
     [
-        ("--vllm_server_host h --vllm_server_port 1", ["--vllm_server_host, --vllm_server_port have no effect"]),
+        (
+            "--vllm_server_host h --vllm_server_port 1",
+            ["--vllm_server_host, --vllm_server_port have no effect"],
+        ),
         ("--vllm_mode server", ["--vllm_mode has no effect without --use_vllm true"]),
         ("--api_key k", ["--api_key has no effect"]),
         ("--use_vllm true", ["needs --vllm_server_host"]),
         ("--weight_transport http", ["--weight_transport has no effect without --use_vllm true"]),
         ("--weight_check_steps 5", ["--weight_check_steps has no effect without --use_vllm true"]),
-        ("--async_generate true", ["--async_generate true needs a `swift rollout` server (--use_vllm true)"]),
+        (
+            "--async_generate true",
+            ["--async_generate true needs a `swift rollout` server (--use_vllm true)"],
+        ),
         ("--max_staleness 0", ["--max_staleness has no effect without --async_generate true"]),
-        ("--use_vllm true --vllm_server_host h --async_generate true --max_staleness -1", ["max_staleness"]),
+        (
+            "--use_vllm true --vllm_server_host h --async_generate true --max_staleness -1",
+            ["max_staleness"],
+        ),
         ("--use_vllm true --vllm_server_base_url h:1", ["must begin with http://"]),
         ("--use_vllm true --vllm_server_base_url http://h --vllm_server_port 1", ["not both"]),
         ("--sleep_level 1", ["--sleep_level has no effect without --use_vllm true"]),
         (
             "--use_vllm true --vllm_server_host h --sleep_level 2 --async_generate true",
-            ["--sleep_level with --async_generate true: the engine generates while the trainer trains"],
+            [
+                "--sleep_level with --async_generate true: the engine generates while the trainer trains"
+            ],
         ),
         (
             "--use_vllm true --vllm_server_host h --vllm_tensor_parallel_size 2",
-            ["--vllm_tensor_parallel_size has no effect without --vllm_mode colocate: give it to `swift rollout`"],
+            [
+                "--vllm_tensor_parallel_size has no effect without --vllm_mode colocate: give it to `swift rollout`"
+            ],
         ),
-        ("--use_vllm true --vllm_mode colocate --sleep_level 3", ["--sleep_level must be at most 2"]),
+        (
+            "--use_vllm true --vllm_mode colocate --sleep_level 3",
+            ["--sleep_level must be at most 2"],
+        ),
         ("--offload_model true", ["--offload_model has no effect without --use_vllm true"]),
         (
             "--use_vllm true --vllm_mode colocate --sleep_level 1 --offload_optimizer true --optim paged_adamw_8bit",
             ["whose moments move between GPU and host by themselves"],
         ),
         ("--top_p 0", ["--top_p", "0"]),
-        ("--verifier math_verify", ["--verifier has no effect without one of the rewards math, math_tag"]),
+        (
+            "--verifier math_verify",
+            ["--verifier has no effect without one of the rewards math, math_tag"],
+        ),
         ("--top_k 0", ["--top_k 0 leaves no token"]),
         ("--top_p 0.9 --rollout_importance_sampling_mode sequence_mask", ["use token_truncate"]),
-        ("--repetition_penalty 1.1 --rollout_importance_sampling_mode sequence_mask", ["use token_truncate"]),
+        (
+            "--repetition_penalty 1.1 --rollout_importance_sampling_mode sequence_mask",
+            ["use token_truncate"],
+        ),
         ("--min_p 1", ["--min_p must be less than 1"]),
         ("--structured_outputs_regex a+", ["--structured_outputs_regex needs vLLM"]),
         ("--structured_outputs_regex (", ["(: no pattern"]),
         ("--num_beams 2", ["--num_beams must be 1, not '2'"]),
         ("--loss_scale all", ["all is written default"]),
         ("--loss_scale react", ["weights by pattern are for supervised training"]),
-        ("--use_vllm true --vllm_server_base_url http://h h:2", ["must begin with http://", "'h:2'"]),
-        ("--use_vllm true --vllm_server_base_url http://h http://h/", ["http://h is named 2 times: each server once"]),
+        (
+            "--use_vllm true --vllm_server_base_url http://h h:2",
+            ["must begin with http://", "'h:2'"],
+        ),
+        (
+            "--use_vllm true --vllm_server_base_url http://h http://h/",
+            ["http://h is named 2 times: each server once"],
+        ),
         ("--use_vllm true --vllm_server_host a a", ["http://a:8000 is named 2 times"]),
-        ("--use_vllm true --vllm_server_host a b c --vllm_server_port 1 2", ["3 values and --vllm_server_port 2"]),
+        (
+            "--use_vllm true --vllm_server_host a b c --vllm_server_port 1 2",
+            ["3 values and --vllm_server_port 2"],
+        ),
         (
             "--use_vllm true --vllm_server_host a b --weight_transport nccl",
             ["nccl takes one server"],
         ),
-        ("--use_vllm true --vllm_server_host a --weight_delta true --weight_transport shm", ["sends changes by http"]),
-        ("--use_vllm true --vllm_server_host a --weight_fanout 2 --weight_transport nccl", ["is for weights by http"]),
+        (
+            "--use_vllm true --vllm_server_host a --weight_delta true --weight_transport shm",
+            ["sends changes by http"],
+        ),
+        (
+            "--use_vllm true --vllm_server_host a --weight_fanout 2 --weight_transport nccl",
+            ["is for weights by http"],
+        ),
         ("--use_vllm true --vllm_server_file f --vllm_server_base_url http://h", ["not both"]),
         ("--use_vllm true --vllm_server_file f --vllm_server_host h", ["not both"]),
-        ("--use_vllm true --vllm_server_file f --weight_transport nccl", ["servers of --vllm_server_file come and go"]),
-        ("--use_vllm true --vllm_server_file f --sleep_level 1", ["with it give --vllm_server_base_url"]),
-        ("--use_vllm true --vllm_server_file f --weight_delta true --weight_transport shm", ["sends changes by http"]),
+        (
+            "--use_vllm true --vllm_server_file f --weight_transport nccl",
+            ["servers of --vllm_server_file come and go"],
+        ),
+        (
+            "--use_vllm true --vllm_server_file f --sleep_level 1",
+            ["with it give --vllm_server_base_url"],
+        ),
+        (
+            "--use_vllm true --vllm_server_file f --weight_delta true --weight_transport shm",
+            ["sends changes by http"],
+        ),
         ("--vllm_server_file f", ["--vllm_server_file has no effect without --use_vllm true"]),
-        ("--use_vllm true --vllm_mode colocate --vllm_server_file f", ["--vllm_server_file has no effect with"]),
+        (
+            "--use_vllm true --vllm_mode colocate --vllm_server_file f",
+            ["--vllm_server_file has no effect with"],
+        ),
         ("--weight_delta true", ["--weight_delta has no effect without --use_vllm true"]),
         ("--reward_weights 1", ["--reward_weights has 1 values for 2 reward functions"]),
-        ("--reward_isolation inline --reward_num_workers 2", ["--reward_num_workers has no effect with"]),
-        ("--reward_isolation inline --reward_memory_limit 1", ["--reward_memory_limit has no effect with"]),
-        ("--truncated_reward 0 --missing_eos_penalty 1", ["either --truncated_reward or --missing_eos_penalty"]),
+        (
+            "--reward_isolation inline --reward_num_workers 2",
+            ["--reward_num_workers has no effect with"],
+        ),
+        (
+            "--reward_isolation inline --reward_memory_limit 1",
+            ["--reward_memory_limit has no effect with"],
+        ),
+        (
+            "--truncated_reward 0 --missing_eos_penalty 1",
+            ["either --truncated_reward or --missing_eos_penalty"],
+        ),
         (
             "--multi_objective_aggregation normalize_then_sum --truncated_reward -1",
             ["--truncated_reward is on the scale of the rewards"],
         ),
-        ("--multi_objective_aggregation normalize_then_sum --scale_rewards group", ["use batch (GDPO) or none"]),
+        (
+            "--multi_objective_aggregation normalize_then_sum --scale_rewards group",
+            ["use batch (GDPO) or none"],
+        ),
         ("--reward_api http://h", ["--reward_api has no effect without api"]),
         ("--max_steps 0", ["--max_steps 0 trains nothing"]),
         ("--warmup_steps 5 --warmup_ratio 0.1", ["either --warmup_steps or --warmup_ratio"]),
@@ -98,7 +161,10 @@ def faults(words: str | list[str], environ: dict[str, str] | None = None, batch:
         ("--lr_scheduler_type cosine_with_min_lr", ["needs the minimum"]),
         ("--lr_scheduler_type polynomial --learning_rate 1e-7", ["is not above the end", "lr_end"]),
         (["--lr_scheduler_kwargs", '{"power": 2}'], ["cosine does not take 'power'"]),
-        ("--ddp_timeout 60 --ddp_backend gloo", ["--ddp_timeout, --ddp_backend have no effect on one process"]),
+        (
+            "--ddp_timeout 60 --ddp_backend gloo",
+            ["--ddp_timeout, --ddp_backend have no effect on one process"],
+        ),
         ("--ddp_backend mpi", ["must be one of nccl, gloo, not 'mpi'"]),
         ("--shutdown_timeout 60", ["--shutdown_timeout has no effect on one process"]),
         ("--lora_rank 4", ["--lora_rank has no effect with --train_type full: use lora"]),
@@ -109,14 +175,22 @@ def faults(words: str | list[str], environ: dict[str, str] | None = None, batch:
         ),
         (
             "--train_type qlora --freeze_parameters model --freeze_parameters_ratio 0.5",
-            ["--freeze_parameters, --freeze_parameters_ratio have no effect with --train_type qlora: use full"],
+            [
+                "--freeze_parameters, --freeze_parameters_ratio have no effect with --train_type qlora: use full"
+            ],
         ),
-        ("--trainable_parameters model", ["--trainable_parameters has no effect where nothing is frozen"]),
+        (
+            "--trainable_parameters model",
+            ["--trainable_parameters has no effect where nothing is frozen"],
+        ),
         ("--freeze_parameters_regex (", ["--freeze_parameters_regex (: no pattern"]),
         ("--optim sgd --adam_beta1 0.8", ["--adam_beta1 has no effect with --optim sgd"]),
         ("--deepspeed zero4", ["zero0, zero1", "not 'zero4'"]),
         (["--deepspeed", "{bad"], ["JSON that is not valid"]),
-        ("--zero_hpz_partition_size 2", ["--zero_hpz_partition_size has no effect without --deepspeed: use zero3"]),
+        (
+            "--zero_hpz_partition_size 2",
+            ["--zero_hpz_partition_size has no effect without --deepspeed: use zero3"],
+        ),
         ("--deepspeed_autotp_size 2", ["must be 1, not '2'", "--fsdp fsdp2"]),
         ("--fsdp full_shard", ["must be one of fsdp2, a .json file or JSON, not 'full_shard'"]),
         ("--fsdp fsdp2 --deepspeed zero2", ["give either --fsdp or --deepspeed, not both"]),
@@ -131,22 +205,39 @@ def faults(words: str | list[str], environ: dict[str, str] | None = None, batch:
             "--streaming true --max_steps 2 --eval_steps 1 --split_dataset_ratio 0.1",
             ["cannot split rows off: give --val_dataset"],
         ),
-        ("--streaming true --max_steps 2 --dataset_num_proc 2", ["--dataset_num_proc has no effect with --streaming"]),
+        (
+            "--streaming true --max_steps 2 --dataset_num_proc 2",
+            ["--dataset_num_proc has no effect with --streaming"],
+        ),
         (
             "--streaming true --max_steps 2 --prompt_sampler difficulty",
-            ["--prompt_sampler has no effect with --streaming true, whose rows come in their own order"],
+            [
+                "--prompt_sampler has no effect with --streaming true, whose rows come in their own order"
+            ],
         ),
         (
             "--prompt_sampler difficulty --dataloader_num_workers 2 --dataloader_drop_last true",
-            ["--dataloader_num_workers, --dataloader_drop_last have no effect with --prompt_sampler difficulty, which"],
+            [
+                "--dataloader_num_workers, --dataloader_drop_last have no effect with --prompt_sampler difficulty, "
+                "which"
+            ],
         ),
-        ("--shuffle_buffer_size 9", ["--shuffle_buffer_size has no effect without --streaming true"]),
+        (
+            "--shuffle_buffer_size 9",
+            ["--shuffle_buffer_size has no effect without --streaming true"],
+        ),
         (
             "--streaming true --max_steps 2 --shuffle_buffer_size 9 --dataset_shuffle false",
             ["--shuffle_buffer_size has no effect with --dataset_shuffle false"],
         ),
-        ("--prompt_template r2", ["--prompt_template r2: write r1, qwen_math, no, or the path of a Jinja file"]),
-        ("--prompt_template r1 --enable_thinking true", ["--enable_thinking has no effect with --prompt_template r1"]),
+        (
+            "--prompt_template r2",
+            ["--prompt_template r2: write r1, qwen_math, no, or the path of a Jinja file"],
+        ),
+        (
+            "--prompt_template r1 --enable_thinking true",
+            ["--enable_thinking has no effect with --prompt_template r1"],
+        ),
         (
             ["--prompt_template", "no", "--chat_template_kwargs", '{"a": 1}'],
             ["--chat_template_kwargs has no effect with --prompt_template no"],
@@ -159,7 +250,10 @@ def faults(words: str | list[str], environ: dict[str, str] | None = None, batch:
             ["--chat_template_kwargs", '{"messages": []}'],
             ["--chat_template_kwargs has 'messages', which is not an argument of a chat template"],
         ),
-        ("--truncation_strategy left", ["--truncation_strategy has no effect without --max_length"]),
+        (
+            "--truncation_strategy left",
+            ["--truncation_strategy has no effect without --max_length"],
+        ),
         ("--truncation_strategy right", ["must be one of delete, left"]),
         ("--max_runtime 2weeks", ["--max_runtime 2weeks: must be a time like 90s, 45m, 2h or 1d"]),
         ("--max_runtime 0h", ["--max_runtime 0h: must be a time"]),
@@ -173,29 +267,48 @@ def faults(words: str | list[str], environ: dict[str, str] | None = None, batch:
         ("--loss_type cispo --epsilon 0.1", ["--epsilon has no effect with --loss_type cispo"]),
         ("--loss_type sapo --delta 2 --epsilon_high 1", ["--epsilon_high", "sapo"]),
         ("--advantage_estimator reinforce_plus_plus --scale_rewards group", ["use batch or none"]),
-        ("--advantage_estimator reinforce_plus_plus_baseline --scale_rewards group", ["use batch or none"]),
+        (
+            "--advantage_estimator reinforce_plus_plus_baseline --scale_rewards group",
+            ["use batch or none"],
+        ),
         ("--tau_pos 2", ["--tau_pos has no effect with --loss_type grpo"]),
-        ("--teacher_model m --rlsd_lambda 0.2", ["--rlsd_lambda has no effect without --advantage_reweight rlsd"]),
-        ("--teacher_model m --sdar_gate_beta 2", ["--sdar_gate_beta has no effect without --sdar_loss_coef"]),
+        (
+            "--teacher_model m --rlsd_lambda 0.2",
+            ["--rlsd_lambda has no effect without --advantage_reweight rlsd"],
+        ),
+        (
+            "--teacher_model m --sdar_gate_beta 2",
+            ["--sdar_gate_beta has no effect without --sdar_loss_coef"],
+        ),
         (
             "--teacher_model m --advantage_reweight rlsd --sdar_loss_coef 0.1",
             ["give either --sdar_loss_coef or --advantage_reweight, not both"],
         ),
-        ("--teacher_model m --advantage_reweight rlsd --loss_type real", ["--loss_type real compares completions"]),
+        (
+            "--teacher_model m --advantage_reweight rlsd --loss_type real",
+            ["--loss_type real compares completions"],
+        ),
         ("--real_tau 2", ["--real_tau has no effect with --loss_type grpo"]),
         ("--loss_type real --epsilon 0.1", ["--epsilon has no effect with --loss_type real"]),
         ("--loss_type real --scale_rewards group", ["only the sign of advantages counts"]),
         ("--loss_type real --importance_sampling_level sequence", ["it has the sequence's mean"]),
         (
             "--loss_type real --num_generations 16 --steps_per_generation 2",
-            ["an optimizer step of 8 (--per_device_train_batch_size 8 x 1 processes x 1 accumulation steps) splits"],
+            [
+                "an optimizer step of 8 (--per_device_train_batch_size 8 x 1 processes x 1 accumulation steps) splits"
+            ],
         ),
-        ("--loss_type fipo --importance_sampling_level sequence", ["use --importance_sampling_level token"]),
+        (
+            "--loss_type fipo --importance_sampling_level sequence",
+            ["use --importance_sampling_level token"],
+        ),
         ("--loss_type fipo --delta 1.1", ["--delta 1.1 is not above 1 + epsilon_high = 1.2"]),
         ("--chord_mu_peak 0.5", ["--chord_mu_peak has no effect without --chord_sft_dataset"]),
         (
             "--chord_sft_dataset a.jsonl --chord_mu_peak 0.5 --chord_mu_valley 0",
-            ["needs --chord_sft_per_device_train_batch_size, --chord_mu_warmup_steps, --chord_mu_decay_steps"],
+            [
+                "needs --chord_sft_per_device_train_batch_size, --chord_mu_warmup_steps, --chord_mu_decay_steps"
+            ],
         ),
         ("--loss_type cispo --tau_neg 2", ["--tau_neg has no effect with --loss_type cispo"]),
         ("--delta 1.2", ["--delta 1.2 is not above 1 + epsilon_high = 1.2"]),
@@ -214,24 +327,42 @@ def faults(words: str | list[str], environ: dict[str, str] | None = None, batch:
             ["--sync_ref_model has no effect with --train_type lora: the reference is"],
         ),
         ("--train_type lora --lora_rank 0", ["--lora_rank"]),
-        ("--train_type lora --init_weights pissa", ["pissa: adapters begin as the identity over the model as it is"]),
+        (
+            "--train_type lora --init_weights pissa",
+            ["pissa: adapters begin as the identity over the model as it is"],
+        ),
         ("--train_type lora --lora_dtype float16", ["--lora_dtype float16 is not --torch_dtype"]),
         (
             "--train_type lora --target_regex q --target_modules q_proj",
             ["give either --target_regex or --target_mod"],
         ),
-        ("--train_type lora --adapters tests", ["--adapters tests holds no adapters (adapter_config.json"]),
-        ("--train_type lora --lora_bias all", ["--lora_bias must be none, not 'all': biases would be trained in the"]),
+        (
+            "--train_type lora --adapters tests",
+            ["--adapters tests holds no adapters (adapter_config.json"],
+        ),
+        (
+            "--train_type lora --lora_bias all",
+            ["--lora_bias must be none, not 'all': biases would be trained in the"],
+        ),
         ("--bf16 true --torch_dtype float32", ["--bf16 true is --torch_dtype bfloat16 here"]),
         ("--bf16 true --fp16 true", ["--fp16 true is --torch_dtype float16 here"]),
         ("--fp16 false", ["--fp16 false says not which dtype it is"]),
         ("--ref_model m", ["--ref_model has no effect without a KL"]),
-        ("--beta 1 --ref_model m --sync_ref_model true", ["--sync_ref_model has no effect with --ref_model"]),
-        ("--resume_only_model true", ["--resume_only_model has no effect without --resume_from_checkpoint"]),
+        (
+            "--beta 1 --ref_model m --sync_ref_model true",
+            ["--sync_ref_model has no effect with --ref_model"],
+        ),
+        (
+            "--resume_only_model true",
+            ["--resume_only_model has no effect without --resume_from_checkpoint"],
+        ),
         ("--resume_from_checkpoint last --resume_only_model true", ["name its folder, not last"]),
         ("--train_type qlora --quant_bits 8", ["--quant_bits must be at most 4"]),
         ("--beta 0.1 --ref_model_mixup_alpha 0.5", ["no effect without --sync_ref_model true"]),
-        ("--rollout_importance_sampling_threshold 3", ["without --rollout_importance_sampling_mode"]),
+        (
+            "--rollout_importance_sampling_threshold 3",
+            ["without --rollout_importance_sampling_mode"],
+        ),
         ("--rollout_importance_sampling_mode token", ["must be one of token_truncate"]),
         ("--max_resample_times 2", ["no effect without --dynamic_sample true"]),
         ("--dynamic_sample true --advantage_estimator reinforce_plus_plus", ["makes no sense"]),
@@ -262,16 +393,31 @@ def ppo_faults(words: str) -> tuple[str, ...]:
     [
         ("--gkd_logits_topk 4", "has no effect without --teacher_model or --teacher_model_server"),
         ("--teacher_kl_in_reward true --gkd_logits_topk 4 --teacher_model t", "not both"),
-        ("--teacher_model t --teacher_model_server http://h", "give either --teacher_model_server or --teacher_model"),
-        ("--teacher_model t --teacher_tag_key k", "--teacher_tag_key has no effect without --teacher_model_server"),
-        ("--teacher_model policy --offload_teacher_model true", "has no effect without a model of its own as teacher"),
+        (
+            "--teacher_model t --teacher_model_server http://h",
+            "give either --teacher_model_server or --teacher_model",
+        ),
+        (
+            "--teacher_model t --teacher_tag_key k",
+            "--teacher_tag_key has no effect without --teacher_model_server",
+        ),
+        (
+            "--teacher_model policy --offload_teacher_model true",
+            "has no effect without a model of its own as teacher",
+        ),
         ("--teacher_model_server h:1", "must begin with http://"),
         ('--teacher_model_server {"link":"http://h"}', "must be an address, or JSON like"),
         ("--teacher_model_server http://h http://i", "several teachers need tags"),
-        ('--teacher_model_server [{"url":"http://h","tags":["a"]},{"url":"http://i","tags":["a"]}]', "two teachers"),
+        (
+            '--teacher_model_server [{"url":"http://h","tags":["a"]},{"url":"http://i","tags":["a"]}]',
+            "two teachers",
+        ),
         ("--teacher_model_server http://h --gkd_logits_topk 21", "at most 20 tokens"),
         ("--teacher_model t --importance_sampling_level sequence", "is of whole completions"),
-        ("--teacher_model t --teacher_kl_in_reward true --num_generations 1", "makes every advantage 0"),
+        (
+            "--teacher_model t --teacher_kl_in_reward true --num_generations 1",
+            "makes every advantage 0",
+        ),
     ],
 )
 def test_what_a_teacher_needs(words: str, part: str) -> None:
@@ -285,8 +431,13 @@ def test_tags_of_servers() -> None:
 
 def test_a_teacher_alone() -> None:
     base = ["--rlhf_type", "grpo", "--model", "m", "--dataset", "d", *BATCH, "--teacher_model", "t"]
-    assert parse_arguments(RlhfArguments, [*base, "--num_generations", "1"], {}).distillation.name == "advantage"
-    of_tokens = parse_arguments(RlhfArguments, [*base, "--importance_sampling_level", "sequence_token"], {})
+    assert (
+        parse_arguments(RlhfArguments, [*base, "--num_generations", "1"], {}).distillation.name
+        == "advantage"
+    )
+    of_tokens = parse_arguments(
+        RlhfArguments, [*base, "--importance_sampling_level", "sequence_token"], {}
+    )
     assert of_tokens.distillation.name == "advantage"
     with pytest.raises(UsageError, match="a teacher alone gives none") as raised:
         parse_arguments(RlhfArguments, [*base, "--dynamic_sample", "true", "--eval_steps", "2"], {})
@@ -309,8 +460,14 @@ def test_a_teacher_alone() -> None:
         ("--vf_coef 1", "--vf_coef has no effect"),
         ("--whiten_rewards true", "--whiten_rewards has no effect"),
         ("--whiten_advantages false", "--whiten_advantages has no effect"),
-        ("--num_generations 1", "--num_generations 1 makes every advantage 0 with --advantage_estimator grpo"),
-        ("--num_generations 1 --advantage_estimator rloo", "or --advantage_estimator reinforce_plus_plus"),
+        (
+            "--num_generations 1",
+            "--num_generations 1 makes every advantage 0 with --advantage_estimator grpo",
+        ),
+        (
+            "--num_generations 1 --advantage_estimator rloo",
+            "or --advantage_estimator reinforce_plus_plus",
+        ),
         ("--offload_ref_model true", "--offload_ref_model has no effect without a KL: give --beta"),
         (
             "--offload_ref_model true --beta 1 --train_type lora",
@@ -325,7 +482,10 @@ def test_ppo_flags_are_refused_with_grpo(words: str, part: str) -> None:
 @pytest.mark.parametrize(
     ("words", "part"),
     [
-        ("--beta 0.1", "--beta has no effect with --rlhf_type ppo: the KL is in the reward: --kl_coef"),
+        (
+            "--beta 0.1",
+            "--beta has no effect with --rlhf_type ppo: the KL is in the reward: --kl_coef",
+        ),
         ("--kl_in_reward true", "--kl_in_reward has no effect"),
         ("--advantage_estimator rloo", "advantages come from the critic"),
         ("--scale_rewards none", "--scale_rewards has no effect"),
@@ -334,10 +494,22 @@ def test_ppo_flags_are_refused_with_grpo(words: str, part: str) -> None:
         ("--loss_type dapo", "--loss_type has no effect"),
         ("--tau_pos 2", "--tau_pos has no effect"),
         ("--importance_sampling_level sequence", "ratios, are of tokens"),
-        ("--num_mini_batches 2 --steps_per_generation 2", "either --num_mini_batches or --steps_per_generation"),
-        ("--num_mini_batches 2 --generation_batch_size 16", "either --num_mini_batches or --generation_batch_size"),
-        ("--offload_ref_model true", "no effect without a KL: give --beta (--kl_coef with --rlhf_type ppo) above 0"),
-        ("--sync_ref_model true", "no effect without a KL: give --beta (--kl_coef with --rlhf_type ppo) above 0"),
+        (
+            "--num_mini_batches 2 --steps_per_generation 2",
+            "either --num_mini_batches or --steps_per_generation",
+        ),
+        (
+            "--num_mini_batches 2 --generation_batch_size 16",
+            "either --num_mini_batches or --generation_batch_size",
+        ),
+        (
+            "--offload_ref_model true",
+            "no effect without a KL: give --beta (--kl_coef with --rlhf_type ppo) above 0",
+        ),
+        (
+            "--sync_ref_model true",
+            "no effect without a KL: give --beta (--kl_coef with --rlhf_type ppo) above 0",
+        ),
         ("--critic_warmup_steps 5 --max_steps 5", "leaves the policy no step of --max_steps 5"),
         (
             "--lr_scheduler_type polynomial --critic_learning_rate 1e-8",
@@ -357,19 +529,24 @@ def test_flags_of_groups_are_refused_with_ppo(words: str, part: str) -> None:
 
 def test_all_faults_of_both_kinds_together() -> None:
     found = ppo_faults("--beta 0.1 --loss_type dapo --dynamic_sample true --run_name r")
-    assert [fault.split()[0] for fault in found] == ["--beta", "--loss_type", "--dynamic_sample", "--run_name"]
+    assert [fault.split()[0] for fault in found] == [
+        "--beta",
+        "--loss_type",
+        "--dynamic_sample",
+        "--run_name",
+    ]
 
 
 def test_ppo_resolves_its_defaults() -> None:
-    words = (
-        "--num_generations 1 --num_mini_batches 4 --num_ppo_epochs 2 --cliprange 0.1 --gradient_accumulation_steps 3"
-    )
+    words = "--num_generations 1 --num_mini_batches 4 --num_ppo_epochs 2 --cliprange 0.1 --gradient_accumulation_steps 3"
     args = parse_arguments(RlhfArguments, [*PPO, *BATCH, *words.split()], {})
     assert (args.critic_model, args.critic_learning_rate) == ("m", args.learning_rate)
     assert (args.steps_per_generation, args.generation_batch_size) == (12, 96)
     assert (args.num_iterations, args.epsilon) == (2, 0.1)
     assert not args.wants_reference
-    args = parse_arguments(RlhfArguments, [*PPO, *BATCH, *["--critic_model", "c", "--kl_coef", "0.1"]], {})
+    args = parse_arguments(
+        RlhfArguments, [*PPO, *BATCH, *["--critic_model", "c", "--kl_coef", "0.1"]], {}
+    )
     assert args.critic_model == "c" and args.wants_reference
     grpo = parse_arguments(RlhfArguments, [*BASE, *BATCH], {})
     assert grpo.critic_model is None and grpo.critic_learning_rate is None
@@ -421,8 +598,18 @@ def test_accepted(words: str) -> None:
 @pytest.mark.parametrize(
     ("batch", "words", "environ", "part"),
     [
-        (["--per_device_train_batch_size", "6"], "--gradient_accumulation_steps 1", {}, "a round of 6 completions"),
-        (BATCH, "--num_generations 5 --steps_per_generation 1", {}, "groups of --num_generations 5"),
+        (
+            ["--per_device_train_batch_size", "6"],
+            "--gradient_accumulation_steps 1",
+            {},
+            "a round of 6 completions",
+        ),
+        (
+            BATCH,
+            "--num_generations 5 --steps_per_generation 1",
+            {},
+            "groups of --num_generations 5",
+        ),
         (
             ["--per_device_train_batch_size", "3"],
             "--deepspeed zero2 --gradient_accumulation_steps 1",
@@ -440,7 +627,9 @@ def test_accepted(words: str) -> None:
         (BATCH, "--steps_per_generation 1 --generation_batch_size 8", {}, "either"),
     ],
 )
-def test_a_round_must_divide(batch: list[str], words: str, environ: dict[str, str], part: str) -> None:
+def test_a_round_must_divide(
+    batch: list[str], words: str, environ: dict[str, str], part: str
+) -> None:
     (found,) = faults(words, environ, batch)
     assert part in found
 
@@ -470,7 +659,10 @@ def test_rows_are_spread_over_whole_groups_of_processes() -> None:
 @pytest.mark.parametrize(
     ("environ", "part"),
     [
-        ({"NPROC_PER_NODE": "two"}, "NPROC_PER_NODE must be a whole number of at least 1, not 'two'"),
+        (
+            {"NPROC_PER_NODE": "two"},
+            "NPROC_PER_NODE must be a whole number of at least 1, not 'two'",
+        ),
         ({"NNODES": "2"}, "needs MASTER_ADDR"),
         ({"NNODES": "2", "NODE_RANK": "2", "MASTER_ADDR": "a"}, "ranks count from 0"),
     ],
@@ -493,7 +685,9 @@ def test_the_reward_api_and_its_url_go_together() -> None:
     assert "must begin with http://" in found("--reward_api", "h:1")[0]
 
 
-@pytest.mark.parametrize(("text", "seconds"), [("90", 90), ("90s", 90), ("45m", 2700), ("1.5h", 5400), ("1d", 86400)])
+@pytest.mark.parametrize(
+    ("text", "seconds"), [("90", 90), ("90s", 90), ("45m", 2700), ("1.5h", 5400), ("1d", 86400)]
+)
 def test_durations(text: str, seconds: float) -> None:
     assert seconds_of(text) == seconds
     assert faults(f"--max_runtime {text}") == ()
@@ -516,7 +710,9 @@ def test_a_batch_of_evaluations_without_one_is_said_and_no_fault() -> None:
     ]
     given = [*base, "--per_device_eval_batch_size", "4"]
     lines = parse_arguments(RlhfArguments, given, {}).about_flags
-    assert list(lines) == ["--per_device_eval_batch_size has no effect without --eval_steps (or --eval_on_start true)"]
+    assert list(lines) == [
+        "--per_device_eval_batch_size has no effect without --eval_steps (or --eval_on_start true)"
+    ]
     assert not list(parse_arguments(RlhfArguments, [*given, "--eval_steps", "5"], {}).about_flags)
 
 
@@ -525,25 +721,49 @@ def test_a_batch_of_evaluations_without_one_is_said_and_no_fault() -> None:
     [
         ("--metric_for_best_model accuracy", "--save_steps 500 must be a multiple of --eval_steps"),
         ("--metric_for_best_model accuracy --eval_steps 3", "must be a multiple of --eval_steps 3"),
-        ("--metric_for_best_model loss --eval_steps 5", "it must be one of accuracy, reward, rewards/"),
-        ("--greater_is_better false", "--greater_is_better has no effect without --metric_for_best_model"),
+        (
+            "--metric_for_best_model loss --eval_steps 5",
+            "it must be one of accuracy, reward, rewards/",
+        ),
+        (
+            "--greater_is_better false",
+            "--greater_is_better has no effect without --metric_for_best_model",
+        ),
         (
             "--metric_for_best_model reward --save_strategy epoch --eval_steps 5",
             "needs --eval_strategy epoch",
         ),
-        ("--metric_for_best_model reward --save_strategy no", "with --save_strategy no there is one"),
-        ("--save_strategy epoch --save_steps 5", "--save_steps has no effect with --save_strategy epoch"),
+        (
+            "--metric_for_best_model reward --save_strategy no",
+            "with --save_strategy no there is one",
+        ),
+        (
+            "--save_strategy epoch --save_steps 5",
+            "--save_steps has no effect with --save_strategy epoch",
+        ),
         ("--eval_strategy no --eval_steps 5", "--eval_steps has no effect with --eval_strategy no"),
         ("--eval_strategy no --eval_limit 5", "--eval_limit has no effect without --eval_steps"),
-        ("--save_strategy epoch --streaming true --max_steps 5", "--save_strategy epoch with --streaming true"),
+        (
+            "--save_strategy epoch --streaming true --max_steps 5",
+            "--save_strategy epoch with --streaming true",
+        ),
         ("--eval_steps 5 --split_dataset_ratio 0", "leaves no row to evaluate"),
-        ("--early_stop_interval 2", "--early_stop_interval has no effect without --metric_for_best_model"),
+        (
+            "--early_stop_interval 2",
+            "--early_stop_interval has no effect without --metric_for_best_model",
+        ),
         ("--interleave_prob 0.5 0.5", "--interleave_prob has 2 values for 1 data sets"),
         ("--interleave_prob 0.5", "--interleave_prob 0.5 must add up to 1"),
         ("--interleave_prob 1 --dataset_shuffle false", "mixes loaded rows by shuffling them"),
-        ("--stopping_strategy all_exhausted", "--stopping_strategy has no effect without --interleave_prob"),
+        (
+            "--stopping_strategy all_exhausted",
+            "--stopping_strategy has no effect without --interleave_prob",
+        ),
         ("--max_epochs 2 --streaming true --max_steps 5", "--max_epochs with --streaming true"),
-        ("--dataloader_prefetch_factor 3", "--dataloader_prefetch_factor has no effect without --dataloader_num_"),
+        (
+            "--dataloader_prefetch_factor 3",
+            "--dataloader_prefetch_factor has no effect without --dataloader_num_",
+        ),
     ],
 )
 def test_the_best_checkpoint_needs_its_metric(words: str, part: str) -> None:
@@ -551,8 +771,12 @@ def test_the_best_checkpoint_needs_its_metric(words: str, part: str) -> None:
     assert part in found
     assert faults("--metric_for_best_model reward --eval_steps 250 --greater_is_better false") == ()
     assert faults("--eval_steps 5 --val_dataset v --split_dataset_ratio 0") == ()
-    assert faults("--metric_for_best_model reward --eval_strategy steps --save_strategy steps") == ()
-    assert faults("--metric_for_best_model reward --eval_strategy epoch --save_strategy epoch") == ()
+    assert (
+        faults("--metric_for_best_model reward --eval_strategy steps --save_strategy steps") == ()
+    )
+    assert (
+        faults("--metric_for_best_model reward --eval_strategy epoch --save_strategy epoch") == ()
+    )
 
 
 def test_an_episode_may_take_its_time() -> None:
@@ -566,18 +790,27 @@ def test_an_episode_may_take_its_time() -> None:
 @pytest.mark.parametrize(
     ("words", "part"),
     [
-        ("--max_turns 3", "--max_turns has no effect without --multi_turn_scheduler, --tools, --use_gym_env"),
+        (
+            "--max_turns 3",
+            "--max_turns has no effect without --multi_turn_scheduler, --tools, --use_gym_env",
+        ),
         ("--context_manager b", "--context_manager has no effect without --use_gym_env true"),
         ("--use_gym_env false --gym_env a", "--gym_env has no effect without --use_gym_env true"),
-        ("--use_gym_env true --reward_weights 1 2", "--reward_weights has 2 values for 3 reward functions"),
+        (
+            "--use_gym_env true --reward_weights 1 2",
+            "--reward_weights has 2 values for 3 reward functions",
+        ),
     ],
 )
 def test_flags_of_several_turns(words: str, part: str) -> None:
     (found,) = faults(words)
     assert part in found
-    assert faults("--multi_turn_scheduler a --max_turns 3 --completion_length_limit_scope total") == ()
+    assert (
+        faults("--multi_turn_scheduler a --max_turns 3 --completion_length_limit_scope total") == ()
+    )
     assert faults("--use_gym_env true --gym_env a --reward_weights 1 2 3") == ()
-    assert faults("--gym_env a --reward_weights 1 2 3") == ()  # an environment that is named is played
+    # an environment that is named is played
+    assert faults("--gym_env a --reward_weights 1 2 3") == ()
 
 
 @pytest.mark.parametrize(
@@ -595,9 +828,13 @@ def test_servers_by_host_port_and_url(words: str, urls: tuple[str, ...]) -> None
     assert args.rollout_base_urls == urls
 
 
-@pytest.mark.parametrize(("scheme", "refused"), [("fp8_per_tensor", False), ("fp8_per_block", False), ("awq", True)])
+@pytest.mark.parametrize(
+    ("scheme", "refused"), [("fp8_per_tensor", False), ("fp8_per_block", False), ("awq", True)]
+)
 def test_an_engine_may_keep_the_weights_in_fp8(scheme: str, refused: bool) -> None:
     """What needs a checkpoint of its own cannot take a trainer's weights."""
     kwargs = json.dumps({"quantization": scheme})
-    found = faults(["--use_vllm", "true", "--vllm_mode", "colocate", "--vllm_engine_kwargs", kwargs])
+    found = faults(
+        ["--use_vllm", "true", "--vllm_mode", "colocate", "--vllm_engine_kwargs", kwargs]
+    )
     assert any("holds 'quantization', which is ours" in line for line in found) == refused, found

@@ -17,7 +17,9 @@ from swift_r1.flags.ms_swift_flags import meanings
 from swift_r1.flags.parser import unknown_flag
 from swift_r1.launch.run_folder import without_secrets
 
-BASE = shlex.split("--rlhf_type grpo --model m --dataset d --reward_funcs a --per_device_train_batch_size 8")
+BASE = shlex.split(
+    "--rlhf_type grpo --model m --dataset d --reward_funcs a --per_device_train_batch_size 8"
+)
 
 
 def parse(*words: str, environ: dict[str, str] | None = None) -> RlhfArguments:
@@ -117,7 +119,10 @@ def test_all_faults_come_together_one_a_line() -> None:
         (["--seed"], "--seed needs a value"),
         (["--system", "a\udcff"], "--system is not valid UTF-8"),
         (["--seed", "1", "2"], "--seed takes one value but got 2"),
-        (["--dtype", "float32", "--torch_dtype", "float16"], "--torch_dtype is given twice, once as --dtype: keep one"),
+        (
+            ["--dtype", "float32", "--torch_dtype", "float16"],
+            "--torch_dtype is given twice, once as --dtype: keep one",
+        ),
         (["--num_generations", "1"], "--num_generations 1 makes every advantage 0"),
         (["--max_pixels", "9"], "--max_pixels: vision and audio are not done here"),
         (["--vllm_mode", "remote"], "--vllm_mode must be one of server, colocate, not 'remote'"),
@@ -145,7 +150,9 @@ def test_a_fault_in_a_flag_hides_its_consequences() -> None:
     """A batch size that is no number must not be reported as a round that does not divide too."""
     with pytest.raises(UsageError) as caught:
         parse_arguments(RlhfArguments, [*BASE[:-1], "eight"], {})
-    assert caught.value.faults == ("--per_device_train_batch_size must be a whole number, not 'eight'",)
+    assert caught.value.faults == (
+        "--per_device_train_batch_size must be a whole number, not 'eight'",
+    )
 
 
 def test_config_file_and_flags_that_win(tmp_path: Path) -> None:
@@ -166,7 +173,9 @@ def test_config_file_and_flags_that_win(tmp_path: Path) -> None:
 
 def test_faults_of_a_config_file_name_the_file(tmp_path: Path) -> None:
     config = tmp_path / "grpo.yaml"
-    config.write_text("lerning_rate: 1\nmax_steps: many\ndtype: float32\ntorch_dtype: float32\nsystem: true\n")
+    config.write_text(
+        "lerning_rate: 1\nmax_steps: many\ndtype: float32\ntorch_dtype: float32\nsystem: true\n"
+    )
     with pytest.raises(UsageError) as caught:
         parse_arguments(RlhfArguments, [str(config), *BASE], {})
     assert caught.value.faults == (
@@ -184,7 +193,8 @@ def test_faults_of_a_config_file_name_the_file(tmp_path: Path) -> None:
     config.write_text("beta: 0\nlora_rank: 4\nbeta: 0.1\n")
     with pytest.raises(UsageError, match="beta stands twice in line 3"):
         parse_arguments(RlhfArguments, [str(config), *BASE], {})
-    config.write_text("_: &a {beta: 0.1}\n<<: *a\nbeta: 0.2\n")  # a key may replace one that `<<` adds
+    # a key may replace one that `<<` adds
+    config.write_text("_: &a {beta: 0.1}\n<<: *a\nbeta: 0.2\n")
     with pytest.raises(UsageError, match="unknown flag --_"):
         parse_arguments(RlhfArguments, [str(config), *BASE], {})
 
@@ -192,12 +202,17 @@ def test_faults_of_a_config_file_name_the_file(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("content", "said"),
     [
-        ("\tmodel: m\n", "not valid YAML (found character '\\t' that cannot start any token in line 1)"),
+        (
+            "\tmodel: m\n",
+            "not valid YAML (found character '\\t' that cannot start any token in line 1)",
+        ),
         ("- model\n", "must hold lines like `learning_rate: 1e-6`"),
         (None, "No such file or directory"),
     ],
 )
-def test_a_config_that_cannot_be_read_is_the_one_fault(content: str | None, said: str, tmp_path: Path) -> None:
+def test_a_config_that_cannot_be_read_is_the_one_fault(
+    content: str | None, said: str, tmp_path: Path
+) -> None:
     """What is missing then stands in the file, and is not asked for."""
     config = tmp_path / "grpo.yaml"
     if content is not None:
@@ -207,7 +222,10 @@ def test_a_config_that_cannot_be_read_is_the_one_fault(content: str | None, said
     assert caught.value.faults == (f"config file {config}: {said}",)
     with pytest.raises(UsageError) as caught:
         parse_arguments(RlhfArguments, ["grpo.yml.txt", "--betta", "1"], {})
-    assert [text[:20] for text in caught.value.faults] == ["'grpo.yml.txt' stand", "unknown flag --betta"]
+    assert [text[:20] for text in caught.value.faults] == [
+        "'grpo.yml.txt' stand",
+        "unknown flag --betta",
+    ]
 
 
 def test_arguments_survive_the_way_to_the_worker() -> None:
@@ -226,20 +244,29 @@ def test_the_api_key_travels_in_the_environment_alone(monkeypatch: pytest.Monkey
     monkeypatch.setenv("SWIFT_API_KEY", "secret")
     assert RlhfArguments.from_dict(args.to_dict()) == args
     assert parse(*server, environ={"SWIFT_API_KEY": "other"}).api_key == "other"
-    assert parse_arguments(RolloutArguments, ["--model", "m"], {"SWIFT_API_KEY": "k"}).api_key == "k"
+    assert (
+        parse_arguments(RolloutArguments, ["--model", "m"], {"SWIFT_API_KEY": "k"}).api_key == "k"
+    )
 
 
 def test_defaults_that_are_ms_swifts() -> None:
     args = parse_arguments(RlhfArguments, BASE, {})
     assert (args.learning_rate, args.warmup_ratio) == (1e-5, 0)
-    assert args.num_generations_eval == args.num_generations == 8 and (args.top_p, args.top_k) == (1, -1)
+    assert args.num_generations_eval == args.num_generations == 8 and (args.top_p, args.top_k) == (
+        1,
+        -1,
+    )
     for kind in ("lora", "qlora"):
-        assert parse_arguments(RlhfArguments, [*BASE, "--train_type", kind], {}).learning_rate == 1e-4
+        assert (
+            parse_arguments(RlhfArguments, [*BASE, "--train_type", kind], {}).learning_rate == 1e-4
+        )
     evaluated = ["--eval_steps", "5", "--num_generations", "4", "--eval_datasets", "math500"]
     args = parse_arguments(RlhfArguments, [*BASE, *evaluated], {})
     assert args.num_generations_eval == 4 and args.eval_tasks()[0].num_generations == 4
     args = parse_arguments(
-        RlhfArguments, [*BASE, *evaluated, "--learning_rate", "0", "--num_generations_eval", "1"], {}
+        RlhfArguments,
+        [*BASE, *evaluated, "--learning_rate", "0", "--num_generations_eval", "1"],
+        {},
     )
     assert (args.learning_rate, args.num_generations_eval) == (0, 1)
 
@@ -248,17 +275,38 @@ def test_ms_swifts_words_for_values(tmp_path: Path) -> None:
     config = tmp_path / "run.yaml"
     for word, ours in (("true", "group"), ("False", "none"), ("batch", "batch")):
         config.write_text(f"scale_rewards: {word}\n")
-        assert parse_arguments(RlhfArguments, [*BASE, "--scale_rewards", word], {}).scale_rewards == ours
+        assert (
+            parse_arguments(RlhfArguments, [*BASE, "--scale_rewards", word], {}).scale_rewards
+            == ours
+        )
         assert parse_arguments(RlhfArguments, [str(config), *BASE], {}).scale_rewards == ours
 
 
 @pytest.mark.parametrize(
     ("words", "processes", "accumulation", "round_size", "line"),
     [
-        ("", 1, 16, 16, "--gradient_accumulation_steps 16: a micro-batch of 1 has no whole groups of 8"),
-        ("--num_generations 12", 1, 24, 24, "--gradient_accumulation_steps 24: a micro-batch of 1 has no"),
+        (
+            "",
+            1,
+            16,
+            16,
+            "--gradient_accumulation_steps 16: a micro-batch of 1 has no whole groups of 8",
+        ),
+        (
+            "--num_generations 12",
+            1,
+            24,
+            24,
+            "--gradient_accumulation_steps 24: a micro-batch of 1 has no",
+        ),
         ("--per_device_train_batch_size 4 --deepspeed zero2", 2, 1, 8, None),
-        ("--per_device_train_batch_size 3 --deepspeed zero2", 2, 4, 24, "--gradient_accumulation_steps 4"),
+        (
+            "--per_device_train_batch_size 3 --deepspeed zero2",
+            2,
+            4,
+            24,
+            "--gradient_accumulation_steps 4",
+        ),
         (
             "--num_generations 4 --generation_batch_size 4 --gradient_accumulation_steps 8",
             1,
@@ -273,17 +321,32 @@ def test_ms_swifts_words_for_values(tmp_path: Path) -> None:
             8,
             "4 micro-batches were",
         ),
-        ("--num_generations 2 --steps_per_generation 8 --gradient_accumulation_steps 4", 1, 4, 8, None),
+        (
+            "--num_generations 2 --steps_per_generation 8 --gradient_accumulation_steps 4",
+            1,
+            4,
+            8,
+            None,
+        ),
         ("--num_generations 1 --advantage_estimator reinforce_plus_plus", 1, 1, 1, None),
     ],
 )
-def test_the_batch_where_the_flags_leave_it_open(words, processes, accumulation, round_size, line) -> None:
+def test_the_batch_where_the_flags_leave_it_open(
+    words, processes, accumulation, round_size, line
+) -> None:
     bare = ["--rlhf_type", "grpo", "--model", "m", "--dataset", "d", "--reward_funcs", "a"]
-    args = parse_arguments(RlhfArguments, [*bare, *words.split()], {"NPROC_PER_NODE": str(processes)})
-    assert (args.gradient_accumulation_steps, args.generation_batch_size) == (accumulation, round_size)
+    args = parse_arguments(
+        RlhfArguments, [*bare, *words.split()], {"NPROC_PER_NODE": str(processes)}
+    )
+    assert (args.gradient_accumulation_steps, args.generation_batch_size) == (
+        accumulation,
+        round_size,
+    )
     plan = make_plan(args, processes, 100)
     assert plan.completions_per_round == round_size == plan.prompts_per_round * args.num_generations
-    assert [one for one in args.about_flags if line is not None and one.startswith(line)] == list(args.chosen)
+    assert [one for one in args.about_flags if line is not None and one.startswith(line)] == list(
+        args.chosen
+    )
 
 
 def test_that_sgd_decays_weights_is_said() -> None:
@@ -305,15 +368,32 @@ def test_defaults_that_depend_on_others() -> None:
 
 @pytest.mark.parametrize(
     ("estimator", "scale"),
-    [("grpo", "group"), ("rloo", "none"), ("reinforce_plus_plus", "batch"), ("reinforce_plus_plus_baseline", "batch")],
+    [
+        ("grpo", "group"),
+        ("rloo", "none"),
+        ("reinforce_plus_plus", "batch"),
+        ("reinforce_plus_plus_baseline", "batch"),
+    ],
 )
-def test_the_scale_of_rewards_follows_the_estimator_unless_given(estimator: str, scale: str) -> None:
+def test_the_scale_of_rewards_follows_the_estimator_unless_given(
+    estimator: str, scale: str
+) -> None:
     assert parse("--advantage_estimator", estimator).scale_rewards == scale
-    assert parse("--advantage_estimator", estimator, "--scale_rewards", "none").scale_rewards == "none"
-    gdpo = ("--advantage_estimator", estimator, "--multi_objective_aggregation", "normalize_then_sum")
+    assert (
+        parse("--advantage_estimator", estimator, "--scale_rewards", "none").scale_rewards == "none"
+    )
+    gdpo = (
+        "--advantage_estimator",
+        estimator,
+        "--multi_objective_aggregation",
+        "normalize_then_sum",
+    )
     assert parse(*gdpo).scale_rewards == "batch"
     spelled = parse(*gdpo[:2], "--scale_rewards", "gdpo")
-    assert (spelled.scale_rewards, spelled.multi_objective_aggregation) == ("batch", "normalize_then_sum")
+    assert (spelled.scale_rewards, spelled.multi_objective_aggregation) == (
+        "batch",
+        "normalize_then_sum",
+    )
 
 
 def test_every_flag_of_ms_swift_has_one_meaning_and_none_is_a_typo() -> None:
@@ -321,31 +401,57 @@ def test_every_flag_of_ms_swift_has_one_meaning_and_none_is_a_typo() -> None:
     ours = {name for cls in (RlhfArguments, RolloutArguments) for name in spellings(cls)}
     assert len(named) > 500
     assert [name for name in named if name not in ours | meanings().keys()] == []
-    assert sorted(meanings().keys() & spellings(RlhfArguments).keys() & spellings(RolloutArguments).keys()) == []
+    assert (
+        sorted(
+            meanings().keys() & spellings(RlhfArguments).keys() & spellings(RolloutArguments).keys()
+        )
+        == []
+    )
     assert [
-        name for name, meaning in meanings().items() if not all(meaning.accepts([value]) for value in meaning.so)
+        name
+        for name, meaning in meanings().items()
+        if not all(meaning.accepts([value]) for value in meaning.so)
     ] == []
 
 
 def test_flags_of_the_forward_pass_as_scripts_write_them(tmp_path: Path) -> None:
     config = tmp_path / "run.yaml"
     config.write_text("gradient_checkpointing_kwargs:\n  use_reentrant: false\n")
-    words = ["--attn_impl", "flash_attn", "--padding_side", "right", "--use_cpu", "true", "--full_determinism", "true"]
+    words = [
+        "--attn_impl",
+        "flash_attn",
+        "--padding_side",
+        "right",
+        "--use_cpu",
+        "true",
+        "--full_determinism",
+        "true",
+    ]
     args = parse_arguments(RlhfArguments, [str(config), *BASE, *words], {})
     assert args.attn_impl == "flash_attention_2" and args.deterministic and len(args.always_so) == 2
     assert args.process_variables == {"CUDA_VISIBLE_DEVICES": "", "HIP_VISIBLE_DEVICES": ""}
     kwargs = "--gradient_checkpointing_kwargs"
-    assert parse(kwargs, '{"use_reentrant": false}').always_so == (f'{kwargs} {{"use_reentrant": false}}',)
+    assert parse(kwargs, '{"use_reentrant": false}').always_so == (
+        f'{kwargs} {{"use_reentrant": false}}',
+    )
     (fault,) = faults(kwargs, '{"use_reentrant": true}')
     assert fault.startswith(kwargs) and "always recomputed without reentrant autograd" in fault
-    for flag in ("--use_liger_kernel", "--use_cce", "--padding_side left", "--device_map auto", "--tf32 perhaps"):
+    for flag in (
+        "--use_liger_kernel",
+        "--use_cce",
+        "--padding_side left",
+        "--device_map auto",
+        "--tf32 perhaps",
+    ):
         assert len(faults(*flag.split())) == 1, flag
 
 
 def test_a_flag_that_is_always_so_is_accepted_at_that_value_and_listed(tmp_path: Path) -> None:
     config = tmp_path / "run.yaml"
     config.write_text("safe_serialization: true\nmax_pixels:\nlabel_smoothing: 0.0\n")
-    args = parse_arguments(RlhfArguments, [str(config), *BASE, "--use-galore", "False", "--do_train"], {})
+    args = parse_arguments(
+        RlhfArguments, [str(config), *BASE, "--use-galore", "False", "--do_train"], {}
+    )
     assert args.always_so == (
         "--use_galore False",
         "--do_train",
@@ -362,13 +468,17 @@ def test_a_flag_that_is_always_so_is_accepted_at_that_value_and_listed(tmp_path:
 
 def test_torchruns_flags_stand_for_its_variables() -> None:
     args = parse_arguments(
-        RlhfArguments, [*BASE, "--nproc_per_node=2", "--deepspeed", "zero2"], {"NPROC_PER_NODE": "4"}
+        RlhfArguments,
+        [*BASE, "--nproc_per_node=2", "--deepspeed", "zero2"],
+        {"NPROC_PER_NODE": "4"},
     )
     assert args.process_variables == {"NPROC_PER_NODE": "2"} and args.generation_batch_size == 16
     assert faults("--nnodes", "2", "--deepspeed", "zero2") == (
         "NNODES > 1 needs MASTER_ADDR (and MASTER_PORT): the address of node 0",
     )
-    with pytest.raises(UsageError, match="torchrun is not needed: call `swift rlhf` once per machine"):
+    with pytest.raises(
+        UsageError, match="torchrun is not needed: call `swift rlhf` once per machine"
+    ):
         parse_arguments(RlhfArguments, BASE, {"TORCHELASTIC_RUN_ID": "none"})
 
 
@@ -398,8 +508,18 @@ def test_no_input_crashes_the_parser(words: list[str]) -> None:
 def test_secrets_travel_in_the_environment_alone() -> None:
     words = ["--report_to", "swanlab", "--swanlab_token", "s3cret"]
     args = parse(*words)
-    assert args.secrets == {"SWANLAB_API_KEY": "s3cret"} and "s3cret" not in repr(args) + str(args.to_dict())
+    assert args.secrets == {"SWANLAB_API_KEY": "s3cret"} and "s3cret" not in repr(args) + str(
+        args.to_dict()
+    )
     assert RlhfArguments.from_dict(args.to_dict()).swanlab_token is None
     assert without_secrets([*words, "--swanlab-token=s3cret", "--api_key", "s3cret"]) == [
-        *("--report_to", "swanlab", "--swanlab_token", "***", "--swanlab-token=***", "--api_key", "***")
+        *(
+            "--report_to",
+            "swanlab",
+            "--swanlab_token",
+            "***",
+            "--swanlab-token=***",
+            "--api_key",
+            "***",
+        )
     ]

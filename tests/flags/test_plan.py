@@ -27,7 +27,9 @@ def arguments(*words: str, processes: int = 1) -> RlhfArguments:
 
 
 def test_the_main_command_parses_and_its_plan_is_right() -> None:
-    args = parse_arguments(RlhfArguments, [*ISSUE, "--system", "You are a helpful assistant."], {"NPROC_PER_NODE": "2"})
+    args = parse_arguments(
+        RlhfArguments, [*ISSUE, "--system", "You are a helpful assistant."], {"NPROC_PER_NODE": "2"}
+    )
     plan = make_plan(args, world_size=2, dataset_size=50_000)
     assert plan.completions_per_round == 8 * 2 * 2
     assert plan.prompts_per_round == 4
@@ -42,7 +44,14 @@ def test_the_main_command_parses_and_its_plan_is_right() -> None:
 
 def test_several_optimizer_steps_a_round() -> None:
     args = arguments(
-        *["--per_device_train_batch_size", "4", "--steps_per_generation", "6", "--gradient_accumulation_steps", "3"]
+        *[
+            "--per_device_train_batch_size",
+            "4",
+            "--steps_per_generation",
+            "6",
+            "--gradient_accumulation_steps",
+            "3",
+        ]
     )
     args = replace(args, num_iterations=2)
     plan = make_plan(args, world_size=1, dataset_size=10)
@@ -55,7 +64,9 @@ def test_several_optimizer_steps_a_round() -> None:
 
 
 def test_max_steps_cut_the_last_round_short() -> None:
-    args = arguments(*["--per_device_train_batch_size", "8", "--steps_per_generation", "4", "--max_steps", "6"])
+    args = arguments(
+        *["--per_device_train_batch_size", "8", "--steps_per_generation", "4", "--max_steps", "6"]
+    )
     plan = make_plan(args, world_size=1, dataset_size=100)
     assert plan.optimizer_steps_per_round == 4
     assert (plan.rounds, plan.total_steps) == (2, 6)
@@ -66,7 +77,9 @@ def test_ppo_mini_batches_and_epochs() -> None:
 
     words = "--num_mini_batches 4 --num_ppo_epochs 2 --gradient_accumulation_steps 2 --per_device_train_batch_size 8"
     base = "--rlhf_type ppo --model m --dataset d --reward_funcs a --num_generations 1 --critic_warmup_steps 5"
-    args = parse_arguments(RlhfArguments, f"{base} {words} --critic_model c --kl_coef 0.05".split(), {})
+    args = parse_arguments(
+        RlhfArguments, f"{base} {words} --critic_model c --kl_coef 0.05".split(), {}
+    )
     plan = make_plan(args, 1, 640)
     assert (plan.completions_per_round, plan.prompts_per_round) == (64, 64)
     assert (plan.completions_per_optimizer_step, plan.optimizer_steps_per_round) == (16, 8)
@@ -75,12 +88,20 @@ def test_ppo_mini_batches_and_epochs() -> None:
     console.print(plan_table(plan, args))
     text = console.export_text()
     assert "8 batches / 2 accumulated x 2 epochs = 8" in text
-    assert "c, all weights, learning rate 1e-05; alone for 5 steps" in text and "a x 1; KL x 0.05" in text
+    assert (
+        "c, all weights, learning rate 1e-05; alone for 5 steps" in text
+        and "a x 1; KL x 0.05" in text
+    )
 
 
 @pytest.mark.parametrize(
     ("words", "steps"),
-    [("--warmup_ratio 0.05", 1), ("--warmup_steps 3", 3), ("--warmup_steps 99", 10), ("--warmup_ratio 0", 0)],
+    [
+        ("--warmup_ratio 0.05", 1),
+        ("--warmup_steps 3", 3),
+        ("--warmup_steps 99", 10),
+        ("--warmup_ratio 0", 0),
+    ],
 )
 def test_warmup(words: str, steps: int) -> None:
     args = arguments("--per_device_train_batch_size", "8", "--max_steps", "10", *words.split())
@@ -106,7 +127,9 @@ def test_passes_over_the_prompts(words: str, steps: int, epoch: int) -> None:
 
 def test_a_pass_without_a_whole_round_is_none() -> None:
     with pytest.raises(UsageError, match="leaves none of 7 prompts: a round takes 8"):
-        make_plan(arguments("--per_device_train_batch_size", "64", "--dataloader_drop_last", "true"), 1, 7)
+        make_plan(
+            arguments("--per_device_train_batch_size", "64", "--dataloader_drop_last", "true"), 1, 7
+        )
 
 
 def test_the_table_shows_the_numbers() -> None:
@@ -127,9 +150,15 @@ def test_the_table_says_what_is_evaluated_and_when() -> None:
         "held out (at most 64 prompts x 8 completions); every 5 optimizer steps, at the end; "
         "1 completion per process at once"
     )
-    once = evaluation_of(arguments(*["--eval_steps", "1", "--eval_limit", "1", "--num_generations_eval", "1"]))
-    assert once.startswith("held out (at most 1 prompt x 1 completion); every optimizer step, at the end; ")
-    epochs = evaluation_of(arguments("--per_device_train_batch_size", "8", "--eval_strategy", "epoch"))
+    once = evaluation_of(
+        arguments(*["--eval_steps", "1", "--eval_limit", "1", "--num_generations_eval", "1"])
+    )
+    assert once.startswith(
+        "held out (at most 1 prompt x 1 completion); every optimizer step, at the end; "
+    )
+    epochs = evaluation_of(
+        arguments("--per_device_train_batch_size", "8", "--eval_strategy", "epoch")
+    )
     assert "; after each pass over the prompts, at the end; " in epochs
     words = f"{base} --eval_unit rollout --eval_on_start true --eval_datasets gsm8k aime24#9 --num_generations_eval 4"
     words += " --use_vllm true --vllm_server_host 127.0.0.1"

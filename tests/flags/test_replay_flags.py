@@ -6,7 +6,18 @@ from swift_r1.cli.replay import ReplayArguments, recorded_flags
 from swift_r1.flags.parser import parse_arguments
 from swift_r1.flags.rlhf import RlhfArguments
 
-PPO = ["--rlhf_type", "ppo", "--model", "m", "--dataset", "a.jsonl", "--reward_funcs", "format", "--use_vllm", "false"]
+PPO = [
+    "--rlhf_type",
+    "ppo",
+    "--model",
+    "m",
+    "--dataset",
+    "a.jsonl",
+    "--reward_funcs",
+    "format",
+    "--use_vllm",
+    "false",
+]
 
 
 def replayed(run: list[str], *words: str) -> ReplayArguments:

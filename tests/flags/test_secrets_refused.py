@@ -19,7 +19,18 @@ from swift_r1.runtime.visible import log_visibly
 from swift_r1.wire.server_file import servers_of
 from swift_r1.wire.urls import is_secret_name, why_no_url
 
-RLHF = ("--rlhf_type", "grpo", "--model", "m", "--dataset", "d", "--reward_funcs", "format", "--use_vllm", "true")
+RLHF = (
+    "--rlhf_type",
+    "grpo",
+    "--model",
+    "m",
+    "--dataset",
+    "d",
+    "--reward_funcs",
+    "format",
+    "--use_vllm",
+    "true",
+)
 
 
 @pytest.mark.parametrize(
@@ -28,22 +39,56 @@ RLHF = ("--rlhf_type", "grpo", "--model", "m", "--dataset", "d", "--reward_funcs
         (RlhfArguments, (*RLHF, "--vllm_server_base_url", "http://me:pl4nted@h:8000")),
         (RlhfArguments, (*RLHF, "--vllm_server_base_url", "http://pl4nted@h h")),
         (RlhfArguments, (*RLHF, "--vllm_server_base_url", "https://h:8000/?api_key=pl4nted")),
-        (RlhfArguments, (*RLHF, "--reward_funcs", "remote", "--reward_api", "https://me:pl4nted@h/score")),
-        (RlhfArguments, (*RLHF, "--teacher_model_server", "https://me:pl4nted@h")),
-        (RlhfArguments, (*RLHF, "--teacher_model_server", '{"url": "https://me:pl4nted@h", "tags": ["a"]}')),
-        (RlhfArguments, (*RLHF, "--env", "openenv:http://me:pl4nted@h:8001")),
-        (RlhfArguments, (*RLHF, "--env", "verifiers:x", "--env_args", '{"judge": {"api_key": "pl4nted"}}')),
         (
             RlhfArguments,
-            (*RLHF, "--env", "verifiers:x", "--env_args", '{"judges": [{"headers": {"Authorization": "pl4nted"}}]}'),
+            (*RLHF, "--reward_funcs", "remote", "--reward_api", "https://me:pl4nted@h/score"),
         ),
-        (RlhfArguments, (*RLHF, "--env", "verifiers:x", "--env_args", '{"database": "postgres://me:pl4nted@h/x"}')),
+        (RlhfArguments, (*RLHF, "--teacher_model_server", "https://me:pl4nted@h")),
+        (
+            RlhfArguments,
+            (*RLHF, "--teacher_model_server", '{"url": "https://me:pl4nted@h", "tags": ["a"]}'),
+        ),
+        (RlhfArguments, (*RLHF, "--env", "openenv:http://me:pl4nted@h:8001")),
+        (
+            RlhfArguments,
+            (*RLHF, "--env", "verifiers:x", "--env_args", '{"judge": {"api_key": "pl4nted"}}'),
+        ),
+        (
+            RlhfArguments,
+            (
+                *RLHF,
+                "--env",
+                "verifiers:x",
+                "--env_args",
+                '{"judges": [{"headers": {"Authorization": "pl4nted"}}]}',
+            ),
+        ),
+        (
+            RlhfArguments,
+            (
+                *RLHF,
+                "--env",
+                "verifiers:x",
+                "--env_args",
+                '{"database": "postgres://me:pl4nted@h/x"}',
+            ),
+        ),
         (RlhfArguments, (*RLHF, "--agent_command", "node agent.js --api-key pl4nted")),
         (RlhfArguments, (*RLHF, "--agent_command", "env SEARCH_TOKEN=pl4nted node agent.js")),
         (RlhfArguments, (*RLHF, "--agent_command", "node agent.js http://me:pl4nted@h")),
         (RolloutArguments, ("--model", "m", "--vllm_engine_kwargs", '{"hf_token": "pl4nted"}')),
         (RolloutArguments, ("--model", "m", "--chat_template_kwargs", '{"api_key": "pl4nted"}')),
-        (EvalArguments, ("--model", "m", "--benchmarks", "b", "--chat_template_kwargs", '{"api_key": "pl4nted"}')),
+        (
+            EvalArguments,
+            (
+                "--model",
+                "m",
+                "--benchmarks",
+                "b",
+                "--chat_template_kwargs",
+                '{"api_key": "pl4nted"}',
+            ),
+        ),
         (EvalArguments, ("--model", "https://me:pl4nted@h/v1", "--benchmarks", "gsm8k")),
     ],
 )
@@ -90,7 +135,9 @@ def test_what_only_looks_like_a_key_is_taken() -> None:
     assert why_no_url("http://h:8000/a@b?n=1") is None
 
 
-@pytest.mark.parametrize("text", ["api_key: pl4nted: x", "url: http://me:pl4nted@h/v1", "extra: {api_key: pl4nted}"])
+@pytest.mark.parametrize(
+    "text", ["api_key: pl4nted: x", "url: http://me:pl4nted@h/v1", "extra: {api_key: pl4nted}"]
+)
 def test_so_it_is_in_the_file_of_a_judge(tmp_path: Path, text: str) -> None:
     file = tmp_path / "judge.yaml"
     file.write_text(text if text.startswith("url") else f"url: http://h/v1\n{text}\n")
@@ -100,7 +147,8 @@ def test_so_it_is_in_the_file_of_a_judge(tmp_path: Path, text: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "environ", ["HTTPS_PROXY: http://me:pl4nted@h:3128", "PGPASSWORD: pl4nted", "OPENAI_API_KEY: pl4nted: x"]
+    "environ",
+    ["HTTPS_PROXY: http://me:pl4nted@h:3128", "PGPASSWORD: pl4nted", "OPENAI_API_KEY: pl4nted: x"],
 )
 def test_so_it_is_in_the_file_of_a_launch(tmp_path: Path, environ: str) -> None:
     file = tmp_path / "run.yaml"
@@ -108,7 +156,9 @@ def test_so_it_is_in_the_file_of_a_launch(tmp_path: Path, environ: str) -> None:
     with pytest.raises(UsageError) as refused:
         read_run_file(file)
     assert "pl4nted" not in str(refused.value)
-    assert ("a key has no place in a file" if environ[-1] != "x" else "is not valid YAML") in str(refused.value)
+    assert ("a key has no place in a file" if environ[-1] != "x" else "is not valid YAML") in str(
+        refused.value
+    )
 
 
 @pytest.mark.parametrize(
@@ -127,7 +177,9 @@ def test_no_message_quotes_one(words: str, capfd: pytest.CaptureFixture[str]) ->
     assert said.err and "pl4nted" not in said.err + said.out
 
 
-def test_no_log_line_does(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_log_line_does(
+    capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(logging.getLogger(), "handlers", [])
     log_visibly(logging.WARNING, "%(message)s")
     logging.warning("ProxyError: http://me:pl4nted@proxy:3128/ and a@b, https://h/x@y")

@@ -37,14 +37,21 @@ RLHF = {
 class Launch:
     """A running `swift launch` in a folder."""
 
-    def __init__(self, folder: Path, words: list[str], enter: Sequence[str] = (), **streams: Any) -> None:
+    def __init__(
+        self, folder: Path, words: list[str], enter: Sequence[str] = (), **streams: Any
+    ) -> None:
         self.folder, self.log = folder, folder / "launch.log"
         with self.log.open("ab") as out:
             self.process = subprocess.Popen(
                 [*enter, sys.executable, "-m", "swift_r1", "launch", "run.yaml", *words],
                 cwd=folder,
                 env=os.environ | {"PYTHONPATH": str(REPO), "OMP_NUM_THREADS": "1"},
-                **{"stdout": out, "stderr": subprocess.STDOUT, "start_new_session": True, **streams},
+                **{
+                    "stdout": out,
+                    "stderr": subprocess.STDOUT,
+                    "start_new_session": True,
+                    **streams,
+                },
             )
         self.seen: dict[int, psutil.Process] = {}
 
@@ -55,7 +62,9 @@ class Launch:
     def below(self) -> list[psutil.Process]:
         """All that it has started and that lives; those that are seen once are remembered."""
         with contextlib.suppress(psutil.NoSuchProcess):
-            self.seen |= {one.pid: one for one in psutil.Process(self.process.pid).children(recursive=True)}
+            self.seen |= {
+                one.pid: one for one in psutil.Process(self.process.pid).children(recursive=True)
+            }
         return living(self.seen.values())
 
     def agents(self) -> list[psutil.Process]:
@@ -68,14 +77,21 @@ class Launch:
         return next(one for one in psutil.Process(started["pid"]).parents() if one in self.agents())
 
     def started(
-        self, command: str, count: int = 1, after: Sequence[Mapping[str, Any]] = (), within_s: float = 60.0
+        self,
+        command: str,
+        count: int = 1,
+        after: Sequence[Mapping[str, Any]] = (),
+        within_s: float = 60.0,
     ) -> list[dict[str, Any]]:
         """What the stubs of a command that live have left, once there are `count` without those of before."""
         old = {one["pid"] for one in after}
 
         def found() -> list[dict[str, Any]]:
             assert self.process.poll() is None, self.said
-            known = [json.loads(path.read_text()) for path in sorted(self.folder.glob(f"{command}-*.json"))]
+            known = [
+                json.loads(path.read_text())
+                for path in sorted(self.folder.glob(f"{command}-*.json"))
+            ]
             own = [one for one in known if one["pid"] not in old and psutil.pid_exists(one["pid"])]
             return own if len(own) == count else []
 
@@ -112,7 +128,10 @@ def write_run(tmp_path: Path) -> Callable[..., Path]:
     """`write_run(roles, model=..., rlhf={}, **sections)` writes run.yaml into the test's folder."""
 
     def write(roles: Mapping[str, Any], model: str | Path = "m", **sections: Any) -> Path:
-        content = {"rlhf": RLHF | {"model": str(model)} | sections.pop("rlhf", {}), "roles": dict(roles)} | sections
+        content = {
+            "rlhf": RLHF | {"model": str(model)} | sections.pop("rlhf", {}),
+            "roles": dict(roles),
+        } | sections
         path = tmp_path / "run.yaml"
         path.write_text(yaml.safe_dump(content, sort_keys=False))
         return path

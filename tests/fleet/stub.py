@@ -24,7 +24,14 @@ from urllib.parse import urlsplit
 
 from swift_r1.runtime.processes import end_with_parent
 
-VARIABLES = ("NODE_RANK", "NNODES", "NPROC_PER_NODE", "CUDA_VISIBLE_DEVICES", "SWIFT_API_KEY", "SOME")
+VARIABLES = (
+    "NODE_RANK",
+    "NNODES",
+    "NPROC_PER_NODE",
+    "CUDA_VISIBLE_DEVICES",
+    "SWIFT_API_KEY",
+    "SOME",
+)
 
 
 def main(command: str, flags: list[str]) -> None:
@@ -43,18 +50,26 @@ def main(command: str, flags: list[str]) -> None:
             signal.signal(number, lambda number, _frame: saves(number, servers))
         if Path("ranks").exists():
             environ = os.environ | {"TORCHELASTIC_RUN_ID": "none", "PARENT": str(os.getpid())}
-            subprocess.Popen([sys.executable, __file__, "rank"], env=environ, start_new_session=True)
+            subprocess.Popen(
+                [sys.executable, __file__, "rank"], env=environ, start_new_session=True
+            )
     ignoring = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(600)"
     child = subprocess.Popen([sys.executable, "-c", ignoring], start_new_session=True)
     about = {name: os.environ.get(name) for name in VARIABLES}
-    about |= {"pid": os.getpid(), "child": child.pid, "words": flags, "cpus": sorted(os.sched_getaffinity(0))}
+    about |= {
+        "pid": os.getpid(),
+        "child": child.pid,
+        "words": flags,
+        "cpus": sorted(os.sched_getaffinity(0)),
+    }
     part = Path(f".{command}-{os.getpid()}.part")
     part.write_text(json.dumps(about))
     part.rename(f"{command}-{os.getpid()}.json")
     print(f"{command} is there", flush=True)
     if command == "rlhf" and Path("talk").exists():
         print(
-            1000 * "a line of a hundred characters, or nearly so, of which a pipe that nobody reads does not take all\n"
+            1000
+            * "a line of a hundred characters, or nearly so, of which a pipe that nobody reads does not take all\n"
         )
     if command == "rollout":
         HTTPServer((value("--host"), int(value("--port"))), Ready).serve_forever()
@@ -76,7 +91,9 @@ def answers(url: str) -> bool:
     place = urlsplit(url)
     connection = HTTPConnection(place.hostname, place.port, timeout=10)
     with contextlib.closing(connection), contextlib.suppress(OSError):
-        connection.request("GET", "/ready", headers={"Authorization": f"Bearer {os.environ['SWIFT_API_KEY']}"})
+        connection.request(
+            "GET", "/ready", headers={"Authorization": f"Bearer {os.environ['SWIFT_API_KEY']}"}
+        )
         return connection.getresponse().status == 200
     return False
 

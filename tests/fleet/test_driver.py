@@ -42,10 +42,15 @@ def test_servers_then_training_then_nothing(launch):
     assert {url.rpartition(":")[2] for url in flags if url.startswith("http://")} < ports
     assert '"api_key_env": "SWIFT_API_KEY"' in flags[flags.index("--judge") + 1]
     assert len({server["SWIFT_API_KEY"] for server in [*servers, trainer]}) == 1
-    assert sorted(len(server["cpus"]) == 1 for server in servers) == [False, False, True] or os.cpu_count() == 1
+    assert (
+        sorted(len(server["cpus"]) == 1 for server in servers) == [False, False, True]
+        or os.cpu_count() == 1
+    )
     assert trainer["SOME"] == "thing"
     until(lambda: one.said.count("serves") == 3)
-    assert trainer["SWIFT_API_KEY"] not in one.said + " ".join(psutil.Process(trainer["pid"]).cmdline())
+    assert trainer["SWIFT_API_KEY"] not in one.said + " ".join(
+        psutil.Process(trainer["pid"]).cmdline()
+    )
     one.end(0)
     assert one.wait() == 0
     [folder] = (one.folder / "out").iterdir()
@@ -58,20 +63,29 @@ def test_a_killed_replica_comes_back_where_it_was(launch):
     before = one.started("rollout", 2)
     until(lambda: one.said.count("serves") == 2)
     os.kill(before[0]["pid"], signal.SIGKILL)
-    wait_until_gone([psutil.Process(before[0]["child"])] if psutil.pid_exists(before[0]["child"]) else [])
+    wait_until_gone(
+        [psutil.Process(before[0]["child"])] if psutil.pid_exists(before[0]["child"]) else []
+    )
     until(lambda: one.said.count("serves") == 3)
     after = one.started("rollout", 2)
     assert sorted(one["words"] for one in after) == sorted(one["words"] for one in before)
     assert len(one.started("rlhf")) == 1
 
 
-def test_a_server_that_ends_again_and_again_is_given_up_and_the_last_one_ends_the_launch(launch, tmp_path):
+def test_a_server_that_ends_again_and_again_is_given_up_and_the_last_one_ends_the_launch(
+    launch, tmp_path
+):
     one = launch(ONE, "--max_restarts", "1")
     servers, [trainer] = one.started("rollout", 2), one.started("rlhf")
     until(lambda: one.said.count("serves") == 2)
     (tmp_path / "refuse").write_text("swift rollout: no memory left\n")
     os.kill(servers[0]["pid"], signal.SIGKILL)
-    until(lambda: "ended with 2: given up after 2 ends in a row: swift rollout: no memory left" in one.said)
+    until(
+        lambda: (
+            "ended with 2: given up after 2 ends in a row: swift rollout: no memory left"
+            in one.said
+        )
+    )
     [file] = tmp_path.glob("out/*/launch/servers.txt")
     [url] = until(lambda: (lines := file.read_text().split()) and len(lines) == 1 and lines)
     assert url.endswith(f":{port_of(servers[1])}")
@@ -116,7 +130,9 @@ def test_training_is_told_where_a_judge_or_teacher_is_now(launch, role):
 def test_training_waits_for_the_judge(launch, tmp_path):
     """Its first question would have no answer: a model takes minutes to load."""
     (tmp_path / "late").touch()
-    one = launch({"train": {}, "judge": {}}, judge={"model": "j"}, rlhf={"reward_funcs": ["digits", "judge"]})
+    one = launch(
+        {"train": {}, "judge": {}}, judge={"model": "j"}, rlhf={"reward_funcs": ["digits", "judge"]}
+    )
     one.started("rollout")
     until(lambda: "judge-0 on local: started" in one.said)
     assert not list(tmp_path.glob("rlhf-*"))
@@ -130,7 +146,10 @@ def test_a_judge_that_does_not_serve(launch, tmp_path):
     flags = {"reward_funcs": ["digits", "judge"], "vllm_server_timeout": 2}
     one = launch({"train": {}, "judge": {}, "rollout": {}}, judge={"model": "j"}, rlhf=flags)
     assert one.wait() == 5
-    assert "judge-0 on local did not serve within 2 s (--vllm_server_timeout): rollout is there" in one.said
+    assert (
+        "judge-0 on local did not serve within 2 s (--vllm_server_timeout): rollout is there"
+        in one.said
+    )
     assert not list(tmp_path.glob("rlhf-*"))
 
 
@@ -258,9 +277,13 @@ def test_a_killed_rank_is_named_as_such(launch):
     assert "train-0 on local has ended, since a signal killed one of its ranks" in one.said
 
 
-@pytest.mark.parametrize("who", ["driver", "agent", "the agent's first process", "the agent's process group"])
+@pytest.mark.parametrize(
+    "who", ["driver", "agent", "the agent's first process", "the agent's process group"]
+)
 def test_nothing_is_left_behind(launch, who):
-    one = launch(TWO_NODES | {"rollout": {"replicas": 2}}, "--on_node_loss", "stop", local={"nodes": 2})
+    one = launch(
+        TWO_NODES | {"rollout": {"replicas": 2}}, "--on_node_loss", "stop", local={"nodes": 2}
+    )
     one.started("rollout", 2)
     trainers = one.started("rlhf", 2)
     below = one.below()
@@ -355,7 +378,9 @@ def test_output_that_is_not_read_for_long_is_no_silence(launch, tmp_path):
         threading.Thread(target=said.read, daemon=True).start()
         one.end(0)
         assert one.wait() == 0
-    assert {server["pid"] for server in servers} == {int(path.stem[8:]) for path in tmp_path.glob("rollout-*.json")}
+    assert {server["pid"] for server in servers} == {
+        int(path.stem[8:]) for path in tmp_path.glob("rollout-*.json")
+    }
     assert [f"rlhf-{trainer['pid']}"] == [path.stem for path in tmp_path.glob("rlhf-*.json")]
 
 

@@ -31,5 +31,7 @@ sys.exit(run_workers(World(nproc_per_node=2), (sys.executable, "-c", worker), 20
 )
 def test_exit_code(end: str, launched: bool, code: int) -> None:
     environ = os.environ | {"PYTHONPATH": str(REPO)} | ({LAUNCHED: "1"} if launched else {})
-    done = subprocess.run([sys.executable, "-c", SCRIPT, end], env=environ, timeout=120, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", SCRIPT, end], env=environ, timeout=120, check=False
+    )
     assert done.returncode == code

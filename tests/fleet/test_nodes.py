@@ -28,7 +28,12 @@ def node(tiny_model: Path, tmp_path: Path) -> Iterator[Callable[..., ForkedProce
     port = str(free_port())
 
     def start(number: int, version: str = "1", **flags: Any) -> ForkedProcess:
-        environ = {"NNODES": "2", "NODE_RANK": str(number), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+        environ = {
+            "NNODES": "2",
+            "NODE_RANK": str(number),
+            "MASTER_ADDR": "127.0.0.1",
+            "MASTER_PORT": port,
+        }
         with (tmp_path / f"node{number}").open("w") as log:
             started.append(
                 forks.start(
@@ -56,7 +61,11 @@ def node(tiny_model: Path, tmp_path: Path) -> Iterator[Callable[..., ForkedProce
     ],
 )
 def test_nodes_that_differ_end_with_2(
-    node: Callable[..., ForkedProcess], tmp_path: Path, version: str, flags: dict[str, Any], faults: str
+    node: Callable[..., ForkedProcess],
+    tmp_path: Path,
+    version: str,
+    flags: dict[str, Any],
+    faults: str,
 ) -> None:
     both = [node(0), node(1, version, **flags)]
     assert [one.wait(100) for one in both] == [2, 2]
@@ -79,4 +88,6 @@ def test_node_0_says_whom_it_waits_for_and_learns_that_it_has_ended(
     until(lambda: "waiting for node 1, of 2 (NODE_RANK)" in (tmp_path / "node0").read_text(), 60)
     assert node(1, **flags).wait(60) == 2
     assert first.wait(30) == 2
-    assert (tmp_path / "node0").read_text().splitlines()[-1].startswith(f"swift rlhf: node 1: {fault}")
+    assert (
+        (tmp_path / "node0").read_text().splitlines()[-1].startswith(f"swift rlhf: node 1: {fault}")
+    )

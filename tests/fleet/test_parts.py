@@ -33,7 +33,9 @@ class Instead:
 def test_an_agent_that_does_not_read_keeps_nobody_waiting():
     events = SimpleQueue()
     client = AgentClient(
-        Instead('import time; print(\'{"event": "hello"}\', flush=True); time.sleep(60)'), Node("n"), events
+        Instead('import time; print(\'{"event": "hello"}\', flush=True); time.sleep(60)'),
+        Node("n"),
+        events,
     )
     events.get(timeout=20)
     began = time.monotonic()
@@ -64,11 +66,19 @@ def test_a_node_that_is_lost_before_training_begins(write_run, tmp_path, policy,
     run = read_run_file(write_run({"train": {}}))
     args = LaunchArguments(on_node_loss=policy, node_timeout=60)
     launch = LaunchContext(
-        run, fleet, args, {}, lambda task: tmp_path / "log", list, lambda task, what: said.append(what)
+        run,
+        fleet,
+        args,
+        {},
+        lambda task: tmp_path / "log",
+        list,
+        lambda task, what: said.append(what),
     )
     training = Training(launch, str(tmp_path), False, FleetServers(launch, None))
     training.tasks[0].place = NodeSlot("lost", (), None)
     training.begin()
     assert training.code == code
     training.look(None)
-    assert [line.partition(" (")[0] for line in said] == ["lost is gone: training waits for nodes"] * (code is None)
+    assert [line.partition(" (")[0] for line in said] == [
+        "lost is gone: training waits for nodes"
+    ] * (code is None)

@@ -18,7 +18,10 @@ exit 0
 
 def test_a_job_that_waits_for_no_known_reason() -> None:
     assert slurm._waiting("1", {"Reason": "None"}) == "job 1 waits: Slurm has not said yet for what"
-    assert slurm._waiting("1", {"Reason": "Priority"}) == "job 1 waits: Priority (others are before it)"
+    assert (
+        slurm._waiting("1", {"Reason": "Priority"})
+        == "job 1 waits: Priority (others are before it)"
+    )
 
 
 @pytest.fixture
@@ -47,10 +50,15 @@ def test_a_job_that_gains_no_step_is_not_queued_again_for_ever(
     steps = [0, 0, 9, 9, 9, 30, 30, 30]
     assert [end(step) for step in steps] == [143] * len(steps)
     assert end(30) == 5
-    assert "job 7 is not queued again, since starts without a step gained: 3 (--max" in capsys.readouterr().err
+    assert (
+        "job 7 is not queued again, since starts without a step gained: 3 (--max"
+        in capsys.readouterr().err
+    )
 
 
-def test_starts_that_came_to_nothing_count_though_each_has_a_folder_of_its_own(end: Callable[..., int]) -> None:
+def test_starts_that_came_to_nothing_count_though_each_has_a_folder_of_its_own(
+    end: Callable[..., int],
+) -> None:
     assert [end(0, folder=f"v{start}") for start in range(3)] == [143, 143, 5]
 
 

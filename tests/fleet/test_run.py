@@ -24,16 +24,25 @@ def test_a_run_whose_replica_and_trainer_are_killed(tmp_path, write_run, interpr
         log = tmp_path / "run" / "logging.jsonl"
 
         def process(words: str) -> psutil.Process:
-            return until(lambda: next((each for each in one.below() if words in " ".join(each.cmdline())), None))
+            return until(
+                lambda: next(
+                    (each for each in one.below() if words in " ".join(each.cmdline())), None
+                )
+            )
 
-        until(lambda: (tmp_path / "run" / "checkpoint-2").exists() or one.process.poll() is not None, 120)
+        until(
+            lambda: (tmp_path / "run" / "checkpoint-2").exists() or one.process.poll() is not None,
+            120,
+        )
         process("tests.fleet.tiny_rollout").send_signal(signal.SIGKILL)
         trainer = process("swift_r1.cli.rank")
         trainer.send_signal(signal.SIGKILL)
         assert one.wait(150) == 0, one.said
     finally:
         one.stop()
-    steps = [line["step"] for line in map(json.loads, log.read_text().splitlines()) if "loss" in line]
+    steps = [
+        line["step"] for line in map(json.loads, log.read_text().splitlines()) if "loss" in line
+    ]
     assert sorted(set(steps)) == list(range(1, 9))
     assert "train-0 on local was killed by SIGKILL" in one.said
     assert "it comes back" in one.said

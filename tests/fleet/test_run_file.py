@@ -29,14 +29,21 @@ def test_what_a_rollout_server_takes_from_the_policy(write_run):
 
 
 def test_a_flag_of_the_command_line_wins_under_any_of_its_names(write_run):
-    run = read_run_file(write_run({"train": {}}, rlhf={"dtype": "float32"}), {"torch_dtype": "bfloat16"})
+    run = read_run_file(
+        write_run({"train": {}}, rlhf={"dtype": "float32"}), {"torch_dtype": "bfloat16"}
+    )
     assert run.rlhf["torch_dtype"] == "bfloat16"
 
 
 def test_all_faults_together(write_run):
     path = write_run(
         {"rollout": {"replicas": 0, "gpu": 1}, "judge": {"replicas": 2}, "critic": {}},
-        rlhf={"lerning_rate": 1, "nnodes": 3, "api_key": "k", "resume_from_checkpoint": "x/checkpoint-1"},
+        rlhf={
+            "lerning_rate": 1,
+            "nnodes": 3,
+            "api_key": "k",
+            "resume_from_checkpoint": "x/checkpoint-1",
+        },
         rolout={},
         judge={"port": 3},
         ssh=["gen1"],
@@ -64,10 +71,21 @@ def test_all_faults_together(write_run):
 def test_variables(write_run):
     given = {"NCCL_DEBUG": "WARN", "TOKENIZERS_PARALLELISM": False, "N": 3, "JUDGE_API_KEY": None}
     run = read_run_file(write_run({"train": {}}, environ=given))
-    assert run.environ == {"NCCL_DEBUG": "WARN", "TOKENIZERS_PARALLELISM": "false", "N": "3", "JUDGE_API_KEY": None}
+    assert run.environ == {
+        "NCCL_DEBUG": "WARN",
+        "TOKENIZERS_PARALLELISM": "false",
+        "N": "3",
+        "JUDGE_API_KEY": None,
+    }
     variables = shared_variables(run, "k", {"JUDGE_API_KEY": "j", "HF_TOKEN": "h", "HOME": "/"})
-    assert variables["JUDGE_API_KEY"] == "j" and variables["HF_TOKEN"] == "h" and "HOME" not in variables
-    with pytest.raises(UsageError, match="environ: JUDGE_API_KEY has no value, and is not set here"):
+    assert (
+        variables["JUDGE_API_KEY"] == "j"
+        and variables["HF_TOKEN"] == "h"
+        and "HOME" not in variables
+    )
+    with pytest.raises(
+        UsageError, match="environ: JUDGE_API_KEY has no value, and is not set here"
+    ):
         shared_variables(run, "k", {})
 
 
@@ -102,7 +120,9 @@ def test_flags_that_contradict_a_role(flags, fault):
 
 
 def test_servers_of_ones_own_need_no_role(write_run):
-    run = read_run_file(write_run({"train": {}}, rlhf={"use_vllm": True, "vllm_server_host": ["gen9"]}))
+    run = read_run_file(
+        write_run({"train": {}}, rlhf={"use_vllm": True, "vllm_server_host": ["gen9"]})
+    )
     assert run.args.rollout_base_urls == ("http://gen9:8000",)
 
 
@@ -116,7 +136,11 @@ def test_options_of_an_engine(write_run):
     ]
 
 
-BIG, SMALL, NONE = Room("big", tuple("01234567"), (0, 1)), Room("small", tuple("01"), (0, 1)), Room("none", (), (0, 1))
+BIG, SMALL, NONE = (
+    Room("big", tuple("01234567"), (0, 1)),
+    Room("small", tuple("01"), (0, 1)),
+    Room("none", (), (0, 1)),
+)
 
 
 def test_training_takes_the_fullest_nodes_that_will_do():
@@ -136,7 +160,10 @@ def test_replicas_go_where_the_fewest_are():
 def test_no_room_says_what_there_is():
     with pytest.raises(NoRoom) as caught:
         find_places(
-            Role("rollout", 2, 4, cpus=1, hosts=("big", "small")), 2, [BIG, SMALL], [NodeSlot("big", ("0",), (1,))]
+            Role("rollout", 2, 4, cpus=1, hosts=("big", "small")),
+            2,
+            [BIG, SMALL],
+            [NodeSlot("big", ("0",), (1,))],
         )
     assert str(caught.value) == (
         "roles: rollout needs 2 replicas with 4 GPUs and 1 core each on big, small, and there is room for 1; "

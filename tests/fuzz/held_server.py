@@ -45,7 +45,12 @@ class HeldEngine:
 
     def _remember(self) -> None:
         tensors = sorted(
-            (name, str(one.dtype), tuple(one.shape), one.reshape(-1).view(torch.uint8).numpy().tobytes())
+            (
+                name,
+                str(one.dtype),
+                tuple(one.shape),
+                one.reshape(-1).view(torch.uint8).numpy().tobytes(),
+            )
             for name, one in self.weights.items()
         )
         digests = [(*about, xxhash.xxh3_128_hexdigest(raw)) for *about, raw in tensors]
@@ -54,10 +59,14 @@ class HeldEngine:
     async def load_weights(self, files: Sequence[Path], version: int) -> None:
         for file in files:
             # `load_file` of safetensors 0.8.0 keeps 60 bytes of each tensor for ever: memory would grow.
-            self.weights |= {name: tensor.clone() for name, tensor in load(file.read_bytes()).items()}
+            self.weights |= {
+                name: tensor.clone() for name, tensor in load(file.read_bytes()).items()
+            }
         self._remember()
 
-    async def load_adapter(self, files: Sequence[Path], config: AdapterConfig, version: int) -> None:
+    async def load_adapter(
+        self, files: Sequence[Path], config: AdapterConfig, version: int
+    ) -> None:
         self.weights = {}
         self.adapter = [config.rank, config.alpha, list(config.target_modules), config.rslora]
         await self.load_weights(files, version)
@@ -65,7 +74,9 @@ class HeldEngine:
     async def score(self, sequence: Sequence[int]) -> tuple[float, ...]:
         return self._known
 
-    async def generate(self, prompt: Sequence[int], sampling: SamplingParams, seed: int | None) -> Generated:
+    async def generate(
+        self, prompt: Sequence[int], sampling: SamplingParams, seed: int | None
+    ) -> Generated:
         return Generated((1,), (-0.5,), "length")
 
     async def set_score_temperature(self, temperature: float) -> None: ...
@@ -79,7 +90,9 @@ def main(shapes: str, more: str = "{}") -> int:
     torch.set_num_threads(1)
     expected = {name: tuple(shape) for name, shape in json.loads(shapes).items()}
     server.load_engine = lambda _config: (HeldEngine(), expected)  # type: ignore[assignment, return-value]
-    config = RolloutArguments(**{"model": "held", "port": 0, "update_timeout": 5.0} | json.loads(more))
+    config = RolloutArguments(
+        **{"model": "held", "port": 0, "update_timeout": 5.0} | json.loads(more)
+    )
     listener = server.bind(config.host, config.port)
     print(listener.getsockname()[1], flush=True)
     return asyncio.run(server.serve(config, listener))

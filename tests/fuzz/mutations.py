@@ -50,7 +50,9 @@ RAW = (
     b"PUT /v1/weights/bucket HTTP/1.1\r\nContent-Length: -5\r\n\r\n",
     b"PUT /v1/weights/bucket HTTP/1.1\r\nHost: x\r\nContent-Length: 1000000000000000000\r\n\r\nabc",
     b"POST /v1/weights/lease HTTP/1.1\r\nHost: x\r\n" + b"X: " + b"a" * 200_000 + b"\r\n\r\n",
-    b"POST /v1/weights/lease HTTP/1.1\r\n" + b"".join(b"X-%d: 1\r\n" % i for i in range(5000)) + b"\r\n",
+    b"POST /v1/weights/lease HTTP/1.1\r\n"
+    + b"".join(b"X-%d: 1\r\n" % i for i in range(5000))
+    + b"\r\n",
     b"GET /" + b"a" * 100_000 + b" HTTP/1.1\r\nHost: x\r\n\r\n",
     b"GET /%00%ff%2e%2e/v1/../info HTTP/1.1\r\nHost: x\r\n\r\n",
     b"GET /info HTTP/1.1\r\nHost: x\r\n\r\n" * 50,
@@ -68,17 +70,23 @@ def flip(rng: random.Random, body: bytes) -> bytes:
     for _ in range(rng.choice((1, 1, 2, 8, 64))):
         if new:
             # Most of a bucket is numbers, where any bit is fine: half of the flips are in what comes first.
-            end = min(len(new), 16 if rng.random() < 0.2 else 600 if rng.random() < 0.5 else len(new))
+            end = min(
+                len(new), 16 if rng.random() < 0.2 else 600 if rng.random() < 0.5 else len(new)
+            )
             new[rng.randrange(end)] ^= 1 << rng.randrange(8)
     return bytes(new)
 
 
 def truncate(rng: random.Random, body: bytes) -> bytes:
-    return body[: rng.choice((0, 1, 7, 8, 9, 15, 16, 17, len(body) - 1, rng.randrange(len(body) + 1)))]
+    return body[
+        : rng.choice((0, 1, 7, 8, 9, 15, 16, 17, len(body) - 1, rng.randrange(len(body) + 1)))
+    ]
 
 
 def append(rng: random.Random, body: bytes) -> bytes:
-    return body + rng.choice((b"\x00", b"x" * 7, body[:100], rng.randbytes(rng.choice((1, 2, 1000, 100_000)))))
+    return body + rng.choice(
+        (b"\x00", b"x" * 7, body[:100], rng.randbytes(rng.choice((1, 2, 1000, 100_000))))
+    )
 
 
 def duplicate_part(rng: random.Random, body: bytes) -> bytes:
@@ -96,7 +104,11 @@ def overwrite_part(rng: random.Random, body: bytes) -> bytes:
         return body
     start = rng.randrange(len(body))
     size = min(rng.choice((1, 4, 8, 100)), len(body) - start)
-    return body[:start] + rng.choice((b"\x00", b"\xff", b"[", b'"', b"9", b"\xc0")) * size + body[start + size :]
+    return (
+        body[:start]
+        + rng.choice((b"\x00", b"\xff", b"[", b'"', b"9", b"\xc0")) * size
+        + body[start + size :]
+    )
 
 
 def length_field(rng: random.Random, body: bytes) -> bytes:
@@ -105,7 +117,12 @@ def length_field(rng: random.Random, body: bytes) -> bytes:
     if len(body) < at + 8:
         return body
     (old,) = struct.unpack_from("<Q", body, at)
-    new = rng.choice((*HUGE, old + 1, max(old - 1, 0), old * 2, len(body), len(body) - 8, len(body) + 8)) % 2**64
+    new = (
+        rng.choice(
+            (*HUGE, old + 1, max(old - 1, 0), old * 2, len(body), len(body) - 8, len(body) + 8)
+        )
+        % 2**64
+    )
     return body[:at] + struct.pack("<Q", new) + body[at + 8 :]
 
 
@@ -124,7 +141,8 @@ def header_table(rng: random.Random, body: bytes) -> bytes:
         return body
     name = rng.choice(list(table))
     entry = table[name]
-    if not isinstance(entry, dict) or not {"shape", "data_offsets"} <= entry.keys():  # it was changed before
+    # it was changed before
+    if not isinstance(entry, dict) or not {"shape", "data_offsets"} <= entry.keys():
         return body
     if not all(isinstance(number, int) for number in entry["data_offsets"]):
         return body
@@ -148,12 +166,25 @@ def header_table(rng: random.Random, body: bytes) -> bytes:
         other = table[rng.choice(list(table))]
         entry["data_offsets"] = list(other.get("data_offsets", [0, 0]))
     elif what == 7:
-        odd = ("", "a" * 5000, "lm_head.weight", "../../x", "\x00", "__metadata__", "model.norm.bias", "\u202e")
+        odd = (
+            "",
+            "a" * 5000,
+            "lm_head.weight",
+            "../../x",
+            "\x00",
+            "__metadata__",
+            "model.norm.bias",
+            "\u202e",
+        )
         table = {rng.choice(odd) if key == name else key: value for key, value in table.items()}
     elif what == 8:
-        table["__metadata__"] = rng.choice(({}, {"format": "pt"}, {"a": 1}, [], None, {"a": "b" * 100_000}, {"a": {}}))
+        table["__metadata__"] = rng.choice(
+            ({}, {"format": "pt"}, {"a": 1}, [], None, {"a": "b" * 100_000}, {"a": {}})
+        )
     elif what == 9:
-        table["extra"] = rng.choice((entry, {}, None, 5, {**entry, "shape": [0], "data_offsets": [0, 0]}))
+        table["extra"] = rng.choice(
+            (entry, {}, None, 5, {**entry, "shape": [0], "data_offsets": [0, 0]})
+        )
     elif what == 10:
         del table[name]
     elif what == 11:
@@ -163,7 +194,16 @@ def header_table(rng: random.Random, body: bytes) -> bytes:
     text = json.dumps(table)
     if what == 13:  # the same name twice
         text = text[:-1] + ", " + json.dumps({name: entry})[1:]
-    text = rng.choice((text, text, text, text + " " * rng.choice((1, 7, 1000, 300_000)), " " + text, "[" * 3000 + text))
+    text = rng.choice(
+        (
+            text,
+            text,
+            text,
+            text + " " * rng.choice((1, 7, 1000, 300_000)),
+            " " + text,
+            "[" * 3000 + text,
+        )
+    )
     raw = text.encode()
     if rng.random() < 0.7:
         raw += b" " * (-len(raw) % 8)
@@ -173,7 +213,8 @@ def header_table(rng: random.Random, body: bytes) -> bytes:
 def not_numbers(rng: random.Random, body: bytes) -> bytes:
     """NaN and infinities in the data: bytes like any others, to the server."""
     return (
-        body[:-64] + rng.choice((b"\xff\xff\xff\x7f", b"\x00\x00\x80\x7f", b"\x80\x7f\xc0\xff")) * 16
+        body[:-64]
+        + rng.choice((b"\xff\xff\xff\x7f", b"\x00\x00\x80\x7f", b"\x80\x7f\xc0\xff")) * 16
         if len(body) > 64
         else body
     )
@@ -198,7 +239,8 @@ def mutate(rng: random.Random, requests: list[Request], other: list[bytes]) -> l
 def _a_body(rng: random.Random, requests: list[Request], other: list[bytes]) -> list[Request]:
     at = rng.randrange(len(requests))
     one = requests[at]
-    if one.path == "/v1/weights/relay":  # a server goes where it is sent: another address might be somebody's
+    # a server goes where it is sent: another address might be somebody's
+    if one.path == "/v1/weights/relay":
         return requests
     if one.header("Content-Type") is not None:  # JSON
         try:
@@ -212,7 +254,9 @@ def _a_body(rng: random.Random, requests: list[Request], other: list[bytes]) -> 
     body = rng.choice(other) if rng.random() < 0.1 else rng.choice(BODIES)(rng, one.body)
     if one.method == "PUT" and one.header(wire.BASE_HEADER) is None and rng.random() < 0.6:
         # The hash of what is sent: else all of it ends at the hash.
-        one = one.with_header(wire.DIGEST_HEADER, rng.choice((digest_of(body), digest_of(body), None)))
+        one = one.with_header(
+            wire.DIGEST_HEADER, rng.choice((digest_of(body), digest_of(body), None))
+        )
     if one.method == "FILE" and at + 1 < len(requests) and rng.random() < 0.7:
         about = _json(requests[at + 1])
         requests[at + 1] = json_request("/v1/weights/file", about | {"digest": digest_of(body)})
@@ -296,7 +340,9 @@ def _someone_else(rng: random.Random, requests: list[Request], other: list[bytes
             one.with_header(wire.LEASE_HEADER, "0" * 32),
             one.with_header(wire.LEASE_HEADER, ""),
             json_request("/v1/weights/lease", {"owner": "other", "ttl_seconds": 0.01}),
-            json_request("/v1/weights/lease", {"owner": "other", "ttl_seconds": 0.01, "token": "a" * 32}),
+            json_request(
+                "/v1/weights/lease", {"owner": "other", "ttl_seconds": 0.01, "token": "a" * 32}
+            ),
             Request("DELETE", "/v1/weights/lease", ((wire.LEASE_HEADER, "1" * 32),)),
         )
     )
@@ -311,17 +357,28 @@ def _a_commit(rng: random.Random, requests: list[Request], other: list[bytes]) -
     more = rng.choice(
         (
             json_request(
-                "/v1/weights/commit", {"version": version, "buckets": rng.randrange(4), "content_hash": "0" * 32}
+                "/v1/weights/commit",
+                {"version": version, "buckets": rng.randrange(4), "content_hash": "0" * 32},
             ),
             json_request("/v1/weights/abort", {"version": version}),
-            json_request("/v1/weights/begin", {"version": version, "relays": rng.choice((0, 1, 1000, -1))}),
+            json_request(
+                "/v1/weights/begin", {"version": version, "relays": rng.choice((0, 1, 1000, -1))}
+            ),
             json_request(
                 "/v1/weights/begin",
-                {"version": version, "adapter": {"rank": 4, "alpha": 1, "target_modules": ["q_proj"]}},
+                {
+                    "version": version,
+                    "adapter": {"rank": 4, "alpha": 1, "target_modules": ["q_proj"]},
+                },
             ),
             json_request("/v1/weights/channel", {"unique_id": "A" * 171 + "=", "world_size": 2}),
-            json_request("/v1/weights/stream", {"version": version, "index": 0, "tensors": [tensor]}),
-            json_request("/v1/weights/relay", {"version": version, "url": "http://127.0.0.1:9", "lease": "0" * 32}),
+            json_request(
+                "/v1/weights/stream", {"version": version, "index": 0, "tensors": [tensor]}
+            ),
+            json_request(
+                "/v1/weights/relay",
+                {"version": version, "url": "http://127.0.0.1:9", "lease": "0" * 32},
+            ),
             json_request("/v1/sleep", {"level": rng.choice((1, 2, 3))}),
             json_request("/v1/wake", {}),
             Request("GET", "/v1/weights/update"),

@@ -29,7 +29,8 @@ SMALL = {
     "model.layers.0.input_layernorm.weight": (16,),
     "model.norm.weight": (16,),
 }
-LARGE = {"model.embed_tokens.weight": (1100, 1000), "model.norm.weight": (1000,)}  # more than a chunk of the staging
+# more than a chunk of the staging
+LARGE = {"model.embed_tokens.weight": (1100, 1000), "model.norm.weight": (1000,)}
 TARGETS = ("q_proj", "v_proj")
 RANK = 4
 _WIDTH = {"F32": 4, "BF16": 2, "F16": 2}
@@ -81,7 +82,9 @@ def json_request(path: str, body: Mapping[str, Any], method: str = "POST") -> Re
     return Request(method, path, (("Content-Type", "application/json"),), json.dumps(body).encode())
 
 
-def bucket_request(version: int, index: int, body: bytes, digest: str | None, base: str | None = None) -> Request:
+def bucket_request(
+    version: int, index: int, body: bytes, digest: str | None, base: str | None = None
+) -> Request:
     headers = [(wire.VERSION_HEADER, str(version)), (wire.BUCKET_HEADER, str(index))]
     if digest is not None:
         headers.append((wire.DIGEST_HEADER, digest))
@@ -109,19 +112,25 @@ def buckets_of(rng: random.Random, shapes: Mapping[str, tuple[int, ...]]) -> lis
     for start, end in pairwise(cuts):
         chosen = names[start:end]
         header = header_of([(name, dtype, shapes[name]) for name in chosen])
-        buckets.append(header + rng.randbytes(sum(prod(shapes[name]) for name in chosen) * _WIDTH[dtype]))
+        buckets.append(
+            header + rng.randbytes(sum(prod(shapes[name]) for name in chosen) * _WIDTH[dtype])
+        )
     return buckets
 
 
 def push_of(version: int, buckets: list[bytes], adapter: Adapter = None) -> list[Request]:
     """By `PUT`, whole."""
-    puts = [bucket_request(version, index, one, digest_of(one)) for index, one in enumerate(buckets)]
+    puts = [
+        bucket_request(version, index, one, digest_of(one)) for index, one in enumerate(buckets)
+    ]
     return [begin_of(version, adapter), *puts, commit_of(version, buckets)]
 
 
 def begin_of(version: int, adapter: Adapter) -> Request:
     about: dict[str, Any] = {"version": version}
-    return json_request("/v1/weights/begin", about if adapter is None else about | {"adapter": adapter})
+    return json_request(
+        "/v1/weights/begin", about if adapter is None else about | {"adapter": adapter}
+    )
 
 
 def commit_of(version: int, buckets: list[bytes]) -> Request:
@@ -150,7 +159,9 @@ def change_push_of(
         places = [rng.randrange(start // 2, len(words)) for _ in range(rng.choice((0, 1, 5, 300)))]
         words[places] ^= np.uint16(1 + rng.randrange(0xFFFF))
         body = encode_change(words, changed_words(words, np.frombuffer(old, np.uint16)))
-        requests.append(bucket_request(version, index, body, digest_of(words.tobytes()), base.digest))
+        requests.append(
+            bucket_request(version, index, body, digest_of(words.tobytes()), base.digest)
+        )
         new.append(words.tobytes())
     return [*requests, commit_of(version, new)], new
 
@@ -162,7 +173,11 @@ def tensors_of(body: bytes) -> Held:
     table.pop("__metadata__", None)
     data = body[8 + length :]
     return {
-        name: (one["dtype"], tuple(one["shape"]), data[one["data_offsets"][0] : one["data_offsets"][1]])
+        name: (
+            one["dtype"],
+            tuple(one["shape"]),
+            data[one["data_offsets"][0] : one["data_offsets"][1]],
+        )
         for name, one in table.items()
     }
 
@@ -181,12 +196,18 @@ def changed(old: bytes, change: bytes) -> bytes:
 
 def expected_fingerprint(held: Held, adapter: Adapter) -> tuple[float, ...]:
     digests = sorted(
-        (name, _TORCH[dtype], list(shape), xxhash.xxh3_128_hexdigest(raw)) for name, (dtype, shape, raw) in held.items()
+        (name, _TORCH[dtype], list(shape), xxhash.xxh3_128_hexdigest(raw))
+        for name, (dtype, shape, raw) in held.items()
     )
     about = None
     if adapter is not None:
         targets = list(adapter["target_modules"])
-        about = [adapter["rank"], float(adapter["alpha"]), targets, bool(adapter.get("rslora", False))]
+        about = [
+            adapter["rank"],
+            float(adapter["alpha"]),
+            targets,
+            bool(adapter.get("rslora", False)),
+        ]
     return fingerprint(json.dumps([digests, about]).encode())
 
 

@@ -50,7 +50,8 @@ from tests.serving.test_malformed import EXPECTED, LENGTH, VOCABULARY, QuickEngi
 HANG_S = 30.0
 SESSION = "fuzz"
 MODES = (GenerationMode.POSITIVE, GenerationMode.NEGATIVE)
-UNDECLARED = "UNDECLARED"  # a query and a body that nobody asked for, where the others give too few cases
+# a query and a body that nobody asked for, where the others give too few cases
+UNDECLARED = "UNDECLARED"
 NOT_NOW = (503, 507)
 # Another server would be asked, at an address that nobody has chosen; and what takes the lease itself.
 LEASELESS = ("/v1/weights/relay", "/v1/weights/lease")
@@ -109,7 +110,9 @@ class Served:
             "client": ("127.0.0.1", 1),
             "server": ("127.0.0.1", 8000),
         }
-        answer = self.loop.run_until_complete(asyncio.wait_for(_called(self.app, scope, content), HANG_S))
+        answer = self.loop.run_until_complete(
+            asyncio.wait_for(_called(self.app, scope, content), HANG_S)
+        )
         return answer
 
 
@@ -146,14 +149,22 @@ def _raw(value: Any) -> bytes:
 def rollout_server() -> Iterator[Served]:
     loop = asyncio.new_event_loop()
     lifecycle = Lifecycle(
-        RolloutArguments(model="none", update_timeout=0.05, client_grace=0.01, max_sessions=64, session_memory=0.01),
+        RolloutArguments(
+            model="none",
+            update_timeout=0.05,
+            client_grace=0.01,
+            max_sessions=64,
+            session_memory=0.01,
+        ),
         lambda: (QuickEngine(), EXPECTED),  # type: ignore[arg-type, return-value]
     )
     life = loop.create_task(lifecycle.run())
     while lifecycle.service is None:
         loop.run_until_complete(asyncio.sleep(0.01))
     try:
-        yield Served(create_app(lifecycle, None), lifecycle.gateway, loop, machine=lifecycle.service.machine)
+        yield Served(
+            create_app(lifecycle, None), lifecycle.gateway, loop, machine=lifecycle.service.machine
+        )
     finally:
         life.cancel()
         with contextlib.suppress(asyncio.CancelledError):
@@ -172,7 +183,9 @@ def agents_gateway() -> Iterator[Served]:
 
     def ask(request: RolloutRequest) -> asyncio.Future[Completion]:
         future: asyncio.Future[Completion] = loop.create_future()
-        future.set_result(Completion(token_ids=(1,), logprobs=(-0.5,), finish_reason="length", weight_version=1))
+        future.set_result(
+            Completion(token_ids=(1,), logprobs=(-0.5,), finish_reason="length", weight_version=1)
+        )
         return future
 
     model = AgentModel(engine, ToolCalls(None, None), LENGTH, VOCABULARY, (0,), forces_calls=False)
@@ -235,9 +248,14 @@ def memory() -> int:
 
 def _kinds(operation: Any) -> dict[str, st.SearchStrategy[Any]]:
     """Cases, each with what else the request has."""
-    kinds = {mode.name: st.tuples(operation.as_strategy(generation_mode=mode), st.none()) for mode in MODES}
+    kinds = {
+        mode.name: st.tuples(operation.as_strategy(generation_mode=mode), st.none())
+        for mode in MODES
+    }
     more = st.tuples(st.dictionaries(st.text(), st.text(), max_size=3), st.binary(max_size=500))
-    return kinds | {UNDECLARED: st.tuples(operation.as_strategy(generation_mode=GenerationMode.POSITIVE), more)}
+    return kinds | {
+        UNDECLARED: st.tuples(operation.as_strategy(generation_mode=GenerationMode.POSITIVE), more)
+    }
 
 
 def _batch(
@@ -260,7 +278,11 @@ def _batch(
             case.path_parameters["session"] = SESSION
         if "/v1/weights/" in case.path and case.path not in LEASELESS and turn % 2:
             case.headers = {**(case.headers or {}), wire.LEASE_HEADER: served.lease()}
-        if isinstance(case.body, dict) and turn % 3 == 0 and isinstance(case.body.get("model"), str):
+        if (
+            isinstance(case.body, dict)
+            and turn % 3 == 0
+            and isinstance(case.body.get("model"), str)
+        ):
             case.body["model"] = "none"
         try:
             request = requests.Request(**case.as_transport_kwargs())
@@ -274,7 +296,9 @@ def _batch(
         try:
             status, body = served.call(prepared)
         except TimeoutError as error:
-            raise Fault(f"{operation.label} was not answered in {HANG_S:g} s: {_shown(prepared)}") from error
+            raise Fault(
+                f"{operation.label} was not answered in {HANG_S:g} s: {_shown(prepared)}"
+            ) from error
         served.slowest = max(served.slowest, time.monotonic() - started)
         statuses[status] += 1
         if status >= 500 and status not in NOT_NOW:
@@ -282,7 +306,9 @@ def _batch(
         if status >= 400 and status != 405 and not json.loads(body).get("error"):
             raise Fault(f"{operation.label}: no sentence says what is wrong: {body[:500]!r}")
 
-    quiet = settings(max_examples=count, deadline=None, database=None, suppress_health_check=[*HealthCheck])
+    quiet = settings(
+        max_examples=count, deadline=None, database=None, suppress_health_check=[*HealthCheck]
+    )
     with contextlib.suppress(Unsatisfiable):  # what has no parameters cannot be given wrongly
         seeded(seed)(quiet(given(drawn)(examine)))()
 

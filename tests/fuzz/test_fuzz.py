@@ -23,6 +23,11 @@ ROOT = Path(__file__).parents[2]
 def test_nothing_is_found(words: list[str], tmp_path: Path) -> None:
     path = {"PYTHONPATH": str(ROOT), "PATH": "/usr/bin:/bin", "HOME": str(tmp_path)}
     done = subprocess.run(
-        [sys.executable, "-m", *words], cwd=tmp_path, env=path, capture_output=True, text=True, timeout=240
+        [sys.executable, "-m", *words],
+        cwd=tmp_path,
+        env=path,
+        capture_output=True,
+        text=True,
+        timeout=240,
     )
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]

@@ -87,7 +87,13 @@ class Server:
         self.log = folder / f"server-{kind}.log"
         with self.log.open("ab") as log:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "tests.fuzz.held_server", json.dumps(self.shapes), json.dumps(config)],
+                [
+                    sys.executable,
+                    "-m",
+                    "tests.fuzz.held_server",
+                    json.dumps(self.shapes),
+                    json.dumps(config),
+                ],
                 cwd=REPO,
                 env=os.environ | {"PYTHONPATH": str(REPO), "MALLOC_ARENA_MAX": "2"},
                 stdout=subprocess.PIPE,
@@ -154,8 +160,12 @@ class Server:
         self.most = max(self.most, rss)
         if self.episodes == WARM_UP or self.warm is None:
             self.warm = rss, descriptors
-        elif self.episodes > WARM_UP and (rss > self.warm[0] + MOST_GROWTH or descriptors > self.warm[1] + 30):
-            raise Fault(f"it has grown from {self.warm} to {rss, descriptors} bytes and descriptors")
+        elif self.episodes > WARM_UP and (
+            rss > self.warm[0] + MOST_GROWTH or descriptors > self.warm[1] + 30
+        ):
+            raise Fault(
+                f"it has grown from {self.warm} to {rss, descriptors} bytes and descriptors"
+            )
         files = 0 if self.folder is None else len(list(Path(self.folder).iterdir()))
         if files > 4 * len(self.shapes) + 8:
             raise Fault(f"there are {files} files in {self.folder}")
@@ -193,7 +203,9 @@ class Episode:
     def _valid(self, faulty: bool) -> tuple[list[Request], list[bytes]]:
         server, rng = self.server, self.rng
         token = f"{rng.getrandbits(128):032x}"
-        answer = server.ask("POST", "/v1/weights/lease", {"owner": "fuzz", "ttl_seconds": 600.0, "token": token})
+        answer = server.ask(
+            "POST", "/v1/weights/lease", {"owner": "fuzz", "ttl_seconds": 600.0, "token": token}
+        )
         if answer.status != 200:
             raise Fault(f"the lease is not free: {answer}")
         self.tokens.append(token)
@@ -207,7 +219,11 @@ class Episode:
                 "rslora": rng.random() < 0.5,
             }
         what, shapes = rng.random(), server.shapes if adapter is None else pushes.adapter_shapes()
-        if what < 0.4 and self._holds_base(token, version) and not (server.overwritten and not faulty):
+        if (
+            what < 0.4
+            and self._holds_base(token, version)
+            and not (server.overwritten and not faulty)
+        ):
             assert server.state.base is not None
             return pushes.change_push_of(rng, version, server.state.base, adapter)
         buckets = pushes.buckets_of(rng, shapes)
@@ -235,7 +251,9 @@ class Episode:
                 one = one.with_header("Authorization", f"Bearer {server.key}")
             if one.header(wire.LEASE_HEADER) is None and one.path != "/v1/weights/lease":
                 one = one.with_header(wire.LEASE_HEADER, self.tokens[0])
-        answers = self._twice(one) if one.how == "twice at once" else [(one, send(server.port, one))]
+        answers = (
+            self._twice(one) if one.how == "twice at once" else [(one, send(server.port, one))]
+        )
         for request, answer in answers:
             self.sent.append((request, answer))
             self._judge(request, answer, strict)
@@ -272,7 +290,12 @@ class Episode:
         if strict and status != 200:
             raise Fault(f"{request.method} {request.path} of an update without a fault: {answer}")
         if status is None or status < 500:
-            if status is not None and status >= 400 and answer.body != NOT_HTTP and request.method != "RAW":
+            if (
+                status is not None
+                and status >= 400
+                and answer.body != NOT_HTTP
+                and request.method != "RAW"
+            ):
                 error = answer.json().get("error")
                 if not isinstance(error, str) or not error:
                     raise Fault(f"no sentence says what is wrong: {answer}")
@@ -303,17 +326,24 @@ class Episode:
             if self.changes is not None and (base is None or base.digest != self.changes):
                 raise Fault(f"it offers a base that was not committed: {said}")
         elif path == "/v1/weights/bucket" and request.method == "PUT":
-            index = int(float(request.header(wire.BUCKET_HEADER) or 0))  # "1.0" is a whole number to the server
+            # "1.0" is a whole number to the server
+            index = int(float(request.header(wire.BUCKET_HEADER) or 0))
             self._staged(index, request.body, request.header(wire.BASE_HEADER))
         elif path == "/v1/weights/file":
             body = json.loads(request.body)
             name = f"incoming-{int(body['index']):06d}"
-            written = [one.body for one, _ in self.sent if one.method == "FILE" and one.path == name]
-            matching = [one for one in (*written, *self.staged) if pushes.digest_of(one) == body["digest"]]
+            written = [
+                one.body for one, _ in self.sent if one.method == "FILE" and one.path == name
+            ]
+            matching = [
+                one for one in (*written, *self.staged) if pushes.digest_of(one) == body["digest"]
+            ]
             if not matching:
                 raise Fault(f"a file was taken that has not the promised hash: {body}")
             self._staged(body["index"], matching[0], None)
-        elif path == "/v1/weights/abort" or (path == "/v1/weights/lease" and request.method == "DELETE"):
+        elif path == "/v1/weights/abort" or (
+            path == "/v1/weights/lease" and request.method == "DELETE"
+        ):
             self.open, self.staged = None, []
 
     def _staged(self, index: int, body: bytes, base: str | None) -> None:
@@ -344,7 +374,9 @@ class Episode:
         for one in self.staged:
             new |= pushes.tensors_of(one)
         expected = server.shapes if self.adapter is None else pushes.adapter_shapes()
-        if self.adapter is None and {name: shape for name, (_, shape, _) in new.items()} != dict(expected):
+        if self.adapter is None and {name: shape for name, (_, shape, _) in new.items()} != dict(
+            expected
+        ):
             raise Fault("it has committed what is not the whole model")
         base = Base(list(self.staged))
         assert self.open is not None
@@ -374,16 +406,25 @@ def send(port: int, request: Request) -> Answer:
         try:
             for part in parts:
                 connection.sendall(part)
-            if request.method == "RAW" or request.how in ("cut", "half", "promises more", "bad chunks"):
+            if request.method == "RAW" or request.how in (
+                "cut",
+                "half",
+                "promises more",
+                "bad chunks",
+            ):
                 connection.shutdown(socket.SHUT_WR)
         except OSError:
             pass  # it was refused before it was all there; the answer may be there
-        response = http.client.HTTPResponse(connection, method=request.method if request.method != "RAW" else "GET")
+        response = http.client.HTTPResponse(
+            connection, method=request.method if request.method != "RAW" else "GET"
+        )
         try:
             response.begin()
             return Answer(response.status, response.read())
         except TimeoutError as error:
-            raise Fault(f"{request.method} {request.path} was not answered in {HANG_S:g} s") from error
+            raise Fault(
+                f"{request.method} {request.path} was not answered in {HANG_S:g} s"
+            ) from error
         except (http.client.HTTPException, OSError, ValueError):
             return Answer(None)
         finally:
@@ -420,14 +461,27 @@ def as_bytes(request: Request) -> list[bytes]:
     return [head[: len(head) // 2]] if how == "half" else [head, *sent]
 
 
-def save(folder: Path, seed: int, number: int, kind: str, fault: str, sent: list[tuple[Request, Any]]) -> Path:
+def save(
+    folder: Path, seed: int, number: int, kind: str, fault: str, sent: list[tuple[Request, Any]]
+) -> Path:
     """The episode that failed."""
     path = folder / f"fault-{kind}-{seed}-{number}.jsonl"
     with path.open("w") as file:
-        file.write(json.dumps({"seed": seed, "episode": number, "server": kind, "fault": fault}) + "\n")
+        file.write(
+            json.dumps({"seed": seed, "episode": number, "server": kind, "fault": fault}) + "\n"
+        )
         for request, answer in sent:
-            about = {"method": request.method, "path": request.path, "headers": request.headers, "how": request.how}
-            shown = None if answer is None else [answer.status, answer.body[:2000].decode("utf-8", "replace")]
+            about = {
+                "method": request.method,
+                "path": request.path,
+                "headers": request.headers,
+                "how": request.how,
+            }
+            shown = (
+                None
+                if answer is None
+                else [answer.status, answer.body[:2000].decode("utf-8", "replace")]
+            )
             more = {"body": base64.b64encode(request.body).decode(), "answer": shown}
             file.write(json.dumps(about | more) + "\n")
     return path
@@ -466,7 +520,9 @@ def fuzz(
                 if number % 50 == 0 or server.episodes <= 1:
                     server.watch()
             except (Fault, OSError, ValueError, KeyError, AssertionError) as error:
-                path = save(folder, seed, number, kind, f"{type(error).__name__}: {error}", episode.sent)
+                path = save(
+                    folder, seed, number, kind, f"{type(error).__name__}: {error}", episode.sent
+                )
                 raise Fault(
                     f"episode {number} (--seed {seed}): {type(error).__name__}: {error}; saved: {path}"
                 ) from error

@@ -38,7 +38,9 @@ def model(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def choose(model: Path | str, gpu: bool = False, nnodes: int = 1, **flags: Any) -> tuple[RlhfArguments, str | None]:
+def choose(
+    model: Path | str, gpu: bool = False, nnodes: int = 1, **flags: Any
+) -> tuple[RlhfArguments, str | None]:
     values = FLAGS | {"model": model} | flags
     args, plan = parse(values)
     return chosen(args, plan, replace(World(), nnodes=nnodes), gpu)
@@ -53,7 +55,10 @@ def parse(values: dict[str, Any]) -> tuple[RlhfArguments, Plan]:
 def test_a_long_run_of_a_real_model_gets_an_engine(model: Path) -> None:
     args, line = choose(model)
     assert args.use_vllm is True and args.colocates
-    assert line is not None and "at most 1,638,400 tokens are to be generated, which repays its start" in line
+    assert (
+        line is not None
+        and "at most 1,638,400 tokens are to be generated, which repays its start" in line
+    )
 
 
 @pytest.mark.parametrize(
@@ -79,7 +84,9 @@ def test_a_small_model_and_a_missing_vllm(model: Path, monkeypatch: pytest.Monke
     assert "vLLM is not installed" in str(choose(model)[1])
 
 
-@pytest.mark.parametrize("flags", [{"use_vllm": "false"}, {"use_vllm": "true", "vllm_server_host": "h"}])
+@pytest.mark.parametrize(
+    "flags", [{"use_vllm": "false"}, {"use_vllm": "true", "vllm_server_host": "h"}]
+)
 def test_who_says_it_is_obeyed_without_a_word(model: Path, flags: dict[str, Any]) -> None:
     args, line = choose(model, **flags)
     assert line is None and args.use_vllm is (flags["use_vllm"] == "true")
@@ -87,7 +94,12 @@ def test_who_says_it_is_obeyed_without_a_word(model: Path, flags: dict[str, Any]
 
 @pytest.mark.parametrize(("steps", "eager"), [(18, True), (19, False)])
 def test_an_engine_of_a_long_run_is_compiled(model: Path, steps: int, eager: bool) -> None:
-    beside = FLAGS | {"model": model, "max_steps": steps, "use_vllm": "true", "vllm_mode": "colocate"}
+    beside = FLAGS | {
+        "model": model,
+        "max_steps": steps,
+        "use_vllm": "true",
+        "vllm_mode": "colocate",
+    }
     args, plan = parse(beside)
     args, line = compiled(args, plan, gpu=False)
     assert args.vllm_enforce_eager is eager
@@ -119,16 +131,22 @@ def test_attention_is_what_the_machine_can_do(
 ) -> None:
     args, line = attention_of(parse(FLAGS | {"model": "m"} | flags)[0], gpu)
     assert args.attn_impl == found
-    assert line == (why and f"--attn_impl flash_attention_2: attention is PyTorch's SDPA here, since {why}")
+    assert line == (
+        why and f"--attn_impl flash_attention_2: attention is PyTorch's SDPA here, since {why}"
+    )
 
 
 def test_flash_attention_on_a_gpu() -> None:
     """Its package must be there; rows that are spread over ranks do without."""
     args, _ = parse(FLAGS | {"model": "m", "attn_impl": "flash_attention_3"})
-    with pytest.raises(UsageError, match=r"--attn_impl flash_attention_3 needs the package flash_attn_interface: "):
+    with pytest.raises(
+        UsageError, match=r"--attn_impl flash_attention_3 needs the package flash_attn_interface: "
+    ):
         attention_of(args, gpu=True)
     args, line = attention_of(replace(args, sequence_parallel_size=2), gpu=True)
-    assert args.attn_impl == "sdpa" and line is not None and "rows that are spread over ranks" in line
+    assert (
+        args.attn_impl == "sdpa" and line is not None and "rows that are spread over ranks" in line
+    )
 
 
 @pytest.mark.parametrize(
@@ -145,7 +163,13 @@ def test_flash_attention_on_a_gpu() -> None:
     ],
 )
 def test_the_dtype_is_one_that_the_cpu_multiplies(
-    tmp_path: Path, own: str | None, given: str | None, instructions: str, gpu: bool, found: str | None, said: str
+    tmp_path: Path,
+    own: str | None,
+    given: str | None,
+    instructions: str,
+    gpu: bool,
+    found: str | None,
+    said: str,
 ) -> None:
     (tmp_path / "config.json").write_text(json.dumps({"dtype": own} if own else {}))
     (tmp_path / "cpuinfo").write_text(f"model name : C\nflags\t\t: fpu {instructions}\n")
@@ -156,4 +180,6 @@ def test_the_dtype_is_one_that_the_cpu_multiplies(
 
 def test_the_cpus_instructions_are_those_that_torch_sees() -> None:
     seen = torch.cpu.get_capabilities()
-    assert cpu_multiplies("bfloat16") == any(seen.get(name, False) for name in ("avx512_bf16", "amx_bf16", "bf16"))
+    assert cpu_multiplies("bfloat16") == any(
+        seen.get(name, False) for name in ("avx512_bf16", "amx_bf16", "bf16")
+    )

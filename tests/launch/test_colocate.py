@@ -19,7 +19,13 @@ from swift_r1.serving.engines.vllm_start import engine_arguments
 
 
 def arguments(processes: int = 1, **flags: Any) -> RlhfArguments:
-    values = {"rlhf_type": "grpo", "model": "m", "dataset": "d", "reward_funcs": "format", "use_vllm": "true"} | flags
+    values = {
+        "rlhf_type": "grpo",
+        "model": "m",
+        "dataset": "d",
+        "reward_funcs": "format",
+        "use_vllm": "true",
+    } | flags
     values |= {"vllm_mode": "colocate", "per_device_train_batch_size": 8}
     words = [word for name, value in values.items() for word in (f"--{name}", str(value))]
     return parse_arguments(RlhfArguments, words, {"NPROC_PER_NODE": str(processes)})
@@ -27,15 +33,27 @@ def arguments(processes: int = 1, **flags: Any) -> RlhfArguments:
 
 @pytest.mark.parametrize("gpu", [False, True])
 def test_engines_take_the_runs_settings(gpu: bool) -> None:
-    args = arguments(torch_dtype="float32", max_length=100, max_completion_length=50, vllm_enforce_eager="true")
+    args = arguments(
+        torch_dtype="float32", max_length=100, max_completion_length=50, vllm_enforce_eager="true"
+    )
     served = parse_arguments(RolloutArguments, engine_flags(args, "127.0.0.1", 5555, gpu))
-    assert (served.model, served.port, served.torch_dtype, served.max_model_len) == ("m", 5555, "float32", 150)
+    assert (served.model, served.port, served.torch_dtype, served.max_model_len) == (
+        "m",
+        5555,
+        "float32",
+        150,
+    )
     assert served.host == "127.0.0.1" and served.vllm_enforce_eager is True
     assert served.vllm_gpu_memory_utilization == (0.3 if gpu else 0.9)
     more = arguments(vllm_max_model_len=77, vllm_engine_kwargs='{"kv_cache_memory_bytes": 1}')
     served = parse_arguments(RolloutArguments, engine_flags(more, "127.0.0.1", 5555, gpu))
     assert served.max_model_len == 77 and served.vllm_engine_kwargs == {"kv_cache_memory_bytes": 1}
-    assert parse_arguments(RolloutArguments, engine_flags(arguments(), "127.0.0.1", 5555, gpu)).max_model_len is None
+    assert (
+        parse_arguments(
+            RolloutArguments, engine_flags(arguments(), "127.0.0.1", 5555, gpu)
+        ).max_model_len
+        is None
+    )
     sleeps = arguments(sleep_level=2, vllm_engine_kwargs='{"kv_cache_memory_bytes": 1}')
     served = parse_arguments(RolloutArguments, engine_flags(sleeps, "127.0.0.1", 5555, gpu))
     assert served.vllm_engine_kwargs == {"kv_cache_memory_bytes": 1, "enable_sleep_mode": True}
@@ -69,11 +87,18 @@ def test_an_engine_on_a_cpu_computes_in_its_own_process() -> None:
     """Where it can: several workers need processes, and a GPU's engine chooses itself."""
 
     def executor(gpu: bool, **flags: object) -> object:
-        served = parse_arguments(RolloutArguments, engine_flags(arguments(2, **flags), "127.0.0.1", 5555, gpu))
-        return engine_arguments(replace(served, torch_dtype="float32"), gpu).get("distributed_executor_backend")
+        served = parse_arguments(
+            RolloutArguments, engine_flags(arguments(2, **flags), "127.0.0.1", 5555, gpu)
+        )
+        return engine_arguments(replace(served, torch_dtype="float32"), gpu).get(
+            "distributed_executor_backend"
+        )
 
     assert str(executor(False)).endswith(".UniProcExecutor")
-    assert executor(True) is None and executor(False, vllm_tensor_parallel_size=2, deepspeed="zero2") is None
+    assert (
+        executor(True) is None
+        and executor(False, vllm_tensor_parallel_size=2, deepspeed="zero2") is None
+    )
     assert executor(False, vllm_engine_kwargs='{"pipeline_parallel_size": 2}') is None
 
 
@@ -104,8 +129,13 @@ def test_what_a_gpu_is_for_is_left_out_on_a_cpu() -> None:
     asked = arguments(**flags)
     args, line = without_gpu(asked, gpu=False)
     assert args == arguments()
-    assert line is not None and line.startswith("--vllm_gpu_memory_utilization, --sleep_level, --offload_model have no")
-    assert without_gpu(asked, gpu=True) == (asked, None) and without_gpu(args, gpu=False) == (args, None)
+    assert line is not None and line.startswith(
+        "--vllm_gpu_memory_utilization, --sleep_level, --offload_model have no"
+    )
+    assert without_gpu(asked, gpu=True) == (asked, None) and without_gpu(args, gpu=False) == (
+        args,
+        None,
+    )
 
 
 @pytest.mark.parametrize(
@@ -119,10 +149,22 @@ def test_what_a_gpu_is_for_is_left_out_on_a_cpu() -> None:
             {"vllm_tensor_parallel_size": 2},
             "--vllm_tensor_parallel_size 2 does not divide the 1 processes of a machine",
         ),
-        ({"vllm_enable_lora": "true"}, "--vllm_enable_lora has no effect without --train_type lora"),
-        ({"vllm_max_lora_rank": 32}, "--vllm_max_lora_rank has no effect without --vllm_enable_lora true"),
-        ({"vllm_engine_kwargs": '{"max_num_seqs": 3}'}, "holds 'max_num_seqs': use --vllm_max_num_seqs"),
-        ({"vllm_engine_kwargs": '{"quantization": "fp8"}'}, "holds 'quantization', which is ours: weights come from"),
+        (
+            {"vllm_enable_lora": "true"},
+            "--vllm_enable_lora has no effect without --train_type lora",
+        ),
+        (
+            {"vllm_max_lora_rank": 32},
+            "--vllm_max_lora_rank has no effect without --vllm_enable_lora true",
+        ),
+        (
+            {"vllm_engine_kwargs": '{"max_num_seqs": 3}'},
+            "holds 'max_num_seqs': use --vllm_max_num_seqs",
+        ),
+        (
+            {"vllm_engine_kwargs": '{"quantization": "fp8"}'},
+            "holds 'quantization', which is ours: weights come from",
+        ),
         (
             {"train_type": "lora", "vllm_enable_lora": "true", "sleep_level": 2},
             "--sleep_level 2 discards what --vllm_enable_lora true puts adapters over",

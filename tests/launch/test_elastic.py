@@ -82,7 +82,9 @@ SubprocessContext._start = signalled
 )
 
 
-def launch(folder: Path, mode: str, script: str = LAUNCH, patience: float = 0) -> subprocess.Popen[str]:
+def launch(
+    folder: Path, mode: str, script: str = LAUNCH, patience: float = 0
+) -> subprocess.Popen[str]:
     (folder / "worker.py").write_text(WORKER)
     return subprocess.Popen(
         [sys.executable, "-c", script, mode, str(patience)],
@@ -130,13 +132,17 @@ def test_what_was_started_before_the_ranks_outlives_them(tmp_path: Path, mode: s
         ),
     ],
 )
-def test_the_first_failure_is_the_runs(tmp_path: Path, mode: str, code: int, lines: list[str]) -> None:
+def test_the_first_failure_is_the_runs(
+    tmp_path: Path, mode: str, code: int, lines: list[str]
+) -> None:
     found, err = end(launch(tmp_path, mode))
     assert found == code
     assert err.splitlines() == lines
 
 
-def signalled(folder: Path, number: signal.Signals, mode: str, **more: float) -> subprocess.Popen[str]:
+def signalled(
+    folder: Path, number: signal.Signals, mode: str, **more: float
+) -> subprocess.Popen[str]:
     """A launch whose workers wait, and have all taken the signal."""
     process = launch(folder, mode, **more)
     until(process, [folder / f"ready{rank}" for rank in "01"])
@@ -153,7 +159,9 @@ def until(process: subprocess.Popen[str], files: list[Path]) -> None:
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
-def test_signals_reach_the_workers_which_may_save(tmp_path: Path, number: signal.Signals, code: int) -> None:
+def test_signals_reach_the_workers_which_may_save(
+    tmp_path: Path, number: signal.Signals, code: int
+) -> None:
     found, err = end(signalled(tmp_path, number, "wait"))
     assert found == code
     assert err == (
@@ -173,8 +181,12 @@ def test_a_rank_that_does_not_end_is_killed_after_shutdown_timeout(tmp_path: Pat
 def test_a_signal_while_the_ranks_start_lets_them_end_too(tmp_path: Path) -> None:
     code, err = end(launch(tmp_path, "wait", LAUNCH_SIGNALLED))
     assert code == 143
-    assert err.startswith("swift rlhf: SIGTERM: waiting for the ranks to end, as long as they make progress")
-    assert [(tmp_path / f"saved{rank}").read_text() for rank in "01"] == [str(signal.SIGTERM.value)] * 2
+    assert err.startswith(
+        "swift rlhf: SIGTERM: waiting for the ranks to end, as long as they make progress"
+    )
+    assert [(tmp_path / f"saved{rank}").read_text() for rank in "01"] == [
+        str(signal.SIGTERM.value)
+    ] * 2
 
 
 def test_a_second_signal_ends_the_ranks_at_once(tmp_path: Path) -> None:
@@ -186,7 +198,10 @@ def test_a_second_signal_ends_the_ranks_at_once(tmp_path: Path) -> None:
 def test_a_rank_that_aborts_after_the_summary_does_not_fail_the_run(tmp_path: Path) -> None:
     code, err = end(launch(tmp_path, "aborts after the end"))
     assert code == 0
-    assert err == "swift rlhf: rank 1 was killed by SIGABRT after the run was done, which does not fail it\n"
+    assert (
+        err
+        == "swift rlhf: rank 1 was killed by SIGABRT after the run was done, which does not fail it\n"
+    )
 
 
 def test_of_ranks_that_fail_together_the_telling_code_wins() -> None:
@@ -242,8 +257,12 @@ os._exit(0)
 def test_the_ranks_of_one_machine_listen_on_loopback_alone(tmp_path: Path) -> None:
     (tmp_path / "worker.py").write_text(LISTENS)
     environ = os.environ | {"PYTHONPATH": str(REPO), "OMP_NUM_THREADS": "1"}
-    done = subprocess.run([sys.executable, "-c", LAUNCH, "ok", "0"], cwd=tmp_path, env=environ, timeout=120)
+    done = subprocess.run(
+        [sys.executable, "-c", LAUNCH, "ok", "0"], cwd=tmp_path, env=environ, timeout=120
+    )
     assert done.returncode == 0
     for rank in "01":
         seen, port = json.loads((tmp_path / f"listens{rank}").read_text())
-        assert {host for host, _ in seen} == {"127.0.0.1"} and [host for host, own in seen if str(own) == port]
+        assert {host for host, _ in seen} == {"127.0.0.1"} and [
+            host for host, own in seen if str(own) == port
+        ]

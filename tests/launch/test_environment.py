@@ -24,7 +24,11 @@ TWO = World(nproc_per_node=2)
 
 
 def test_threads_are_shared_out() -> None:
-    for cpus, world, threads in ((range(8), TWO, "4"), (range(1), TWO, "1"), (range(3), World(), "3")):
+    for cpus, world, threads in (
+        (range(8), TWO, "4"),
+        (range(1), TWO, "1"),
+        (range(3), World(), "3"),
+    ):
         added = trainer_environment({}, world, offline=False, cpus=tuple(cpus), gpu=True)
         assert added == {"OMP_NUM_THREADS": threads}
 
@@ -41,7 +45,9 @@ def test_deterministic_products_on_a_gpu() -> None:
     assert added["CUBLAS_WORKSPACE_CONFIG"] == ":4096:8"
 
 
-def test_what_the_user_sets_stays(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_the_user_sets_stays(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.setattr(environment, "find_allocator", lambda: "/lib/libtcmalloc_minimal.so.4")
     mine = {
         "OMP_NUM_THREADS": "7",
@@ -64,7 +70,11 @@ def test_without_a_gpu_an_allocator_is_preloaded(
     assert added["LD_PRELOAD"] == "/lib/libtcmalloc_minimal.so.4"
     assert added["HF_HUB_OFFLINE"] == "1"
     assert "GLIBC_TUNABLES" not in added
-    assert new_environment({"A": "1"}, added, {"SWIFT_API_KEY": "key"}) == {"A": "1", **added, "SWIFT_API_KEY": "key"}
+    assert new_environment({"A": "1"}, added, {"SWIFT_API_KEY": "key"}) == {
+        "A": "1",
+        **added,
+        "SWIFT_API_KEY": "key",
+    }
     (line,) = capsys.readouterr().err.splitlines()
     assert "LD_PRELOAD=libtcmalloc_minimal.so.4" in line and "key" not in line
 
@@ -79,7 +89,9 @@ def test_without_an_allocator_glibc_is_tuned(monkeypatch: pytest.MonkeyPatch) ->
 def test_the_server_binds_all_of_few_cpus() -> None:
     few = server_environment({}, offline=True, cpus=(0, 1), gpu=False)
     assert few["VLLM_CPU_OMP_THREADS_BIND"] == "0-1"
-    assert "VLLM_CPU_OMP_THREADS_BIND" not in server_environment({}, offline=True, cpus=range(64), gpu=False)
+    assert "VLLM_CPU_OMP_THREADS_BIND" not in server_environment(
+        {}, offline=True, cpus=range(64), gpu=False
+    )
     assert server_environment({}, offline=False, cpus=(0, 1), gpu=True) == {}
 
 

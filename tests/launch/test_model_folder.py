@@ -34,7 +34,9 @@ def test_weights_cut_short(folder: Path, kept: int) -> None:
 
 
 def test_a_pointer_of_git_lfs(folder: Path) -> None:
-    (folder / "model.safetensors").write_text("version https://git-lfs.github.com/spec/v1\nsize 328800\n")
+    (folder / "model.safetensors").write_text(
+        "version https://git-lfs.github.com/spec/v1\nsize 328800\n"
+    )
     assert "no safetensors" in model_faults(str(folder), {})[0]
 
 
@@ -54,7 +56,9 @@ def test_weights_of_another_config(folder: Path, fields: dict[str, object], said
 
 
 def test_towers_are_refused_where_the_language_model_cannot_run_alone(folder: Path) -> None:
-    reconfigure(folder, vision_config={}, model_type="gemma3", text_config={"num_attention_heads": 6})
+    reconfigure(
+        folder, vision_config={}, model_type="gemma3", text_config={"num_attention_heads": 6}
+    )
     assert model_faults(str(folder), {}) == []
     [fault] = model_faults(str(folder), {}, spread=4)
     assert fault.startswith("--sequence_parallel_size 4 does not divide the 6 attention heads")
@@ -62,7 +66,9 @@ def test_towers_are_refused_where_the_language_model_cannot_run_alone(folder: Pa
     assert "a critic is a text model" in fault
     reconfigure(folder, model_type="siglip")
     [fault] = model_faults(str(folder), {})
-    assert "is not a text model (siglip with a vision_config), nor one whose language model" in fault
+    assert (
+        "is not a text model (siglip with a vision_config), nor one whose language model" in fault
+    )
 
 
 def test_gemma3n_is_refused_as_its_language_model_reads_what_its_towers_have(folder: Path) -> None:

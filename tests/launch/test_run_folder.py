@@ -11,11 +11,19 @@ import pytest
 from swift_r1.errors import UsageError
 from swift_r1.flags import RlhfArguments, World, parse_arguments
 from swift_r1.flags.plan import make_plan
-from swift_r1.launch.run_folder import check_same_run, make_run_folder, run_folder_faults, without_secrets, write_args
+from swift_r1.launch.run_folder import (
+    check_same_run,
+    make_run_folder,
+    run_folder_faults,
+    without_secrets,
+    write_args,
+)
 from swift_r1.runtime.hardware import hardware
 from swift_r1.training.checkpoint.state import Fingerprint, RunState
 
-BASE = shlex.split("--rlhf_type grpo --model m --dataset d --reward_funcs a --per_device_train_batch_size 8")
+BASE = shlex.split(
+    "--rlhf_type grpo --model m --dataset d --reward_funcs a --per_device_train_batch_size 8"
+)
 
 
 def arguments(*words: str) -> RlhfArguments:
@@ -64,7 +72,17 @@ def test_several_nodes_share_one_folder(tmp_path: Path) -> None:
 
 
 def test_args_json_restores_the_arguments_and_holds_no_secret(tmp_path: Path) -> None:
-    words = [*BASE, "--use_vllm", "true", "--vllm_server_host", "h", "--api_key", "hidden", "--system", "héllo"]
+    words = [
+        *BASE,
+        "--use_vllm",
+        "true",
+        "--vllm_server_host",
+        "h",
+        "--api_key",
+        "hidden",
+        "--system",
+        "héllo",
+    ]
     args = parse_arguments(RlhfArguments, words, {})
     plan = make_plan(args, 1, 100)
     path = write_args(tmp_path, args, World(), words, "", plan=plan)
@@ -90,12 +108,17 @@ def test_a_full_disk_is_told_in_a_line(tmp_path: Path) -> None:
 def test_the_gpus_that_may_be_used(tmp_path: Path) -> None:
     for number in range(3):
         (tmp_path / f"{number}").mkdir()
-        (tmp_path / f"{number}" / "information").write_text(f"Model: \t\t NVIDIA H200 {number}\nIRQ:   \t\t 12\n")
+        (tmp_path / f"{number}" / "information").write_text(
+            f"Model: \t\t NVIDIA H200 {number}\nIRQ:   \t\t 12\n"
+        )
     files, devices = str(tmp_path / "*" / "information"), str(tmp_path / "nvidia[0-9]*")
     assert hardware({}, files, devices)["gpus"] == []  # a container that was given none
     (tmp_path / "nvidia0").touch()
     assert hardware({}, files, devices)["gpus"] == [f"NVIDIA H200 {number}" for number in range(3)]
-    assert hardware({"CUDA_VISIBLE_DEVICES": "1,2"}, files, devices)["gpus"] == ["NVIDIA H200 0", "NVIDIA H200 1"]
+    assert hardware({"CUDA_VISIBLE_DEVICES": "1,2"}, files, devices)["gpus"] == [
+        "NVIDIA H200 0",
+        "NVIDIA H200 1",
+    ]
     assert hardware({"CUDA_VISIBLE_DEVICES": ""}, files, devices)["gpus"] == []
 
 
@@ -113,9 +136,9 @@ def test_a_run_from_before_a_flag_had_its_default(tmp_path: Path) -> None:
     known = arguments().to_dict()
     del known["prompt_sampler"]
     (tmp_path / "state").mkdir()
-    RunState(3, 1, 8, "", 3, 1, "id", 0, {}, {}, {}, None, {}, Fingerprint(known, 1, "rows", 1)).write(
-        tmp_path / "state"
-    )
+    RunState(
+        3, 1, 8, "", 3, 1, "id", 0, {}, {}, {}, None, {}, Fingerprint(known, 1, "rows", 1)
+    ).write(tmp_path / "state")
     check_same_run(arguments(), World(), "rows", tmp_path)
     with pytest.raises(UsageError, match="--prompt_sampler uniform became difficulty"):
         check_same_run(arguments("--prompt_sampler", "difficulty"), World(), "rows", tmp_path)

@@ -87,7 +87,11 @@ class Kept:
 
         def look() -> list[list[int]]:
             lines = self.pids.read_text().splitlines() if self.pids.exists() else []
-            return [[int(pid) for pid in line.split()] for line in lines] if len(lines) >= times else []
+            return (
+                [[int(pid) for pid in line.split()] for line in lines]
+                if len(lines) >= times
+                else []
+            )
 
         return until(look)
 
@@ -133,7 +137,9 @@ def test_an_engine_that_is_killed_comes_back_at_its_address(keep: Callable[..., 
     assert "ended with -9" in kept.said.read_text()
 
 
-def test_an_engine_that_does_not_come_up_is_given_up_with_its_last_line(keep: Callable[..., Kept]) -> None:
+def test_an_engine_that_does_not_come_up_is_given_up_with_its_last_line(
+    keep: Callable[..., Kept],
+) -> None:
     kept = keep(script="import sys; print('no such model'); sys.exit(2)")
     until(lambda: gone(kept.supervisor))
     assert "the engine beside the trainer ended with 2: no such model" in kept.said.read_text()

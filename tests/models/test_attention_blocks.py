@@ -16,7 +16,9 @@ def test_blocks_change_nothing(monkeypatch: pytest.MonkeyPatch, window: int | No
 
     def attended() -> list[torch.Tensor]:
         own = [one.clone().requires_grad_() for one in states]
-        out, _ = attention.packed_attention(torch.nn.Identity(), *own, None, packed_row=row, sliding_window=window)
+        out, _ = attention.packed_attention(
+            torch.nn.Identity(), *own, None, packed_row=row, sliding_window=window
+        )
         out.square().sum().backward()
         return [out.detach(), *(one.grad for one in own if one.grad is not None)]
 
@@ -34,5 +36,7 @@ def test_completions_that_are_all_empty_are_no_completions() -> None:
     for lengths in ([], [0, 0]):
         row = attention.packed_row([(7, lengths)], torch.device("cpu"))
         assert row.spans.far is None
-        out.append(attention.packed_attention(torch.nn.Identity(), *states, None, packed_row=row)[0])
+        out.append(
+            attention.packed_attention(torch.nn.Identity(), *states, None, packed_row=row)[0]
+        )
     assert torch.equal(*out)

@@ -6,7 +6,14 @@ from types import SimpleNamespace
 import pytest
 import torch
 from torch import nn
-from transformers import AutoModelForCausalLM, CohereConfig, Gemma2Config, LlamaConfig, Olmo2Config, Qwen3Config
+from transformers import (
+    AutoModelForCausalLM,
+    CohereConfig,
+    Gemma2Config,
+    LlamaConfig,
+    Olmo2Config,
+    Qwen3Config,
+)
 from transformers.models.llama.modeling_llama import LlamaRMSNorm
 
 from swift_r1.models import block_functions
@@ -32,7 +39,11 @@ def small_blocks(monkeypatch):
 
 
 def random_rows(dtype, *shape, seed=0):
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)).to(dtype).requires_grad_()
+    return (
+        torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+        .to(dtype)
+        .requires_grad_()
+    )
 
 
 def gradients(function, *inputs):
@@ -50,19 +61,25 @@ def test_rms_norm(dtype, tolerance):
         return torch.func.functional_call(norm, {"weight": weight}, (hidden,))
 
     for ours, theirs in zip(
-        gradients(lambda *x: rms_norm(*x, 1e-3), hidden, weight), gradients(own, hidden, weight), strict=True
+        gradients(lambda *x: rms_norm(*x, 1e-3), hidden, weight),
+        gradients(own, hidden, weight),
+        strict=True,
     ):
         assert ours.dtype == theirs.dtype == dtype
         assert (ours - theirs).abs().max() <= tolerance * theirs.abs().max()
     with torch.inference_mode():  # the engine's way
-        torch.testing.assert_close(rms_norm(hidden, weight, 1e-3), own(hidden, weight), rtol=tolerance, atol=tolerance)
+        torch.testing.assert_close(
+            rms_norm(hidden, weight, 1e-3), own(hidden, weight), rtol=tolerance, atol=tolerance
+        )
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_swiglu_is_the_same_to_the_bit(dtype):
     gate, up = random_rows(dtype, 3, 11, 32), random_rows(dtype, 3, 11, 32, seed=1)
     for ours, theirs in zip(
-        gradients(swiglu, gate, up), gradients(lambda g, u: nn.functional.silu(g) * u, gate, up), strict=True
+        gradients(swiglu, gate, up),
+        gradients(lambda g, u: nn.functional.silu(g) * u, gate, up),
+        strict=True,
     ):
         assert torch.equal(ours, theirs)
     with torch.inference_mode():
@@ -103,7 +120,9 @@ def test_without_triton_a_gpu_runs_transformers_own_and_one_line_says_so(monkeyp
     states = SimpleNamespace(is_cuda=True, dtype=torch.bfloat16, device=torch.device("cuda:0"))
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
     monkeypatch.setattr(block_functions, "find_spec", lambda _name: None)
-    monkeypatch.setattr(block_functions, "_triton_kernels", cache(block_functions._triton_kernels.__wrapped__))
+    monkeypatch.setattr(
+        block_functions, "_triton_kernels", cache(block_functions._triton_kernels.__wrapped__)
+    )
     with caplog.at_level("INFO", "swift_r1.training"):
         assert block_functions.gpu_kernels("norm", states) is None
         assert block_functions.gpu_kernels("mlp", states) is None

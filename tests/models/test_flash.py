@@ -18,31 +18,52 @@ CPU = torch.device("cpu")
 NO_MODULE: Any = SimpleNamespace()
 
 
-def parts(q: Tensor, k: Tensor, queries: Tensor, keys: Tensor, most: tuple[int, int], causal: bool) -> Iterator[Any]:
+def parts(
+    q: Tensor, k: Tensor, queries: Tensor, keys: Tensor, most: tuple[int, int], causal: bool
+) -> Iterator[Any]:
     """The slices of each sequence, and which keys each of its queries sees; the last queries stand with the last
     keys."""
     lengths = [int(one.diff().max()) for one in (queries, keys)]
-    assert [max(2, lengths[0]), lengths[1]] == list(most) and queries.dtype == keys.dtype == torch.int32
+    assert [max(2, lengths[0]), lengths[1]] == list(
+        most
+    ) and queries.dtype == keys.dtype == torch.int32
     assert queries[-1] == len(q) and keys[-1] == len(k)
     for number in range(len(queries) - 1):
         a, b = (slice(int(one[number]), int(one[number + 1])) for one in (queries, keys))
         size = (a.stop - a.start, b.stop - b.start)
-        yield a, b, torch.ones(size, dtype=torch.bool).tril(size[1] - size[0] if causal else size[1])
+        yield (
+            a,
+            b,
+            torch.ones(size, dtype=torch.bool).tril(size[1] - size[0] if causal else size[1]),
+        )
 
 
-def forward(q: Tensor, k: Tensor, v: Tensor, *rest: Any, scale: float | None = None, **_: Any) -> Any:
+def forward(
+    q: Tensor, k: Tensor, v: Tensor, *rest: Any, scale: float | None = None, **_: Any
+) -> Any:
     queries, keys, most_queries, most_keys, dropout, causal, _debug = rest
     assert dropout == 0.0
     out, lse, ratio = torch.zeros_like(q), q.new_zeros(q.shape[1], len(q)), q.shape[1] // k.shape[1]
     for a, b, seen in parts(q, k, queries, keys, (most_queries, most_keys), causal):
-        scores = torch.einsum("qhd,khd->hqk", q[a], k[b].repeat_interleave(ratio, 1)) * scaled(q, scale)
+        scores = torch.einsum("qhd,khd->hqk", q[a], k[b].repeat_interleave(ratio, 1)) * scaled(
+            q, scale
+        )
         scores = scores.masked_fill(~seen, -math.inf)
         lse[:, a] = scores.logsumexp(-1) if len(k[b]) else math.inf
         out[a] = torch.einsum("hqk,khd->qhd", scores.softmax(-1), v[b].repeat_interleave(ratio, 1))
     return out, lse, torch.zeros(2, dtype=torch.uint64), torch.empty(0), torch.empty(0)
 
 
-def backward(grad: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, *rest: Any, **named: Any) -> Any:
+def backward(
+    grad: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    out: Tensor,
+    lse: Tensor,
+    *rest: Any,
+    **named: Any,
+) -> Any:
     """As the kernel's: probabilities from `lse`, and from `out` what they have in common."""
     queries, keys, most_queries, most_keys, _dropout, causal, _rng, _unused = rest
     ratio, scale = q.shape[1] // k.shape[1], scaled(q, named.get("scale"))
@@ -89,7 +110,9 @@ def row(device: torch.device, name: str = "all") -> PackedRow:
 def states(device: torch.device, dtype: torch.dtype) -> list[Tensor]:
     """Query (4 heads), key and value (2 heads) of 34 tokens, and a gradient."""
     generator = torch.Generator().manual_seed(0)
-    found = [torch.randn(1, heads, 34, 16, generator=generator).to(device, dtype) for heads in (4, 2, 2)]
+    found = [
+        torch.randn(1, heads, 34, 16, generator=generator).to(device, dtype) for heads in (4, 2, 2)
+    ]
     gradient = torch.randn(1, 34, 4, 16, generator=generator).to(device, dtype)
     return [one.requires_grad_() for one in found] + [gradient]
 
@@ -121,18 +144,27 @@ def test_both_ways_give_the_same(
     monkeypatch.setattr(flash, "takes", takes)
     monkeypatch.setattr(flash, "_forward", counted)
     found = run(CPU, torch.float64, name, scaling=scaling)
-    assert asked == [({"all": 12, "alone": 20, "empty completions": 18, "single tokens": 2}[name], None)]
+    assert asked == [
+        ({"all": 12, "alone": 20, "empty completions": 18, "single tokens": 2}[name], None)
+    ]
     assert len(calls) == (1 if name == "alone" else 2)  # whatever the number of groups
     for one, exact in zip(found, expected, strict=True):
         torch.testing.assert_close(one, exact, rtol=1e-10, atol=1e-12)
 
 
 def test_a_short_window_and_wide_heads_go_the_other_way(monkeypatch: pytest.MonkeyPatch) -> None:
-    narrow, wide = torch.zeros(3, 2, 64, dtype=torch.bfloat16), torch.zeros(3, 2, 72, dtype=torch.bfloat16)
+    narrow, wide = (
+        torch.zeros(3, 2, 64, dtype=torch.bfloat16),
+        torch.zeros(3, 2, 72, dtype=torch.bfloat16),
+    )
     assert not flash.takes(narrow, narrow, 3, None)  # no GPU
     monkeypatch.setattr(flash, "_has_kernel", lambda device: device == "new")
-    on_gpu: Any = SimpleNamespace(is_cuda=True, device="new", dtype=torch.bfloat16, shape=narrow.shape)
-    on_old_gpu: Any = SimpleNamespace(is_cuda=True, device="old", dtype=torch.bfloat16, shape=narrow.shape)
+    on_gpu: Any = SimpleNamespace(
+        is_cuda=True, device="new", dtype=torch.bfloat16, shape=narrow.shape
+    )
+    on_old_gpu: Any = SimpleNamespace(
+        is_cuda=True, device="old", dtype=torch.bfloat16, shape=narrow.shape
+    )
     assert not flash.takes(on_old_gpu, narrow, 12, None)
     assert flash.takes(on_gpu, narrow, 12, None) and flash.takes(on_gpu, narrow, 12, 12)
     assert not flash.takes(on_gpu, narrow, 12, 11) and not flash.takes(on_gpu, wide, 12, None)

@@ -24,7 +24,10 @@ SIZES = [
         (ModelArguments(freeze_parameters_ratio=0.5), {"embed", "a.0.q"}),
         (ModelArguments(freeze_parameters_ratio=0.5, trainable_parameters_regex=r"q$"), {"embed"}),
         (ModelArguments(freeze_parameters_ratio=0.39), set()),
-        (ModelArguments(freeze_parameters=["a"], trainable_parameters=["a.1"]), {"a.0.q", "a.0.norm"}),
+        (
+            ModelArguments(freeze_parameters=["a"], trainable_parameters=["a.1"]),
+            {"a.0.q", "a.0.norm"},
+        ),
         (
             ModelArguments(freeze_parameters_ratio=0.99, trainable_parameters=["a.0.n"]),
             {"embed", "a.0.q", "a.1.q", "a.1.norm"},
@@ -42,7 +45,10 @@ def test_frozen(freezing, expected):
             ModelArguments(freeze_parameters=["layer_0"]),
             "--freeze_parameters layer_0: no weight's name begins so; the first is embed",
         ),
-        (ModelArguments(freeze_parameters=["embed"], trainable_parameters=["x"]), "--trainable_parameters x"),
+        (
+            ModelArguments(freeze_parameters=["embed"], trainable_parameters=["x"]),
+            "--trainable_parameters x",
+        ),
         (ModelArguments(freeze_parameters_regex="bias"), "no weight's name matches"),
         (ModelArguments(freeze_parameters=["embed", "a", "head"]), "nothing is left to train"),
     ],

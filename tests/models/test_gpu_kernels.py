@@ -49,12 +49,16 @@ def exact_product(gate, up):
 
 
 @pytest.mark.parametrize("dtype", TOLERANCE)
-@pytest.mark.parametrize("shape", [(1, 1), (3, 5, 32), (37, 128), (2, 9, 896), (5, 1536), (2, 3584), (0, 64)])
+@pytest.mark.parametrize(
+    "shape", [(1, 1), (3, 5, 32), (37, 128), (2, 9, 896), (5, 1536), (2, 3584), (0, 64)]
+)
 def test_rms_norm(shape, dtype):
     hidden, weight = random(dtype, *shape), random(dtype, shape[-1], seed=1)
     slope = random(dtype, *shape, seed=2).detach()
     ours = with_gradients(lambda *x: gpu_kernels.rms_norm(*x, 1e-3), hidden, weight, slope=slope)
-    exact = with_gradients(exact_norm, *(x.detach().double().requires_grad_() for x in (hidden, weight)), slope=slope)
+    exact = with_gradients(
+        exact_norm, *(x.detach().double().requires_grad_() for x in (hidden, weight)), slope=slope
+    )
     for one, other in zip(ours, exact, strict=True):
         assert one.dtype == dtype
         near(one, other, TOLERANCE[dtype])
@@ -65,7 +69,9 @@ def test_rms_norm(shape, dtype):
 def test_swiglu(shape, dtype):
     gate, up, slope = (random(dtype, *shape, seed=seed) for seed in range(3))
     ours = with_gradients(gpu_kernels.swiglu, gate, up, slope=slope)
-    exact = with_gradients(exact_product, *(x.detach().double().requires_grad_() for x in (gate, up)), slope=slope)
+    exact = with_gradients(
+        exact_product, *(x.detach().double().requires_grad_() for x in (gate, up)), slope=slope
+    )
     for one, other in zip(ours, exact, strict=True):
         assert one.dtype == dtype
         near(one, other, TOLERANCE[dtype])
@@ -120,7 +126,11 @@ def test_views_and_expanded_gradients():
 
 def test_a_model_runs_them_and_gives_the_same(monkeypatch):
     config = LlamaConfig(
-        vocab_size=64, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=2
+        vocab_size=64,
+        hidden_size=32,
+        intermediate_size=48,
+        num_hidden_layers=2,
+        num_attention_heads=2,
     )
     torch.manual_seed(0)
     model = AutoModelForCausalLM.from_config(config).to(DEVICE)
@@ -143,7 +153,8 @@ def test_a_model_runs_them_and_gives_the_same(monkeypatch):
 
 def head(dtype, rows=13, width=16, words=101, wide=None):
     hidden, weight, bias = (
-        random(dtype, *shape, seed=seed) for seed, shape in enumerate([(rows, width), (words, width), (words,)])
+        random(dtype, *shape, seed=seed)
+        for seed, shape in enumerate([(rows, width), (words, width), (words,)])
     )
     generator = torch.Generator().manual_seed(3)
     shape = (rows,) if wide is None else (rows, wide)
@@ -152,7 +163,10 @@ def head(dtype, rows=13, width=16, words=101, wide=None):
 
 
 def exact_head(hidden, weight, bias, targets, slopes, temperature, form=PLAIN):
-    leaves = [None if one is None else one.detach().double().requires_grad_() for one in (hidden, weight, bias)]
+    leaves = [
+        None if one is None else one.detach().double().requires_grad_()
+        for one in (hidden, weight, bias)
+    ]
     logits = leaves[0] @ leaves[1].t()
     if bias is not None:
         logits = logits + leaves[2]
@@ -161,7 +175,9 @@ def exact_head(hidden, weight, bias, targets, slopes, temperature, form=PLAIN):
         logits = form.soft_cap * torch.tanh(logits / form.soft_cap)
     every = (logits / temperature).log_softmax(-1)
     chosen = every.gather(-1, targets.view(len(targets), -1)).view_as(targets)
-    gradients = torch.autograd.grad(chosen, [one for one in leaves if one is not None], slopes.double())
+    gradients = torch.autograd.grad(
+        chosen, [one for one in leaves if one is not None], slopes.double()
+    )
     return chosen, -(every.exp() * every).sum(-1), gradients
 
 
@@ -174,7 +190,9 @@ def test_the_head(words, chunk):
     out = selective_logprobs(hidden, weight, targets, chunk_size=chunk)
     near(out.logps, chosen, 1e-5)
     near(out.entropies, entropies, 1e-5)
-    for one, other in zip(torch.autograd.grad(out.logps, (hidden, weight), slopes), gradients, strict=True):
+    for one, other in zip(
+        torch.autograd.grad(out.logps, (hidden, weight), slopes), gradients, strict=True
+    ):
         torch.testing.assert_close(one.double(), other, rtol=1e-4, atol=2e-5)
 
 
@@ -185,10 +203,14 @@ def test_the_head_of_every_form(wide, form):
     if wide:
         targets[:, 2] = targets[:, 0]  # twice the same
     chosen, entropies, gradients = exact_head(hidden, weight, bias, targets, slopes, 0.7, form)
-    out = selective_logprobs(hidden, weight, targets, bias=bias, form=form, temperature=0.7, chunk_size=8)
+    out = selective_logprobs(
+        hidden, weight, targets, bias=bias, form=form, temperature=0.7, chunk_size=8
+    )
     near(out.logps, chosen, 1e-5)
     near(out.entropies, entropies, 1e-5)
-    for one, other in zip(torch.autograd.grad(out.logps, (hidden, weight, bias), slopes), gradients, strict=True):
+    for one, other in zip(
+        torch.autograd.grad(out.logps, (hidden, weight, bias), slopes), gradients, strict=True
+    ):
         torch.testing.assert_close(one.double(), other, rtol=1e-4, atol=5e-5)
 
 
@@ -208,16 +230,22 @@ def test_the_head_in_bf16():
     tolerance = 3e-2 if DEVICE == "cpu" else 1e-4  # a GPU's products are not rounded
     near(out.logps, chosen, tolerance)
     near(out.entropies, entropies, tolerance)
-    for one, other in zip(torch.autograd.grad(out.logps, (hidden, weight), slopes), gradients, strict=True):
+    for one, other in zip(
+        torch.autograd.grad(out.logps, (hidden, weight), slopes), gradients, strict=True
+    ):
         assert one.dtype == torch.bfloat16
         near(one, other, 2e-2)
 
 
 def test_no_rows_and_large_logits():
     weight = random(torch.float32, 9, 4)
-    out = selective_logprobs(random(torch.float32, 0, 4), weight, torch.zeros(0, dtype=torch.long, device=DEVICE))
+    out = selective_logprobs(
+        random(torch.float32, 0, 4), weight, torch.zeros(0, dtype=torch.long, device=DEVICE)
+    )
     assert out.logps.shape == out.entropies.shape == (0,)
-    logits = torch.tensor([[3e4, -3e4, 3e4], [-3e4, -3e4, -3e4], [float("nan"), 0.0, 0.0]], device=DEVICE)
+    logits = torch.tensor(
+        [[3e4, -3e4, 3e4], [-3e4, -3e4, -3e4], [float("nan"), 0.0, 0.0]], device=DEVICE
+    )
     largest, log_total, entropy = gpu_kernels.softmax_statistics(logits)
     near((largest + log_total)[:2], logits[:2].double().logsumexp(-1), 1e-6)
     near(entropy[:2], torch.tensor([2.0, 3.0], device=DEVICE).double().log(), 1e-6)
@@ -228,7 +256,8 @@ def test_the_same_twice():
     hidden, weight = random(torch.bfloat16, 300, 64), random(torch.bfloat16, 64, seed=1)
     slope = random(torch.bfloat16, 300, 64, seed=2).detach()
     first, second = (
-        with_gradients(lambda *x: gpu_kernels.rms_norm(*x, 1e-3), hidden, weight, slope=slope) for _ in range(2)
+        with_gradients(lambda *x: gpu_kernels.rms_norm(*x, 1e-3), hidden, weight, slope=slope)
+        for _ in range(2)
     )
     for one, other in zip(first, second, strict=True):
         assert torch.equal(one, other)

@@ -52,7 +52,9 @@ def reference(hidden, weight, bias, targets, upstream, temperature, form=None):
 def test_values_and_gradients_equal_float64_log_softmax(temperature, chunk_size):
     hidden, weight, bias, targets, upstream = problem(torch.float32)
     expected, entropies, gradients = reference(hidden, weight, bias, targets, upstream, temperature)
-    out = selective_logprobs(hidden, weight, targets, bias=bias, temperature=temperature, chunk_size=chunk_size)
+    out = selective_logprobs(
+        hidden, weight, targets, bias=bias, temperature=temperature, chunk_size=chunk_size
+    )
     out.logps.backward(upstream)
     torch.testing.assert_close(out.logps.double(), expected, rtol=1e-5, atol=1e-5)
     torch.testing.assert_close(out.entropies.double(), entropies, rtol=1e-5, atol=1e-5)
@@ -67,12 +69,16 @@ def test_several_targets_of_a_row(form, chunk_size):
     hidden, weight, bias, targets, _ = problem(torch.float32)
     wide = torch.stack([targets, (targets * 7) % 101, targets], 1)
     upstream = torch.randn(wide.shape, generator=torch.Generator().manual_seed(1))
-    out = selective_logprobs(hidden, weight, wide, bias=bias, form=form, temperature=0.7, chunk_size=chunk_size)
+    out = selective_logprobs(
+        hidden, weight, wide, bias=bias, form=form, temperature=0.7, chunk_size=chunk_size
+    )
     out.logps.backward(upstream)
     total = [torch.zeros_like(leaf, dtype=torch.float64) for leaf in (hidden, weight, bias)]
     for column in range(3):
         soft = form if form.soft_cap else None
-        expected, _, gradients = reference(hidden, weight, bias, wide[:, column], upstream[:, column], 0.7, soft)
+        expected, _, gradients = reference(
+            hidden, weight, bias, wide[:, column], upstream[:, column], 0.7, soft
+        )
         torch.testing.assert_close(out.logps[:, column].double(), expected, rtol=1e-5, atol=1e-5)
         total = [one + more for one, more in zip(total, gradients, strict=True)]
     for leaf, gradient in zip((hidden, weight, bias), total, strict=True):
@@ -87,7 +93,9 @@ def test_tokens_that_are_never_sampled(form):
     kept = torch.tensor([token for token in range(len(weight)) if token not in never])
     targets = kept[targets % len(kept)]
     places = torch.searchsorted(kept, targets)
-    few = selective_logprobs(hidden, weight[kept], places, bias=bias[kept], form=form, temperature=0.7)
+    few = selective_logprobs(
+        hidden, weight[kept], places, bias=bias[kept], form=form, temperature=0.7
+    )
     few_gradients = torch.autograd.grad(few.logps, (hidden, weight, bias), upstream)
     for chunk_size in (None, 8):
         out = selective_logprobs(
@@ -108,7 +116,9 @@ def test_tokens_that_are_never_sampled(form):
 
 def test_the_likeliest_tokens():
     hidden, weight, bias, targets, _ = problem(torch.float32)
-    out = selective_logprobs(hidden, weight, targets, bias=bias, temperature=0.7, chunk_size=8, top=5)
+    out = selective_logprobs(
+        hidden, weight, targets, bias=bias, temperature=0.7, chunk_size=8, top=5
+    )
     logps = ((hidden @ weight.t() + bias) / 0.7).log_softmax(-1)
     assert torch.equal(out.likeliest[:, 1:], logps.topk(5).indices)
     assert torch.equal(out.likeliest[:, 0], targets)
@@ -121,7 +131,9 @@ def test_soft_capped_and_scaled_logits_equal_float64(temperature):
     form = LogitForm(scale=0.4, soft_cap=3.0)
     expected, entropies, gradients = reference(*problem_, temperature, form)
     hidden, weight, bias, targets, upstream = problem_
-    out = selective_logprobs(hidden, weight, targets, bias=bias, form=form, temperature=temperature, chunk_size=8)
+    out = selective_logprobs(
+        hidden, weight, targets, bias=bias, form=form, temperature=temperature, chunk_size=8
+    )
     out.logps.backward(upstream)
     torch.testing.assert_close(out.logps.double(), expected, rtol=1e-5, atol=1e-5)
     torch.testing.assert_close(out.entropies.double(), entropies, rtol=1e-5, atol=1e-5)
@@ -145,7 +157,9 @@ def architectures():
     )
     return {
         "gemma2": lambda: Gemma2ForCausalLM(
-            Gemma2Config(**small, head_dim=32, final_logit_softcapping=5.0, attn_logit_softcapping=None)
+            Gemma2Config(
+                **small, head_dim=32, final_logit_softcapping=5.0, attn_logit_softcapping=None
+            )
         ),
         "cohere": lambda: CohereForCausalLM(CohereConfig(**small, logit_scale=0.25)),
         "granite": lambda: GraniteForCausalLM(GraniteConfig(**small, logits_scaling=6.0)),
@@ -161,7 +175,9 @@ def test_architectures_that_change_their_logits(name, monkeypatch):
     rows, wide = [], []
     monkeypatch.setattr(logprobs, "WIDE_PRODUCTS", True)  # as on a GPU
     backend.module.logprob_head.register_forward_pre_hook(lambda _, args: rows.append(len(args[0])))
-    backend.module.logprob_head.register_forward_pre_hook(lambda *_about: wide.append(logprobs.WIDE_PRODUCTS))
+    backend.module.logprob_head.register_forward_pre_hook(
+        lambda *_about: wide.append(logprobs.WIDE_PRODUCTS)
+    )
     model.lm_head.register_forward_pre_hook(lambda _, args: rows.append(args[0].shape[:-1].numel()))
     check_logprobs(backend)
     assert rows == [32] * 3
@@ -180,7 +196,9 @@ def test_bf16_inputs_give_float32_logps_near_float64():
     # One bf16 rounding of logits up to ~16 in size is 2**-5.
     torch.testing.assert_close(logps.double(), expected, rtol=0, atol=0.08)
     assert weight.grad.dtype == torch.bfloat16
-    cosine = torch.nn.functional.cosine_similarity(weight.grad.double().flatten(), gradients[1].flatten(), dim=0)
+    cosine = torch.nn.functional.cosine_similarity(
+        weight.grad.double().flatten(), gradients[1].flatten(), dim=0
+    )
     assert cosine > 0.999
 
 
@@ -224,7 +242,11 @@ def test_memory_does_not_grow_with_the_vocabulary():
     peaks = []
     for vocab in ("50000", "150000"):
         done = subprocess.run(
-            [sys.executable, "-c", PEAK, vocab], capture_output=True, text=True, timeout=120, check=True
+            [sys.executable, "-c", PEAK, vocab],
+            capture_output=True,
+            text=True,
+            timeout=120,
+            check=True,
         )
         peaks.append(int(done.stdout) * 1024)
     assert 0 < peaks[1] < 1.5 * peaks[0], peaks
@@ -232,10 +254,19 @@ def test_memory_does_not_grow_with_the_vocabulary():
 
 
 @pytest.mark.parametrize(
-    "change", [{"targets": torch.zeros(3, dtype=torch.long)}, {"temperature": 0.0}, {"weight": torch.zeros(5, 3)}]
+    "change",
+    [
+        {"targets": torch.zeros(3, dtype=torch.long)},
+        {"temperature": 0.0},
+        {"weight": torch.zeros(5, 3)},
+    ],
 )
 def test_wrong_shapes_and_temperature_are_refused(change):
-    given = {"hidden": torch.zeros(4, 2), "weight": torch.zeros(5, 2), "targets": torch.zeros(4, dtype=torch.long)}
+    given = {
+        "hidden": torch.zeros(4, 2),
+        "weight": torch.zeros(5, 2),
+        "targets": torch.zeros(4, dtype=torch.long),
+    }
     given |= change
     with pytest.raises(ValueError):
         selective_logprobs(**given)

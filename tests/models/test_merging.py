@@ -19,7 +19,9 @@ def adapted(model, folder, quantization):
         model,
         "bfloat16",
         False,
-        AdapterArguments(train_type="lora", lora_rank=4, lora_alpha=16, target_modules=["q_proj", "down_proj"]),
+        AdapterArguments(
+            train_type="lora", lora_rank=4, lora_alpha=16, target_modules=["q_proj", "down_proj"]
+        ),
         quantization=quantization,
     )
     torch.manual_seed(1)
@@ -43,7 +45,9 @@ def test_merged_is_what_the_engine_had(tiny_model, tmp_path, capsys, quantizatio
     merged = AutoModelForCausalLM.from_pretrained(output)
     assert merged.dtype == torch.bfloat16 and not hasattr(merged.config, "quantization_config")
     weights = dict(merged.named_parameters())
-    base = dict(AutoModelForCausalLM.from_pretrained(tiny_model, dtype=torch.bfloat16).named_parameters())
+    base = dict(
+        AutoModelForCausalLM.from_pretrained(tiny_model, dtype=torch.bfloat16).named_parameters()
+    )
     assert weights.keys() == base.keys()
     for weight in policy_weights(trained):
         assert torch.equal(weights[weight.name], weight.value()), weight.name
@@ -56,7 +60,9 @@ def test_merged_is_what_the_engine_had(tiny_model, tmp_path, capsys, quantizatio
 def test_dtype_and_model_may_be_given(tiny_model, tmp_path):
     adapted(tiny_model, tmp_path / "a", None)
     config = json.loads((tmp_path / "a" / "adapter_config.json").read_text())
-    (tmp_path / "a" / "adapter_config.json").write_text(json.dumps(config | {"base_model_name_or_path": None}))
+    (tmp_path / "a" / "adapter_config.json").write_text(
+        json.dumps(config | {"base_model_name_or_path": None})
+    )
     words = ["merge-lora", "--adapters", str(tmp_path / "a"), "--output_dir", str(tmp_path / "out")]
     assert main(words) == 2
     assert main([*words, "--model", str(tiny_model), "--torch_dtype", "float32"]) == 0

@@ -22,7 +22,9 @@ from swift_r1.errors import UsageError
 from swift_r1.flags import RlhfArguments, RolloutArguments
 from swift_r1.flags.parser import Command, parse_arguments
 
-SOURCES = [Path(name).resolve() for name in os.environ.get("MS_SWIFT_SOURCE", "").split(":") if name]
+SOURCES = [
+    Path(name).resolve() for name in os.environ.get("MS_SWIFT_SOURCE", "").split(":") if name
+]
 NO_SOURCE = "MS_SWIFT_SOURCE does not name a checkout of ms-swift's sources"
 PAGE = Path(__file__).parents[2] / "docs" / "migrating.md"
 _BEGIN, _END = "<!-- scripts -->", "<!-- end of scripts -->"
@@ -55,7 +57,9 @@ class ScriptCommand:
 
     def value(self, flag: str) -> str | None:
         """The first word behind `--flag`."""
-        return next((b for a, b in zip(self.words, self.words[1:], strict=False) if a == f"--{flag}"), None)
+        return next(
+            (b for a, b in zip(self.words, self.words[1:], strict=False) if a == f"--{flag}"), None
+        )
 
 
 def scripts(checkout: Path) -> list[Path]:
@@ -86,7 +90,10 @@ def commands(script: Path) -> list[ScriptCommand]:
     found = []
     for printed in done.stdout.split("\0---\0")[:-1]:
         before, _, after = printed.rpartition("\0--")
-        words, variables = before.split("\0"), dict(pair.split("=", 1) for pair in after.split("\0")[1:])
+        words, variables = (
+            before.split("\0"),
+            dict(pair.split("=", 1) for pair in after.split("\0")[1:]),
+        )
         if words[0] == "torchrun" and _TORCHRUN_SCRIPT in words:
             words.remove(_TORCHRUN_SCRIPT)
             words[:1] = ["swift", "rlhf"]
@@ -142,7 +149,8 @@ def verdict(found: Sequence[ScriptCommand]) -> str:
         reasons.setdefault(reason if named else fault, []).extend(named)
     if reasons:
         texts = (
-            f"{reason} ({', '.join(dict.fromkeys(flags))})" if flags else reason for reason, flags in reasons.items()
+            f"{reason} ({', '.join(dict.fromkeys(flags))})" if flags else reason
+            for reason, flags in reasons.items()
         )
         return f"refused: {'; '.join(texts)}"
     stop = next(filter(None, map(stops_at, found)), None)
@@ -160,7 +168,9 @@ def table(checkouts: Mapping[str, Path], ran: Container[str] = ()) -> str:
             found = {path: verdict(called[path]) for path in called}
         good = sum(text.startswith("as it is") for text in found.values())
         ran_as |= {
-            _in_other_words(called[path]) for path in called if case_of(checkout, NODES_OF.get(path.name, path)) in ran
+            _in_other_words(called[path])
+            for path in called
+            if case_of(checkout, NODES_OF.get(path.name, path)) in ran
         }
         runs = {path for path in called if _in_other_words(called[path]) in ran_as}
         counts.append(
@@ -173,7 +183,9 @@ def table(checkouts: Mapping[str, Path], ran: Container[str] = ()) -> str:
     lines = [*counts, "", "| script | version | |", "|---|---|---|"]
     for path, texts in verdicts.items():
         for text in dict.fromkeys(texts.values()):
-            lines.append(f"| {path} | {', '.join(v for v, one in texts.items() if one == text)} | {text} |")
+            lines.append(
+                f"| {path} | {', '.join(v for v, one in texts.items() if one == text)} | {text} |"
+            )
     return "\n".join(lines)
 
 
@@ -197,7 +209,13 @@ def case_of(checkout: Path, script: Path) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m tests.ms_swift.scripts", description=__doc__)
     parser.add_argument("checkouts", nargs="+", metavar="VERSION=FOLDER")
-    parser.add_argument("--ran", nargs="*", default=[], metavar="FILE", help="what pytest --junitxml wrote of the runs")
+    parser.add_argument(
+        "--ran",
+        nargs="*",
+        default=[],
+        metavar="FILE",
+        help="what pytest --junitxml wrote of the runs",
+    )
     parser.add_argument("--write", action="store_true", help="into docs/migrating.md")
     given = parser.parse_args()
     passed = {
@@ -206,7 +224,10 @@ def main() -> None:
         for case in ElementTree.parse(file).iter("testcase")
         if not list(case)
     }
-    found = table({name: Path(folder) for name, _, folder in (one.partition("=") for one in given.checkouts)}, passed)
+    found = table(
+        {name: Path(folder) for name, _, folder in (one.partition("=") for one in given.checkouts)},
+        passed,
+    )
     if not given.write:
         return print(found)
     before, begin, rest = PAGE.read_text().partition(_BEGIN)

@@ -34,17 +34,40 @@ PROBLEMS = [(a, b) for a in range(2, 6) for b in range(3, 7)]
 _AT_MOST = {
     **dict.fromkeys(
         (
-            *("per_device_train_batch_size", "per_device_eval_batch_size", "gradient_accumulation_steps"),
-            *("num_generations", "vllm_tensor_parallel_size", "sequence_parallel_size", "nproc_per_node"),
+            *(
+                "per_device_train_batch_size",
+                "per_device_eval_batch_size",
+                "gradient_accumulation_steps",
+            ),
+            *(
+                "num_generations",
+                "vllm_tensor_parallel_size",
+                "sequence_parallel_size",
+                "nproc_per_node",
+            ),
         ),
         2,
     ),
-    **dict.fromkeys(("dataloader_num_workers", "dataset_num_proc", "vllm_data_parallel_size", "data_parallel_size"), 1),
+    **dict.fromkeys(
+        (
+            "dataloader_num_workers",
+            "dataset_num_proc",
+            "vllm_data_parallel_size",
+            "data_parallel_size",
+        ),
+        1,
+    ),
     "max_completion_length": 16,
     "max_length": 4096,
     "vllm_max_model_len": 4096,
 }
-_DROPPED = ("num_train_epochs", "steps_per_generation", "generation_batch_size", "vllm_server_host", "vllm_server_port")
+_DROPPED = (
+    "num_train_epochs",
+    "steps_per_generation",
+    "generation_batch_size",
+    "vllm_server_host",
+    "vllm_server_port",
+)
 
 
 @dataclass(frozen=True)
@@ -77,7 +100,13 @@ def write_hub(folder: Path) -> None:
                 "query": question,
                 "answers": json.dumps([{"name": "add", "arguments": {"a": a, "b": b}}]),
                 "tools": json.dumps(
-                    [{"name": "add", "description": "Adds two.", "parameters": {"a": {"type": "int"}}}]
+                    [
+                        {
+                            "name": "add",
+                            "description": "Adds two.",
+                            "parameters": {"a": {"type": "int"}},
+                        }
+                    ]
                 ),
             },
         }
@@ -94,9 +123,17 @@ def write_hub(folder: Path) -> None:
 def smaller(command: ScriptCommand, place: Place) -> tuple[list[str], dict[str, str]]:
     """The words behind `swift` of the command cut down to `place`, and the variables in front of it."""
     flags = _flags(command.words)
-    was = {name: int(values[0]) for name, values in flags.items() if name in _AT_MOST and name != "max_length"}
+    was = {
+        name: int(values[0])
+        for name, values in flags.items()
+        if name in _AT_MOST and name != "max_length"
+    }
     for name in flags.keys() & _AT_MOST.keys():
-        most = 1 if command.name == "rollout" and name == "vllm_tensor_parallel_size" else _AT_MOST[name]
+        most = (
+            1
+            if command.name == "rollout" and name == "vllm_tensor_parallel_size"
+            else _AT_MOST[name]
+        )
         flags[name] = [str(min(int(flags[name][0]), most))]
     flags["model"] = [str(place.model)]
     environ = dict(command.environ)
@@ -122,16 +159,22 @@ def smaller(command: ScriptCommand, place: Place) -> tuple[list[str], dict[str, 
         flags["vllm_server_host"] = ["127.0.0.1"] * servers
         flags["vllm_server_port"] = [str(port) for port in place.server_ports[:servers]]
     if "report_to" in flags:
-        flags["report_to"] = [name for name in flags["report_to"] if name == "tensorboard"] or ["none"]
+        flags["report_to"] = [name for name in flags["report_to"] if name == "tensorboard"] or [
+            "none"
+        ]
     flags |= {"output_dir": [str(place.output)], "max_steps": ["2"]}
     return ["rlhf", *_words(flags)], environ
 
 
-def _micro_batches(flags: Mapping[str, list[str]], was: Mapping[str, int], processes: int) -> int | None:
+def _micro_batches(
+    flags: Mapping[str, list[str]], was: Mapping[str, int], processes: int
+) -> int | None:
     """The new --steps_per_generation of a script that sets the round."""
     old = was.get("gradient_accumulation_steps", 1)
     if "generation_batch_size" in flags:
-        round_of = int(flags["generation_batch_size"][0]) / (was.get("per_device_train_batch_size", 1) * processes)
+        round_of = int(flags["generation_batch_size"][0]) / (
+            was.get("per_device_train_batch_size", 1) * processes
+        )
     elif "steps_per_generation" in flags:
         round_of = int(flags["steps_per_generation"][0])
     else:

@@ -49,7 +49,9 @@ def cases() -> list[object]:
     ]
 
 
-def started(words: list[str], environ: dict[str, str], log: Path, cwd: Path) -> subprocess.Popen[bytes]:
+def started(
+    words: list[str], environ: dict[str, str], log: Path, cwd: Path
+) -> subprocess.Popen[bytes]:
     inherited = {name: value for name, value in os.environ.items() if name != "MS_SWIFT_SOURCE"}
     path = f"{REPO}:{inherited.get('PYTHONPATH', '')}"
     with log.open("wb") as out:
@@ -70,13 +72,20 @@ def hub(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
     write_hub(folder / "files")
     with Hub(folder / "files") as served:
         threading.Thread(target=served.serve_forever, daemon=True).start()
-        yield {"USE_HF": "1", "HF_ENDPOINT": served.url, "HF_HOME": str(folder / "cache"), "HF_HUB_OFFLINE": "0"}
+        yield {
+            "USE_HF": "1",
+            "HF_ENDPOINT": served.url,
+            "HF_HOME": str(folder / "cache"),
+            "HF_HUB_OFFLINE": "0",
+        }
         served.shutdown()
 
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return save_tiny_model(tmp_path_factory.mktemp("models") / "tiny", kind="qwen2", max_position_embeddings=4096)
+    return save_tiny_model(
+        tmp_path_factory.mktemp("models") / "tiny", kind="qwen2", max_position_embeddings=4096
+    )
 
 
 @pytest.mark.parametrize(("source", "path"), cases())
@@ -92,7 +101,9 @@ def test_script(source: Path, path: Path, model: Path, hub: dict[str, str], tmp_
     run_commands(called, source, model, hub, tmp_path)
 
 
-def run_commands(called: list[ScriptCommand], source: Path, model: Path, hub: dict[str, str], folder: Path) -> None:
+def run_commands(
+    called: list[ScriptCommand], source: Path, model: Path, hub: dict[str, str], folder: Path
+) -> None:
     """Runs the servers, then the trainer's nodes; fails with the end of the log of what fails."""
     ports, master_port = [], free_port()
     with ExitStack() as cleanup:

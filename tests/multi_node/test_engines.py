@@ -74,9 +74,16 @@ def meet(hosts: Any, tmp_path: Path) -> Iterator[Callable[[], list[Any]]]:
 
     def start() -> list[Any]:
         for number in range(2):
-            environ = {"NNODES": "2", "NODE_RANK": str(number), "MASTER_ADDR": hosts[0].address, "MASTER_PORT": "29514"}
+            environ = {
+                "NNODES": "2",
+                "NODE_RANK": str(number),
+                "MASTER_ADDR": hosts[0].address,
+                "MASTER_PORT": "29514",
+            }
             words = [sys.executable, "-c", MEET]
-            started.append(hosts[number].start(words, tmp_path, tmp_path / f"node{number}.log", **environ))
+            started.append(
+                hosts[number].start(words, tmp_path, tmp_path / f"node{number}.log", **environ)
+            )
         return started
 
     yield start
@@ -107,7 +114,10 @@ def test_an_engine_that_does_not_start_ends_all_nodes(meet: Any, tmp_path: Path,
     (tmp_path / f"node{node}.fails").touch()
     assert ended(processes, 20) == [5, 5]
     for number in range(2):
-        assert "the engine ended with 2" in (tmp_path / f"node{number}.log").read_text().splitlines()[-1]
+        assert (
+            "the engine ended with 2"
+            in (tmp_path / f"node{number}.log").read_text().splitlines()[-1]
+        )
 
 
 def test_ctrl_c_on_one_node_ends_all(meet: Any, tmp_path: Path) -> None:
@@ -120,12 +130,17 @@ def test_ctrl_c_on_one_node_ends_all(meet: Any, tmp_path: Path) -> None:
 
 @pytest.mark.long
 @pytest.mark.parametrize("node", [0, 1])
-def test_a_host_that_vanishes_ends_the_other(meet: Any, hosts: Any, tmp_path: Path, node: int) -> None:
+def test_a_host_that_vanishes_ends_the_other(
+    meet: Any, hosts: Any, tmp_path: Path, node: int
+) -> None:
     processes = meet()
     until(lambda: all((tmp_path / f"node{number}.waits").exists() for number in range(2)))
     hosts[node].unplug()
     try:
         assert processes[1 - node].wait(20) == 5
-        assert f"node {node} has not been heard from for 10 s" in (tmp_path / f"node{1 - node}.log").read_text()
+        assert (
+            f"node {node} has not been heard from for 10 s"
+            in (tmp_path / f"node{1 - node}.log").read_text()
+        )
     finally:
         hosts[node].plug_in()

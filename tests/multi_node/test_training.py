@@ -27,7 +27,13 @@ DDP_TIMEOUT = 20
 def server(hosts, tiny_model, tmp_path):
     """`tests/tiny_server.py` on the third host; its URL."""
     config = {"host": hosts[2].address, "api_key": KEY}
-    words = [sys.executable, str(TESTS / "tiny_server.py"), str(tiny_model), str(PORT), json.dumps(config)]
+    words = [
+        sys.executable,
+        str(TESTS / "tiny_server.py"),
+        str(tiny_model),
+        str(PORT),
+        json.dumps(config),
+    ]
     process = hosts[2].start(words, tmp_path, tmp_path / "server.log")
     yield f"http://{hosts[2].address}:{PORT}"
     process.terminate()
@@ -170,7 +176,9 @@ def engines_of(hosts, number):
 @pytest.mark.timeout(900)
 def test_each_host_has_engines_and_a_killed_rank_ends_those_of_both(train, hosts, tmp_path):
     # As in ms-swift's script for node 0.
-    processes = train("127.0.0.1", max_steps=100_000, weight_check_steps=1, add_version="true", **BESIDE)
+    processes = train(
+        "127.0.0.1", max_steps=100_000, weight_check_steps=1, add_version="true", **BESIDE
+    )
 
     def trained():
         assert all(process.poll() is None for process in processes)
@@ -185,8 +193,14 @@ def test_each_host_has_engines_and_a_killed_rank_ends_those_of_both(train, hosts
         "http://127.0.0.1",
         f"http://{hosts[1].address}",
     ]
-    assert all(row["rollout/servers"] == 2 and row["rollout/weight_check"] < 0.01 for row in steps_of(tmp_path))
-    assert sorted(log.name for log in folder.glob("engine-*.log")) == ["engine-0.log", "engine-1.log"]
+    assert all(
+        row["rollout/servers"] == 2 and row["rollout/weight_check"] < 0.01
+        for row in steps_of(tmp_path)
+    )
+    assert sorted(log.name for log in folder.glob("engine-*.log")) == [
+        "engine-0.log",
+        "engine-1.log",
+    ]
     [rank] = rank_of(processes[1])
     os.kill(rank, signal.SIGKILL)
     assert [process.wait(60) for process in processes] == [5, 5]

@@ -19,9 +19,13 @@ from swift_r1.flags.fields import from_words, spellings
 from swift_r1.flags.parser import parse_arguments
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
-PAGES = {name: (DOCS / f"{name}.md").read_text() for name in ("from-trl", "from-verl", "from-openrlhf")}
+PAGES = {
+    name: (DOCS / f"{name}.md").read_text() for name in ("from-trl", "from-verl", "from-openrlhf")
+}
 COMMANDS = {"rlhf": RlhfArguments, "rollout": RolloutArguments, "eval": EvalArguments}
-WORDS = shlex.split("--rlhf_type grpo --model m --dataset a.jsonl --reward_funcs format --use_vllm true")
+WORDS = shlex.split(
+    "--rlhf_type grpo --model m --dataset a.jsonl --reward_funcs format --use_vllm true"
+)
 DEFAULTS = parse_arguments(RlhfArguments, [*WORDS, "--vllm_server_host", "h"], {})
 
 

@@ -36,8 +36,19 @@ def run(
     env = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_XDIST")}
     env |= {"SWIFT_R1_REQUIRE_DATA": "1" if required else "", "PYTHONPATH": str(ROOT)}
     env["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"  # they take longer than these tests
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *words, str(tmp_path)]
-    return subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=60, **how)
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-q",
+        "-p",
+        "no:cacheprovider",
+        *words,
+        str(tmp_path),
+    ]
+    return subprocess.run(
+        command, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=60, **how
+    )
 
 
 @pytest.mark.parametrize(
@@ -53,16 +64,22 @@ def test_a_skip_for_want_of_data_fails_where_data_is_required(
     assert "data is required here (SWIFT_R1_REQUIRE_DATA=1), but this was skipped" in done.stdout
 
 
-@pytest.mark.parametrize(("test", "required"), [(OTHER, True), (MARKED, False)], ids=["other reason", "not required"])
+@pytest.mark.parametrize(
+    ("test", "required"), [(OTHER, True), (MARKED, False)], ids=["other reason", "not required"]
+)
 def test_any_other_skip_stays_one(tmp_path: Path, test: str, required: bool) -> None:
     assert run(tmp_path, test, required).returncode == pytest.ExitCode.OK
 
 
 @pytest.mark.parametrize("words", [(), TWO], ids=["one process", "two processes"])
-def test_a_process_that_tests_leave_behind_is_ended_and_fails_the_run(tmp_path: Path, words: tuple[str, ...]) -> None:
+def test_a_process_that_tests_leave_behind_is_ended_and_fails_the_run(
+    tmp_path: Path, words: tuple[str, ...]
+) -> None:
     done = run(tmp_path, LEAVES, False, words)
     assert done.returncode == pytest.ExitCode.TESTS_FAILED
-    (line,) = [line for line in done.stderr.splitlines() if line.startswith("left running by the tests: ")]
+    (line,) = [
+        line for line in done.stderr.splitlines() if line.startswith("left running by the tests: ")
+    ]
     number = int(line.split(": ")[1])
     assert line.endswith(f"{number}: sleep 1000")
     with contextlib.suppress(psutil.NoSuchProcess):
@@ -74,5 +91,11 @@ def test_a_process_that_tests_leave_behind_is_ended_and_fails_the_run(tmp_path: 
 def test_ctrl_c_is_heard_by_tests_that_a_script_starts_in_the_background(
     tmp_path: Path, words: tuple[str, ...]
 ) -> None:
-    done = run(tmp_path, HEARS, False, words, preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_IGN))
+    done = run(
+        tmp_path,
+        HEARS,
+        False,
+        words,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_IGN),
+    )
     assert done.returncode == pytest.ExitCode.OK, done.stdout

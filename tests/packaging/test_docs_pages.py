@@ -29,7 +29,15 @@ CHECKPOINTS = (ROOT / "docs" / "checkpoints.md").read_text()
 # Without the commands of other programs.
 SEEING = re.sub("`(tensorboard|mlflow) [^`]*`", "", (ROOT / "docs" / "seeing-a-run.md").read_text())
 COMMANDS = (
-    *(RlhfArguments, RolloutArguments, CheckArguments, EvalArguments, SweepArguments, ViewArguments, ReportArguments),
+    *(
+        RlhfArguments,
+        RolloutArguments,
+        CheckArguments,
+        EvalArguments,
+        SweepArguments,
+        ViewArguments,
+        ReportArguments,
+    ),
     InitArguments,
 )
 KNOWN = {name for cls in COMMANDS for name in spellings(cls)}
@@ -73,7 +81,9 @@ def test_a_plugin_is_tested_as_the_page_says(tmp_path: Path) -> None:
     (tmp_path / "my_plugin.py").write_text(plugin)
     (tmp_path / "test_my_plugin.py").write_text(test)
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "test_my_plugin.py"]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, timeout=60, check=False)
+    done = subprocess.run(
+        command, capture_output=True, text=True, cwd=tmp_path, timeout=60, check=False
+    )
     assert done.returncode == 0 and "1 passed" in done.stdout, done.stdout
 
 
@@ -82,7 +92,11 @@ def test_every_flag_on_our_side_of_the_tables_exists() -> None:
     flags = {flag for cell in ours for flag in re.findall(r"--([a-z_]+[a-z])(?![\w*])", cell)}
     assert len(flags) > 30
     assert flags <= KNOWN, flags - KNOWN
-    same = [line.split("|")[1] for line in MIGRATING.splitlines() if line.startswith("| ") and "| the same" in line]
+    same = [
+        line.split("|")[1]
+        for line in MIGRATING.splitlines()
+        if line.startswith("| ") and "| the same" in line
+    ]
     unknown = {name for cell in same for name in re.findall(r"`(\w+)(?:=[^`]*)?`", cell)} - KNOWN
     assert unknown == set()
 

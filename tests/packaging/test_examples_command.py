@@ -21,7 +21,9 @@ def test_the_names_are_unique_and_all_are_listed(capsys: pytest.CaptureFixture[s
     assert len(ALL) == len(places)
     there = [path for top in ("examples", "plugins") for path in (ROOT / top).iterdir()]
     assert places == sorted(
-        path.relative_to(ROOT).as_posix() for path in there if path.suffix != ".md" and path.name != "__pycache__"
+        path.relative_to(ROOT).as_posix()
+        for path in there
+        if path.suffix != ".md" and path.name != "__pycache__"
     )
     assert main(["examples"]) == EXIT_OK
     listed = capsys.readouterr().out
@@ -64,12 +66,17 @@ def test_nothing_is_overwritten(tmp_path: Path, capsys: pytest.CaptureFixture[st
         (["examples", "copy", "countdwn"], "there is no example countdwn: did you mean countdown?"),
         (["examples", "copy", "xyzzy"], "there is no example xyzzy: known are calculator_agent, "),
         (["examples", "copy"], "swift examples [copy NAME [FOLDER]], not: swift examples copy"),
-        (["examples", "copy", "countdown", "/dev/null/x"], "/dev/null/x cannot be written: Not a directory"),
+        (
+            ["examples", "copy", "countdown", "/dev/null/x"],
+            "/dev/null/x cannot be written: Not a directory",
+        ),
         (["demo", "--algorithm", "dpo"], "--algorithm must be one of grpo, ppo, not 'dpo'"),
         (["demo", "--output_dir", "/dev/null/x"], "cannot be made: Not a directory"),
     ],
     ids=" ".join,
 )
-def test_what_is_wrong_is_said(words: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_is_wrong_is_said(
+    words: list[str], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert main(words) == EXIT_USAGE
     assert said in capsys.readouterr().err

@@ -58,7 +58,9 @@ def run(
     for name, text in SCRIPTS.items():
         (folder / f"{name}.py").write_text(text)
         limit = hangs_s if name == "hangs" else 60.0
-        parts.append(part(name, f"it {name}", (f"{name}.py",), times.get(name, 0.1), limit, ("json",)))
+        parts.append(
+            part(name, f"it {name}", (f"{name}.py",), times.get(name, 0.1), limit, ("json",))
+        )
     parts.insert(2, part("lacks", "", ("passes.py",), 0.1, 60, ("json", "no_such_package")))
     parts.insert(3, part("pair", "", ("passes.py",), 0.1, 60, (), 2))
     machine = kit["runner"].Machine(sys.executable, folder, dict(os.environ), 1)
@@ -69,7 +71,9 @@ def run(
     return found | {"page": report.page.read_text(), "log": report.log.read_text()}
 
 
-def test_a_part_that_does_not_pass_ends_none_of_the_others(kit: dict[str, ModuleType], tmp_path: Path) -> None:
+def test_a_part_that_does_not_pass_ends_none_of_the_others(
+    kit: dict[str, ModuleType], tmp_path: Path
+) -> None:
     kit["runner"].GRACE_S = 0.5
     found = run(kit, tmp_path, 120.0)
     states = {name: one["state"] for name, one in found.items() if isinstance(one, dict)}
@@ -83,18 +87,27 @@ def test_a_part_that_does_not_pass_ends_none_of_the_others(kit: dict[str, Module
         "declines": "skipped",
         "last": "passed",
     }
-    assert found["passes"]["figures"] == {"TFLOP/s": 788.5} and found["last"]["figures"] == {"GB/s": 1}
+    assert found["passes"]["figures"] == {"TFLOP/s": 788.5} and found["last"]["figures"] == {
+        "GB/s": 1
+    }
     assert found["raises"]["why"] == "exit code 1: RuntimeError: no kernel image | is available"
     assert found["raises"]["tail"][0] == "first"
     assert found["lacks"]["why"] == "not installed: no_such_package"
     assert found["pair"]["why"] == "it needs 2 GPUs, and this machine has 1"
-    assert found["hangs"]["why"].startswith("killed after 5 s") and found["dies"]["why"].startswith("by SIGKILL")
+    assert found["hangs"]["why"].startswith("killed after 5 s") and found["dies"]["why"].startswith(
+        "by SIGKILL"
+    )
     assert found["declines"]["why"] == "this chip has no fp8"
     child = int(found["log"].partition("===== hangs: timed out")[2].splitlines()[1])
     assert not psutil.pid_exists(child) or psutil.Process(child).status() == psutil.STATUS_ZOMBIE
     page = found["page"]
-    assert "# NVIDIA H200" in page and "2 passed, 1 failed, 3 skipped, 1 timed out, 1 killed" in page
-    assert "- **passes**: TFLOP/s 788.5" in page and "    RuntimeError: no kernel image | is available" in page
+    assert (
+        "# NVIDIA H200" in page and "2 passed, 1 failed, 3 skipped, 1 timed out, 1 killed" in page
+    )
+    assert (
+        "- **passes**: TFLOP/s 788.5" in page
+        and "    RuntimeError: no kernel image | is available" in page
+    )
 
 
 def test_a_budget_that_is_too_small_leaves_out_later_parts_and_a_second_run_adds_them(
@@ -106,14 +119,20 @@ def test_a_budget_that_is_too_small_leaves_out_later_parts_and_a_second_run_adds
     assert first["dies"]["state"] == first["last"]["state"] == "not run"
     assert first["last"]["why"].endswith("s of the budget left, and it takes about 1000")
     second = run(kit, tmp_path, 0.05, 0.2)
-    assert second["passes"]["figures"] == {"TFLOP/s": 788.5} and second["last"]["state"] == "not run"
+    assert (
+        second["passes"]["figures"] == {"TFLOP/s": 788.5} and second["last"]["state"] == "not run"
+    )
     assert run(kit, tmp_path, 60.0, 0.2)["last"]["state"] == "passed"
 
 
-def test_without_a_registry_what_needs_packages_is_skipped(kit: dict[str, ModuleType], tmp_path: Path) -> None:
+def test_without_a_registry_what_needs_packages_is_skipped(
+    kit: dict[str, ModuleType], tmp_path: Path
+) -> None:
     (tmp_path / "scripts").mkdir()
     (tmp_path / "requirements").mkdir()
-    (tmp_path / "scripts" / "install.sh").write_bytes((ROOT / "scripts" / "install.sh").read_bytes())
+    (tmp_path / "scripts" / "install.sh").write_bytes(
+        (ROOT / "scripts" / "install.sh").read_bytes()
+    )
     (tmp_path / "scripts" / "install.sh").chmod(0o755)
     for name in ("gpu.txt", "dev.txt", "core.in"):
         (tmp_path / "requirements" / name).write_text("torch==0\n" if name == "gpu.txt" else "")
@@ -122,7 +141,9 @@ def test_without_a_registry_what_needs_packages_is_skipped(kit: dict[str, Module
     base = Path(sys.base_prefix) / "bin" / "python3.11"
     offline = {"PIP_NO_INDEX": "1", "PIP_FIND_LINKS": "", "PIP_CONFIG_FILE": os.devnull}
     environ = os.environ | offline | {"DEVICE": "gpu", "PYTHON": str(base)}
-    machine = kit["runner"].Machine(str(tmp_path / ".venv" / "bin" / "python"), tmp_path, environ, 1)
+    machine = kit["runner"].Machine(
+        str(tmp_path / ".venv" / "bin" / "python"), tmp_path, environ, 1
+    )
     report = kit["report"].Report.open(tmp_path / "out", "chip", "abc")
     chosen = [one for one in kit["parts"].PARTS if one.name in ("install", "machine", "colocate")]
     kit["runner"].run_parts(chosen, machine, 300.0, report)
@@ -132,18 +153,33 @@ def test_without_a_registry_what_needs_packages_is_skipped(kit: dict[str, Module
         "colocate": "skipped",
     }
     assert "failed at: 1/3 torch==0" in report.outcomes["install"].why
-    assert report.outcomes["colocate"].why == "not installed: torch, transformers, pydantic, fastapi, pebble, vllm"
+    assert (
+        report.outcomes["colocate"].why
+        == "not installed: torch, transformers, pydantic, fastapi, pebble, vllm"
+    )
 
 
 def test_a_kit_that_is_ended_leaves_nothing_running(tmp_path: Path) -> None:
-    words = [sys.executable, str(KIT), "--rehearse", "--python", sys.executable, "--out", str(tmp_path)]
+    words = [
+        sys.executable,
+        str(KIT),
+        "--rehearse",
+        "--python",
+        sys.executable,
+        "--out",
+        str(tmp_path),
+    ]
     kit = psutil.Popen([*words, "--parts", "machine"], stdout=subprocess.DEVNULL)
     parts: list[psutil.Process] = []
 
     def started() -> list[psutil.Process]:
         with contextlib.suppress(psutil.NoSuchProcess):  # one that ends while it is looked at
             # Between fork and exec a child has its parent's words.
-            return [one for one in kit.children() if "machine" in (own := one.cmdline()) and "--parts" not in own]
+            return [
+                one
+                for one in kit.children()
+                if "machine" in (own := one.cmdline()) and "--parts" not in own
+            ]
         return []
 
     try:
@@ -157,18 +193,25 @@ def test_a_kit_that_is_ended_leaves_nothing_running(tmp_path: Path) -> None:
                 one.kill()
 
 
-def test_without_git_the_commit_is_unknown(kit: dict[str, ModuleType], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_git_the_commit_is_unknown(
+    kit: dict[str, ModuleType], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("PATH", "")
     assert runpy.run_path(str(KIT / "__main__.py"))["commit"]() == "unknown"
 
 
-def test_a_server_that_does_not_start_is_not_waited_for(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_server_that_does_not_start_is_not_waited_for(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     monkeypatch.syspath_prepend(str(KIT))
     monkeypatch.setenv("GPU_REHEARSAL", "1")
     engine = runpy.run_path(str(KIT / "engine.py"))
     for name in ("shapes", "chip", "weight_sync"):
         del sys.modules[name]
-    with pytest.raises(SystemExit, match="swift rollout ended with 2"), engine["server"]("no model", "bfloat16"):
+    with (
+        pytest.raises(SystemExit, match="swift rollout ended with 2"),
+        engine["server"]("no model", "bfloat16"),
+    ):
         pass
 
 
@@ -185,21 +228,41 @@ def test_every_layout_can_be_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
     assert ran == layouts.LAYOUTS.keys() | layouts.SERVED.keys()
     model = Path("m")
     runs = {name: layouts.flags_of(name) for name in layouts.LAYOUTS}
-    runs |= {name: layouts.asking(8000) | more for one in layouts.SERVED.values() for name, more in one.items()}
+    runs |= {
+        name: layouts.asking(8000) | more
+        for one in layouts.SERVED.values()
+        for name, more in one.items()
+    }
     for name, flags in runs.items():
         command, *words = map(str, layouts.training_words(name, model, flags))
         args = parse_arguments(RlhfArguments, words, {})
         plan = make_plan(args, 1, 1000)
-        assert command == "rlhf" and plan.total_steps == layouts.STEPS and args.torch_dtype == "bfloat16", name
+        assert (
+            command == "rlhf"
+            and plan.total_steps == layouts.STEPS
+            and args.torch_dtype == "bfloat16"
+        ), name
     command, *words = map(str, layouts.server_words(model, 8000))
     assert command == "rollout" and parse_arguments(RolloutArguments, words, {}).port == 8000
 
 
 def test_a_rehearsal_runs_the_parts_themselves(tmp_path: Path) -> None:
     """Short ones and one that cannot run; `make gpu GPU_ARGS=--rehearse` takes a quarter of an hour."""
-    words = [sys.executable, str(KIT), "--rehearse", "--python", sys.executable, "--out", str(tmp_path)]
+    words = [
+        sys.executable,
+        str(KIT),
+        "--rehearse",
+        "--python",
+        sys.executable,
+        "--out",
+        str(tmp_path),
+    ]
     done = subprocess.run(
-        [*words, "--parts", "rates", "flash", "train-0.5b"], capture_output=True, text=True, timeout=280, check=False
+        [*words, "--parts", "rates", "flash", "train-0.5b"],
+        capture_output=True,
+        text=True,
+        timeout=280,
+        check=False,
     )
     [data] = tmp_path.glob("rehearsal-*.json")
     found = json.loads(data.read_text())["parts"]
@@ -208,4 +271,7 @@ def test_a_rehearsal_runs_the_parts_themselves(tmp_path: Path) -> None:
     assert found["rates"]["state"] == "passed" and found["rates"]["figures"]["bf16 TFLOP/s"] > 0
     assert found["train-0.5b"]["state"] == "passed" and found["train-0.5b"]["figures"]["MFU"] > 0
     if find_spec("flash_attn") is None:
-        assert found["flash"] == found["flash"] | {"state": "skipped", "why": "not installed: flash_attn"}
+        assert found["flash"] == found["flash"] | {
+            "state": "skipped",
+            "why": "not installed: flash_attn",
+        }

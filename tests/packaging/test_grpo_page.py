@@ -37,4 +37,7 @@ def test_the_functions_are_where_the_page_says() -> None:
     assert len(places) >= 7
     for functions, module in places:
         there = importlib.import_module(f"swift_r1.algorithms.{module.replace('/', '.')}")
-        assert all(callable(getattr(there, name)) for name in re.findall(r"`(\w+)`", functions)), (functions, module)
+        assert all(callable(getattr(there, name)) for name in re.findall(r"`(\w+)`", functions)), (
+            functions,
+            module,
+        )

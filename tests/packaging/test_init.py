@@ -51,9 +51,15 @@ def test_it_overwrites_nothing_and_says_what_is_missing(tmp_path: Path) -> None:
         (("new",), "swift init FOLDER --task maths|format|code|judge|agent"),
         ((), "swift init FOLDER --task maths|format|code|judge|agent"),
         (("a", "b", "--task", "maths"), "one folder, not 2: a b"),
-        (("new", "--task", "mats"), "--task must be one of maths, format, code, judge, agent, not 'mats'"),
+        (
+            ("new", "--task", "mats"),
+            "--task must be one of maths, format, code, judge, agent, not 'mats'",
+        ),
         (("", "--task", "maths"), "swift init FOLDER --task maths|format|code|judge|agent"),
-        (("new", "--task", "maths", "--model", "../models/none"), "--model ../models/none: there is no such folder"),
+        (
+            ("new", "--task", "maths", "--model", "../models/none"),
+            "--model ../models/none: there is no such folder",
+        ),
         (("new/plugin.py/x", "--task", "maths"), "cannot be written: Not a directory"),
     ):
         done = swift(tmp_path, "init", *words)
@@ -97,7 +103,10 @@ def test_answers_are_asked_for_again_until_they_can_be_used(tmp_path: Path) -> N
     assert code == EXIT_OK and "all good" in shown, shown
     assert "one of maths, format, code, judge, agent" in shown
     assert "my-format already has plugin.py" in shown
-    assert "Into which folder? [my-format-2]" in shown and "next: cd my-format-2; swift rlhf run.yaml" in shown
+    assert (
+        "Into which folder? [my-format-2]" in shown
+        and "next: cd my-format-2; swift rlhf run.yaml" in shown
+    )
     assert (tmp_path / "my-format" / "plugin.py").read_text() == "mine"
 
 
@@ -111,4 +120,7 @@ def test_the_folder_may_be_this_one(tmp_path: Path) -> None:
     (tmp_path / "notes.txt").write_text("mine")
     done = swift(tmp_path, "init", ".", "--task", "maths")
     assert done.returncode == EXIT_OK, done.stderr
-    assert ".: data.jsonl, plugin.py, run.yaml\n" in done.stdout and "\nnext: swift rlhf run.yaml\n" in done.stdout
+    assert (
+        ".: data.jsonl, plugin.py, run.yaml\n" in done.stdout
+        and "\nnext: swift rlhf run.yaml\n" in done.stdout
+    )

@@ -28,7 +28,9 @@ def test_without_python_311_it_says_so_in_one_line(tmp_path: Path) -> None:
     assert "Python 3.11 not found" in result.stderr
 
 
-def test_a_venv_without_its_configuration_is_made_again_and_not_installed_through(tmp_path: Path) -> None:
+def test_a_venv_without_its_configuration_is_made_again_and_not_installed_through(
+    tmp_path: Path,
+) -> None:
     """Without pyvenv.cfg `.venv/bin/python` is the base Python: pip would install into the machine's own."""
     shutil.copytree(ROOT / "scripts", tmp_path / "scripts")
     shutil.copy(ROOT / "setup.py", tmp_path)
@@ -37,7 +39,9 @@ def test_a_venv_without_its_configuration_is_made_again_and_not_installed_throug
     for name in ("dev.txt", "core.in"):
         (tmp_path / "requirements" / name).touch()
     base = Path(sys.base_prefix) / "bin" / "python3.11"
-    subprocess.run([base, "-m", "venv", "--without-pip", tmp_path / ".venv"], check=True, timeout=60)
+    subprocess.run(
+        [base, "-m", "venv", "--without-pip", tmp_path / ".venv"], check=True, timeout=60
+    )
     (tmp_path / ".venv" / "pyvenv.cfg").unlink()
 
     result = subprocess.run(

@@ -11,7 +11,10 @@ import pytest
 import yaml
 
 ROOT = Path(__file__).resolve().parents[2]
-FILES = [ROOT / name for name in subprocess.check_output(["git", "-C", ROOT, "ls-files"], text=True).splitlines()]
+FILES = [
+    ROOT / name
+    for name in subprocess.check_output(["git", "-C", ROOT, "ls-files"], text=True).splitlines()
+]
 PAGES = sorted(path for path in FILES if path.suffix == ".md")
 WORKFLOWS = sorted(path for path in FILES if path.parent.name == "workflows")
 TARGETS = set(re.findall(r"^([a-z0-9-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
@@ -39,13 +42,19 @@ def test_links(page: Path) -> None:
 
 @pytest.mark.parametrize("page", [*PAGES, *WORKFLOWS], ids=lambda page: str(page.relative_to(ROOT)))
 def test_targets_of_make(page: Path) -> None:
-    lines = re.findall(r"`make ([^`\n]*)`|^(?: {4}|.*- run: )make (.*)", page.read_text(), re.MULTILINE)
+    lines = re.findall(
+        r"`make ([^`\n]*)`|^(?: {4}|.*- run: )make (.*)", page.read_text(), re.MULTILINE
+    )
     named = {re.split(r" [A-Z#&-]", one or other)[0] for one, other in lines}
-    assert {word for words in named for word in words.split() if re.fullmatch("[a-z][a-z0-9-]*", word)} <= TARGETS
+    assert {
+        word for words in named for word in words.split() if re.fullmatch("[a-z][a-z0-9-]*", word)
+    } <= TARGETS
 
 
 def test_the_matrix_of_the_weekly_workflow() -> None:
-    matrix = yaml.safe_load((ROOT / ".github/workflows/long.yml").read_text())["jobs"]["make"]["strategy"]["matrix"]
+    matrix = yaml.safe_load((ROOT / ".github/workflows/long.yml").read_text())["jobs"]["make"][
+        "strategy"
+    ]["matrix"]
     assert set(matrix["target"]) <= TARGETS
 
 
@@ -70,7 +79,15 @@ def test_every_page_is_in_the_navigation_of_the_site() -> None:
 
 
 def test_links_of_the_site_lead_to_the_pages_of_sources() -> None:
-    files = frozenset({"docs/a.md", "examples/x/run.sh", "examples/x/README.md", "plugins/p.py", "docs/images/i.png"})
+    files = frozenset(
+        {
+            "docs/a.md",
+            "examples/x/run.sh",
+            "examples/x/README.md",
+            "plugins/p.py",
+            "docs/images/i.png",
+        }
+    )
     shown = (
         "[run](../examples/x/run.sh) `plugins/p.py` [recipe](../examples/x/README.md#a) ![i](images/i.png) `p.py`\n"
         "```bash\ncat `plugins/p.py`\n```\n"

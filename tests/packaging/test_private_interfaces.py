@@ -194,7 +194,10 @@ def declared(package: str, path: str) -> dict[str, list[str] | None]:
                 inside = f"{child.name}."
             elif isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef):
                 arguments = child.args
-                names = [one.arg for one in (*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs)]
+                names = [
+                    one.arg
+                    for one in (*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs)
+                ]
                 found[owner + child.name] = names
             elif isinstance(child, ast.Name) and isinstance(child.ctx, ast.Store):
                 found.setdefault(owner + child.id, None)
@@ -218,23 +221,33 @@ def missing(package: str, path: str, names: str) -> list[str]:
 
 @pytest.mark.parametrize("feature", RELIED_ON)
 def test_what_is_relied_on_is_there(feature: str) -> None:
-    gone = [line for package, path, names in RELIED_ON[feature] for line in missing(package, path, names)]
+    gone = [
+        line
+        for package, path, names in RELIED_ON[feature]
+        for line in missing(package, path, names)
+    ]
     assert not gone, f"breaks: {feature}: {'; '.join(gone)}"
 
 
 def test_what_is_gone_is_named() -> None:
-    assert missing("torch", "distributed/elastic/multiprocessing/api.py", "PContext.close(grace) PContext.gone") == [
+    assert missing(
+        "torch", "distributed/elastic/multiprocessing/api.py", "PContext.close(grace) PContext.gone"
+    ) == [
         "torch/distributed/elastic/multiprocessing/api.py: PContext.close takes no grace",
         "torch/distributed/elastic/multiprocessing/api.py has no PContext.gone",
     ]
 
 
 def test_packages_of_which_that_is_used_have_an_upper_bound() -> None:
-    assert {package for parts in RELIED_ON.values() for package, _, _ in parts} == {one.lower() for one in CAPPED}
+    assert {package for parts in RELIED_ON.values() for package, _, _ in parts} == {
+        one.lower() for one in CAPPED
+    }
     for name in ("core.in", "train.in", "cpu.in", "gpu.in"):
         for line in (ROOT / "requirements" / name).read_text().splitlines():
             if (text := line.split("#")[0].strip()) and (one := Requirement(text)).name in CAPPED:
-                assert any(part.operator == "<" for part in one.specifier), f"{name}: {one} has no upper bound"
+                assert any(part.operator == "<" for part in one.specifier), (
+                    f"{name}: {one} has no upper bound"
+                )
 
 
 def test_a_pool_knows_its_workers_by_process_number() -> None:
@@ -245,12 +258,22 @@ def test_a_pool_knows_its_workers_by_process_number() -> None:
 
 def test_vllms_false_alarm_is_left_out_of_the_log() -> None:
     """A warning at each update that weights failed to load (serving/engines/vllm_worker.py)."""
-    name, warning = "vllm.model_executor.model_loader.reload.layerwise", "%s: Failed to load weights"
+    name, warning = (
+        "vllm.model_executor.model_loader.reload.layerwise",
+        "%s: Failed to load weights",
+    )
     spec = importlib.util.find_spec("vllm")
     assert spec is not None and spec.submodule_search_locations
-    source = Path(spec.submodule_search_locations[0], *name.split(".")[1:]).with_suffix(".py").read_text()
+    source = (
+        Path(spec.submodule_search_locations[0], *name.split(".")[1:])
+        .with_suffix(".py")
+        .read_text()
+    )
     assert "logger = init_logger(__name__)" in source and f'logger.warning("{warning}"' in source
     importlib.import_module("swift_r1.serving.engines.vllm_worker")
     logger = logging.getLogger(name)
-    said = [logger.makeRecord(name, logging.WARNING, "", 0, text, ("Layer",), None) for text in (warning, "%s: else")]
+    said = [
+        logger.makeRecord(name, logging.WARNING, "", 0, text, ("Layer",), None)
+        for text in (warning, "%s: else")
+    ]
     assert [bool(logger.filter(one)) for one in said] == [False, True]

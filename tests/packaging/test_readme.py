@@ -35,7 +35,9 @@ def test_the_plugin_runs(tmp_path: Path) -> None:
     (plugin,) = re.findall(r"^```python\n(.*?)^```", README, re.MULTILINE | re.DOTALL)
     assert len([line for line in plugin.splitlines() if line]) <= 20
     (tmp_path / "sums.py").write_text(plugin)
-    subprocess.run([sys.executable, "-c", USE_PLUGIN, tmp_path / "sums.py"], cwd=ROOT, check=True, timeout=60)
+    subprocess.run(
+        [sys.executable, "-c", USE_PLUGIN, tmp_path / "sums.py"], cwd=ROOT, check=True, timeout=60
+    )
 
 
 def test_the_tests_are_right_under_the_demo_with_their_minutes() -> None:

@@ -8,5 +8,7 @@ SCRIPT = Path(__file__).resolve().parents[2] / "scripts" / "reference"
 
 
 def test_the_pages_made_from_code_are_current():
-    checked = subprocess.run([sys.executable, SCRIPT, "--check"], capture_output=True, text=True, check=False)
+    checked = subprocess.run(
+        [sys.executable, SCRIPT, "--check"], capture_output=True, text=True, check=False
+    )
     assert checked.returncode == 0, checked.stdout + checked.stderr

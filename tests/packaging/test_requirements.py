@@ -31,7 +31,10 @@ def pins(*names: str) -> dict[str, Version]:
 @pytest.mark.parametrize(
     ("lock", "ranges"),
     [
-        *(("cpu.txt", f"{name}.in") for name in ("core", "train", "cpu", "view", "agents", "vllm-cpu", "dev")),
+        *(
+            ("cpu.txt", f"{name}.in")
+            for name in ("core", "train", "cpu", "view", "agents", "vllm-cpu", "dev")
+        ),
         *(("gpu.txt", f"{name}.in") for name in ("core", "train", "gpu", "view", "agents", "dev")),
     ],
 )
@@ -45,7 +48,10 @@ def test_the_lock_satisfies_the_ranges(lock: str, ranges: str) -> None:
 
 
 def test_the_lock_leaves_out_what_is_built_for_cuda() -> None:
-    assert not {"torchvision", "torchaudio", "torchcodec", "triton"} & pins("cpu.txt", "dev.txt").keys()
+    assert (
+        not {"torchvision", "torchaudio", "torchcodec", "triton"}
+        & pins("cpu.txt", "dev.txt").keys()
+    )
     assert lines("cpu.txt")[0].startswith("torch==")
 
 

@@ -25,4 +25,6 @@ def test_the_query_of_tokens_runs(
 
 
 def test_the_classes_are_all_named() -> None:
-    assert {line.split("|")[1].strip() for line in PAGE.splitlines() if line.startswith("|")} >= set(FAILURES)
+    assert {
+        line.split("|")[1].strip() for line in PAGE.splitlines() if line.startswith("|")
+    } >= set(FAILURES)

@@ -36,7 +36,11 @@ def write_gguf(path: Path) -> None:
     shapes = {"token_embd": (len(TOKENS), HIDDEN), "output_norm": (HIDDEN,)}
     shapes |= {f"blk.0.attn_{name}": (HIDDEN, HIDDEN) for name in ("q", "k", "v", "output")}
     shapes |= {f"blk.0.{name}_norm": (HIDDEN,) for name in ("attn", "ffn")}
-    shapes |= {"blk.0.ffn_gate": (INNER, HIDDEN), "blk.0.ffn_up": (INNER, HIDDEN), "blk.0.ffn_down": (HIDDEN, INNER)}
+    shapes |= {
+        "blk.0.ffn_gate": (INNER, HIDDEN),
+        "blk.0.ffn_up": (INNER, HIDDEN),
+        "blk.0.ffn_down": (HIDDEN, INNER),
+    }
     for name, shape in shapes.items():
         writer.add_tensor(f"{name}.weight", np.full(shape, 0.5, dtype=np.float32))
     writer.write_header_to_file()

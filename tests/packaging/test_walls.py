@@ -57,7 +57,9 @@ def package_of(name: str) -> str | None:
 
 
 def test_every_folder_has_a_floor() -> None:
-    folders = {path.name for path in PACKAGE.iterdir() if path.is_dir() and path.name != "__pycache__"}
+    folders = {
+        path.name for path in PACKAGE.iterdir() if path.is_dir() and path.name != "__pycache__"
+    }
     assert folders == FLOOR_OF.keys() - {"errors"}
     assert len(folders) <= 18
 

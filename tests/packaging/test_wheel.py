@@ -23,15 +23,30 @@ def test_the_wheel_has_every_file_and_works_without_a_checkout(tmp_path: Path) -
         if (ROOT / name).exists():
             (source / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copy2(ROOT / name, source / name, follow_symlinks=False)
-    words = ["pip", "wheel", "-q", "--no-deps", "--no-build-isolation", "-w", tmp_path / "dist", source]
+    words = [
+        "pip",
+        "wheel",
+        "-q",
+        "--no-deps",
+        "--no-build-isolation",
+        "-w",
+        tmp_path / "dist",
+        source,
+    ]
     subprocess.run([sys.executable, "-m", *words], check=True, timeout=120)
     (wheel,) = (tmp_path / "dist").iterdir()
     with zipfile.ZipFile(wheel) as archive:
         packed = {name for name in archive.namelist() if ".dist-info/" not in name}
         archive.extractall(tmp_path / "installed")
     wanted = {name for name in TRACKED if name.startswith("swift_r1/") and (ROOT / name).is_file()}
-    wanted |= {f"swift_r1/cli/bundled/{name}" for name in TRACKED if name.startswith(("examples/", "plugins/"))}
-    assert packed == {name for name in wanted if (ROOT / name.removeprefix("swift_r1/cli/bundled/")).exists()}
+    wanted |= {
+        f"swift_r1/cli/bundled/{name}"
+        for name in TRACKED
+        if name.startswith(("examples/", "plugins/"))
+    }
+    assert packed == {
+        name for name in wanted if (ROOT / name.removeprefix("swift_r1/cli/bundled/")).exists()
+    }
     done = subprocess.run(
         [sys.executable, "-m", "swift_r1", "examples", "copy", "countdown"],
         cwd=tmp_path,
@@ -42,7 +57,9 @@ def test_the_wheel_has_every_file_and_works_without_a_checkout(tmp_path: Path) -
         check=False,
     )
     assert done.returncode == 0, done.stderr
-    assert (tmp_path / "plugins/countdown.py").read_bytes() == (ROOT / "plugins/countdown.py").read_bytes()
+    assert (tmp_path / "plugins/countdown.py").read_bytes() == (
+        ROOT / "plugins/countdown.py"
+    ).read_bytes()
 
 
 @pytest.mark.parametrize(
@@ -54,8 +71,16 @@ def test_the_wheel_has_every_file_and_works_without_a_checkout(tmp_path: Path) -
         ("1.0.0", "git tag v1.0.0", "the tag v1.0.0 is there already"),
         ("1.0.0", "", "CHANGELOG.md has nothing under Unreleased"),
         ("1.0.0", NEWS, "nothing to sign with: SIGNING_KEY="),
-        ("1.0.0", f"{NEWS}; {KEY}", "RELEASE_KEYS lacks ../key; its line is: NAME@EXAMPLE namespaces="),
-        ("1.0.0", f"{NEWS}; {KEY}; rm ../key ../key.pub; mkdir ../key", "SIGNING_KEY: ../key is no key of OpenSSH's"),
+        (
+            "1.0.0",
+            f"{NEWS}; {KEY}",
+            "RELEASE_KEYS lacks ../key; its line is: NAME@EXAMPLE namespaces=",
+        ),
+        (
+            "1.0.0",
+            f"{NEWS}; {KEY}; rm ../key ../key.pub; mkdir ../key",
+            "SIGNING_KEY: ../key is no key of OpenSSH's",
+        ),
         (
             "1.0.0",
             f"{NEWS}; {KEY}; cut -d' ' -f1-2 ../key.pub >> RELEASE_KEYS; git commit -qam k",
@@ -63,7 +88,9 @@ def test_the_wheel_has_every_file_and_works_without_a_checkout(tmp_path: Path) -
         ),
     ],
 )
-def test_a_release_refuses_what_is_not_ready(version: str, change: str, said: str, tmp_path: Path) -> None:
+def test_a_release_refuses_what_is_not_ready(
+    version: str, change: str, said: str, tmp_path: Path
+) -> None:
     folder = tmp_path / "clone"
     (folder / "scripts").mkdir(parents=True)
     shutil.copy(ROOT / "scripts" / "release.sh", folder / "scripts")
@@ -74,5 +101,7 @@ def test_a_release_refuses_what_is_not_ready(version: str, change: str, said: st
     environ = {name: value for name, value in os.environ.items() if name != "SIGNING_KEY"}
     environ |= {"SIGNING_KEY": "../key"} if KEY in change else {}
     command = ["scripts/release.sh", version]
-    done = subprocess.run(command, cwd=folder, env=environ, capture_output=True, text=True, timeout=30, check=False)
+    done = subprocess.run(
+        command, cwd=folder, env=environ, capture_output=True, text=True, timeout=30, check=False
+    )
     assert done.returncode == 2 and done.stderr.startswith(f"release: {said}"), done.stderr

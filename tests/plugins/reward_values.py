@@ -14,9 +14,39 @@ from types import SimpleNamespace
 from typing import Any
 
 PIECES = [
-    *("<think>", "</think>", "<answer>", "</answer>", "<tool_call>", "</tool_call>", "<response>", "</response>"),
-    *("<obs>", "</obs>", "```python\n", "```", "####", "\\boxed{", "}", " ", "\n", "3 + 4", "7", "2 * (3 + 4)", "14"),
-    *('{"name": "add", "parameters": {"a": 3}}', '{"name": "sub", "parameters": {}}', "so", "1,000", "-7", "$5."),
+    *(
+        "<think>",
+        "</think>",
+        "<answer>",
+        "</answer>",
+        "<tool_call>",
+        "</tool_call>",
+        "<response>",
+        "</response>",
+    ),
+    *(
+        "<obs>",
+        "</obs>",
+        "```python\n",
+        "```",
+        "####",
+        "\\boxed{",
+        "}",
+        " ",
+        "\n",
+        "3 + 4",
+        "7",
+        "2 * (3 + 4)",
+        "14",
+    ),
+    *(
+        '{"name": "add", "parameters": {"a": 3}}',
+        '{"name": "sub", "parameters": {}}',
+        "so",
+        "1,000",
+        "-7",
+        "$5.",
+    ),
 ]
 WHOLE = [
     "<think>a</think>\n<answer>3 + 4</answer>",
@@ -32,7 +62,9 @@ GOLD = ["7", "<answer>14</answer>", "#### 7", WHOLE[-2], WHOLE[-1]]
 
 def texts_and_columns() -> tuple[list[str], dict[str, list[Any]]]:
     rng = random.Random(0)
-    texts = WHOLE * 10 + ["".join(rng.choices(PIECES, k=rng.randint(0, 9))) for _ in range(500 - 10 * len(WHOLE))]
+    texts = WHOLE * 10 + [
+        "".join(rng.choices(PIECES, k=rng.randint(0, 9))) for _ in range(500 - 10 * len(WHOLE))
+    ]
     columns: dict[str, list[Any]] = {
         "solution": [rng.choice(GOLD) for _ in texts],
         "nums": [rng.choice([[3, 4], [2, 3, 4], [1]]) for _ in texts],
@@ -64,7 +96,10 @@ def main(side: str, plugin: str, names: list[str]) -> None:
     rewards = {"ours": our_rewards, "theirs": their_rewards}[side](plugin, names)
     texts, columns = texts_and_columns()
     state = SimpleNamespace(global_step=3, max_steps=10)
-    found = {name: reward(list(texts), trainer_state=state, **columns) for name, reward in rewards.items()}
+    found = {
+        name: reward(list(texts), trainer_state=state, **columns)
+        for name, reward in rewards.items()
+    }
     print(json.dumps(found), file=sys.__stdout__)
 
 

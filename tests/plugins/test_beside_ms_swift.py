@@ -16,7 +16,9 @@ from tests.ms_swift.scripts import NO_SOURCE, SOURCES
 REPO = Path(__file__).resolve().parents[2]
 FILES = REPO / "tests" / "plugins" / "files"
 
-pytestmark = pytest.mark.skipif(not is_installed(), reason="ms-swift is not installed: make test-ms-swift")
+pytestmark = pytest.mark.skipif(
+    not is_installed(), reason="ms-swift is not installed: make test-ms-swift"
+)
 
 
 def run(code: str, cwd: Path) -> None:
@@ -138,7 +140,9 @@ assert len(set(mine)) == 2 and mine == other, [pair for *pair, a, b in zip(texts
     )
 
 
-@pytest.mark.parametrize("source", SOURCES or [pytest.param(None, marks=pytest.mark.skip(NO_SOURCE))], ids=str)
+@pytest.mark.parametrize(
+    "source", SOURCES or [pytest.param(None, marks=pytest.mark.skip(NO_SOURCE))], ids=str
+)
 @pytest.mark.parametrize(
     ("plugin", "names"),
     [
@@ -150,7 +154,9 @@ assert len(set(mine)) == 2 and mine == other, [pair for *pair, a, b in zip(texts
         ("gsm8k/gsm8k_plugin.py", "gsm8k_accuracy gsm8k_format"),
     ],
 )
-def test_rewards_of_its_plugins_give_what_they_give_there(source: Path, plugin: str, names: str) -> None:
+def test_rewards_of_its_plugins_give_what_they_give_there(
+    source: Path, plugin: str, names: str
+) -> None:
     """Ours without ms-swift, in `.venv`; theirs from the first source, of the version that is installed. The other
     rewards ask a service, or need an image."""
     path = source / "examples" / "train" / "grpo" / "plugin" / plugin
@@ -159,10 +165,21 @@ def test_rewards_of_its_plugins_give_what_they_give_there(source: Path, plugin: 
     values = {}
     for side, python in (("ours", REPO / ".venv" / "bin" / "python"), ("theirs", sys.executable)):
         file = path if side == "ours" else SOURCES[0] / path.relative_to(source)
-        command = [python, REPO / "tests" / "plugins" / "reward_values.py", side, file, *names.split()]
+        command = [
+            python,
+            REPO / "tests" / "plugins" / "reward_values.py",
+            side,
+            file,
+            *names.split(),
+        ]
         environ = {**os.environ, "PYTHONPATH": str(REPO)}
         done = subprocess.run(
-            list(map(str, command)), capture_output=True, text=True, env=environ, timeout=200, check=False
+            list(map(str, command)),
+            capture_output=True,
+            text=True,
+            env=environ,
+            timeout=200,
+            check=False,
         )
         assert done.returncode == 0, done.stderr[-3000:]
         values[side] = json.loads(done.stdout.splitlines()[-1])
@@ -178,8 +195,24 @@ def test_losses_and_advantages_are_what_its_own_code_gives(tmp_path: Path) -> No
 def test_schedulers_and_environments_of_its_classes_play(tmp_path: Path, tiny_model: Path) -> None:
     plugin = REPO / "tests" / "e2e" / "turns_plugin.py"
     common = [
-        *("--rlhf_type", "grpo", "--model", tiny_model, "--external_plugins", plugin, "--dataset", "starts#50"),
-        *("--per_device_train_batch_size", "8", "--num_generations", "4", "--max_completion_length", "6"),
+        *(
+            "--rlhf_type",
+            "grpo",
+            "--model",
+            tiny_model,
+            "--external_plugins",
+            plugin,
+            "--dataset",
+            "starts#50",
+        ),
+        *(
+            "--per_device_train_batch_size",
+            "8",
+            "--num_generations",
+            "4",
+            "--max_completion_length",
+            "6",
+        ),
         *("--max_steps", "1", "--max_turns", "2", "--report_to", "none", "--add_version", "false"),
     ]
     kinds = {
@@ -188,13 +221,29 @@ def test_schedulers_and_environments_of_its_classes_play(tmp_path: Path, tiny_mo
     }
     for name, flags in kinds.items():
         folder = tmp_path / name
-        command = [sys.executable, "-m", "swift_r1", "rlhf", *common, *flags, "--output_dir", folder]
+        command = [
+            sys.executable,
+            "-m",
+            "swift_r1",
+            "rlhf",
+            *common,
+            *flags,
+            "--output_dir",
+            folder,
+        ]
         environment = {**os.environ, "PYTHONPATH": str(REPO), "OMP_NUM_THREADS": "1"}
         done = subprocess.run(
-            list(map(str, command)), capture_output=True, text=True, env=environment, timeout=280, check=False
+            list(map(str, command)),
+            capture_output=True,
+            text=True,
+            env=environment,
+            timeout=280,
+            check=False,
         )
         assert done.returncode == 0, done.stderr[-3000:]
-        rows = [json.loads(line) for line in (folder / "completions.jsonl").read_text().splitlines()]
+        rows = [
+            json.loads(line) for line in (folder / "completions.jsonl").read_text().splitlines()
+        ]
         assert len(rows) == 8 and all(row["turns"] == 2 for row in rows)
         steps = [json.loads(line) for line in (folder / "logging.jsonl").read_text().splitlines()]
         assert all(line["rollout/logp_diff"] < 2e-3 for line in steps)

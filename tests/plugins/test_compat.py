@@ -30,10 +30,14 @@ PROMISED = {
 }
 
 
-def run(folder: Path, plugin: str, after: str = "", before: str = "") -> subprocess.CompletedProcess[str]:
+def run(
+    folder: Path, plugin: str, after: str = "", before: str = ""
+) -> subprocess.CompletedProcess[str]:
     """Loads a plugin with the given text in a process of its own; a fault of it is the last line on stderr."""
     (folder / "plugin.py").write_text(plugin)
-    code = f"{before}\nfrom swift_r1.plugins import load_plugins\nload_plugins(['plugin.py'])\n{after}"
+    code = (
+        f"{before}\nfrom swift_r1.plugins import load_plugins\nload_plugins(['plugin.py'])\n{after}"
+    )
     return subprocess.run(
         [sys.executable, "-c", code],
         capture_output=True,
@@ -48,7 +52,9 @@ def run(folder: Path, plugin: str, after: str = "", before: str = "") -> subproc
 def test_every_promised_name_imports_and_nothing_heavy_comes_with_it(tmp_path: Path) -> None:
     names = {module: {*text.split(), *IMPORT_NAMES[module]} for module, text in PROMISED.items()}
     names |= {module: set(table) for module, table in IMPORT_NAMES.items() if module not in names}
-    imports = "\n".join(f"from {module} import {name}" for module, all_ in names.items() for name in sorted(all_))
+    imports = "\n".join(
+        f"from {module} import {name}" for module, all_ in names.items() for name in sorted(all_)
+    )
     plugin = f"""
 {imports}
 import sys, swift_r1, swift.rewards, swift.plugin, swift.dataset, swift.llm, swift.rollout
@@ -59,7 +65,9 @@ assert not {{"torch", "transformers", "vllm", "datasets", "numpy"}} & set(sys.mo
 swift.utils.get_logger().info("fine")
 assert swift.utils.to_device({{"a": [1, (2,)]}}, "cpu") == {{"a": [1, (2,)]}}
 """
-    done = run(tmp_path, plugin.replace("import sys, swift_r1,", "import sys, swift_r1, swift.utils,"))
+    done = run(
+        tmp_path, plugin.replace("import sys, swift_r1,", "import sys, swift_r1, swift.utils,")
+    )
     assert done.returncode == 0, done.stderr
 
 
@@ -68,14 +76,23 @@ assert swift.utils.to_device({{"a": [1, (2,)]}}, "cpu") == {{"a": [1, (2,)]}}
     [
         (
             "from swift.rewards import MathAccuracy",
-            ["ImportError: swift-r1 has no swift.rewards.MathAccuracy of ms-swift", "leave the import out", "ORM"],
+            [
+                "ImportError: swift-r1 has no swift.rewards.MathAccuracy of ms-swift",
+                "leave the import out",
+                "ORM",
+            ],
         ),
-        ("from swift.trainers import X", ["swift-r1 has no module swift.trainers of ms-swift", "swift.llm.dataset"]),
+        (
+            "from swift.trainers import X",
+            ["swift-r1 has no module swift.trainers of ms-swift", "swift.llm.dataset"],
+        ),
         ("import swift.megatron", ["swift-r1 has no module swift.megatron"]),
         ("from swift import Swift", ["swift-r1 has no swift.Swift"]),
     ],
 )
-def test_a_name_we_lack_fails_with_the_line_and_what_to_do(tmp_path: Path, statement: str, parts: list[str]) -> None:
+def test_a_name_we_lack_fails_with_the_line_and_what_to_do(
+    tmp_path: Path, statement: str, parts: list[str]
+) -> None:
     done = run(tmp_path, f"x = 1\n{statement}\n")
     assert done.returncode == 1
     last = done.stderr.splitlines()[-1]
@@ -104,16 +121,16 @@ isinstance(3, Template)
         ("TransformersEngine('model')", "swift.infer_engine.TransformersEngine"),
     ],
 )
-def test_a_name_that_only_ms_swift_means_says_so_at_its_use(tmp_path: Path, use: str, name: str) -> None:
+def test_a_name_that_only_ms_swift_means_says_so_at_its_use(
+    tmp_path: Path, use: str, name: str
+) -> None:
     assert run(tmp_path, USES).returncode == 0
     done = run(tmp_path, USES + use)
     assert f"plugin plugin.py:9: NotHere: {name} only means something in ms-swift: " in done.stderr
 
 
 def test_an_import_inside_a_call_that_fails_is_the_plugins_line(tmp_path: Path) -> None:
-    plugin = (
-        "from swift.rewards import orms\ndef late(completions):\n    from swift.rewards import Nope\norms['l'] = late"
-    )
+    plugin = "from swift.rewards import orms\ndef late(completions):\n    from swift.rewards import Nope\norms['l'] = late"
     after = """
 from swift_r1.errors import describe
 from swift_r1.rewards.orm import build_reward
@@ -158,19 +175,28 @@ def test_a_neighbour_is_plugin_code_and_other_code_is_not(tmp_path: Path) -> Non
 def test_another_swift_in_the_process_is_not_hidden(tmp_path: Path) -> None:
     (tmp_path / "other" / "swift").mkdir(parents=True)
     (tmp_path / "other" / "swift" / "__init__.py").write_text("")
-    done = run(tmp_path, "import swift", before="import sys; sys.path.insert(0, 'other'); import swift")
+    done = run(
+        tmp_path, "import swift", before="import sys; sys.path.insert(0, 'other'); import swift"
+    )
     assert "another package named swift is imported in this process already" in done.stderr
 
 
 def test_ours_come_first_where_another_package_has_the_name(tmp_path: Path) -> None:
     """OpenStack's client is one; only the distribution ms-swift counts as ms-swift."""
     (tmp_path / "other" / "swift").mkdir(parents=True)
-    (tmp_path / "other" / "swift" / "__init__.py").write_text("raise SystemExit('imported the other one')")
+    (tmp_path / "other" / "swift" / "__init__.py").write_text(
+        "raise SystemExit('imported the other one')"
+    )
     plugin = "from swift.rewards import orms\nimport swift_r1\nassert orms is swift_r1.orms"
     done = run(tmp_path, plugin, before="import sys; sys.path.insert(0, 'other')")
     assert done.returncode == 0, done.stderr
 
 
 def test_what_is_missing_says_what_to_do() -> None:
-    texts = {entry.instead for table in IMPORT_NAMES.values() for entry in table.values() if isinstance(entry, Missing)}
+    texts = {
+        entry.instead
+        for table in IMPORT_NAMES.values()
+        for entry in table.values()
+        if isinstance(entry, Missing)
+    }
     assert texts and all(len(text) > 20 for text in texts)

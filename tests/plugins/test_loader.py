@@ -54,7 +54,9 @@ def test_a_file_runs_once_and_two_of_one_name_do_not_clash(tmp_path: Path) -> No
     a, b = tmp_path / "a", tmp_path / "b"
     for folder, text in ((a, "one"), (b, "two")):
         folder.mkdir()
-        (folder / "same.py").write_text(f"from swift_r1 import orms\norms['{text}'] = lambda completions: []\n")
+        (folder / "same.py").write_text(
+            f"from swift_r1 import orms\norms['{text}'] = lambda completions: []\n"
+        )
     loaded = load_plugins([str(a / "same.py"), str(b / "same.py")])
     assert [plugin.orms for plugin in loaded] == [("one",), ("two",)]
 
@@ -62,13 +64,17 @@ def test_a_file_runs_once_and_two_of_one_name_do_not_clash(tmp_path: Path) -> No
 def test_a_neighbour_cannot_stand_in_for_a_library(tmp_path: Path) -> None:
     (tmp_path / "fractions.py").write_text("raise RuntimeError('the wrong fractions')\n")
     path = tmp_path / "uses_fractions.py"
-    path.write_text("import sys\nsys.modules.pop('fractions', None)\nfrom fractions import Fraction\nFraction(1, 2)\n")
+    path.write_text(
+        "import sys\nsys.modules.pop('fractions', None)\nfrom fractions import Fraction\nFraction(1, 2)\n"
+    )
     load_plugins([str(path)])
 
 
 def test_replacing_a_reward_is_said(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     path = tmp_path / "mine.py"
-    path.write_text("from swift_r1 import orms\norms['format'] = lambda completions: [0.0] * len(completions)\n")
+    path.write_text(
+        "from swift_r1 import orms\norms['format'] = lambda completions: [0.0] * len(completions)\n"
+    )
     with caplog.at_level(logging.WARNING):
         (plugin,) = load_plugins([str(path)])
     assert plugin.orms == ("format",)
@@ -79,18 +85,26 @@ def test_replacing_a_reward_is_said(tmp_path: Path, caplog: pytest.LogCaptureFix
     ("source", "text"),
     [
         ("x = 1\ndef f():\n    return 1 / 0\nf()\n", ":3: ZeroDivisionError: division by zero"),
-        ("import json\njson.loads('[')\n", ":2: JSONDecodeError: Expecting value: line 1 column 2 (char 1)"),
+        (
+            "import json\njson.loads('[')\n",
+            ":2: JSONDecodeError: Expecting value: line 1 column 2 (char 1)",
+        ),
         ("x = (\n", ":1: SyntaxError: '(' was never closed"),
         ("import sys\nsys.exit(3)\n", ":2: SystemExit: 3"),
         ("raise ValueError('two\\nlines')\n", ":1: ValueError: two lines"),
-        ("import nothing_of_that_name\n", ":1: ModuleNotFoundError: No module named 'nothing_of_that_name'"),
+        (
+            "import nothing_of_that_name\n",
+            ":1: ModuleNotFoundError: No module named 'nothing_of_that_name'",
+        ),
         (
             "\nfrom swift.rewards import Nope\n",
             ":2: ImportError: swift-r1 has no swift.rewards.Nope of ms-swift: leave the import out",
         ),
     ],
 )
-def test_a_failing_plugin_is_one_line_with_its_place(tmp_path: Path, source: str, text: str) -> None:
+def test_a_failing_plugin_is_one_line_with_its_place(
+    tmp_path: Path, source: str, text: str
+) -> None:
     path = tmp_path / "bad.py"
     path.write_text(source)
     with pytest.raises(UsageError) as caught:

@@ -14,14 +14,24 @@ import pytest
 from swift_r1.data.loading import load_dataset
 from swift_r1.errors import UsageError
 from swift_r1.plugins import LoadedPlugin, load_plugins
-from swift_r1.plugins.protocol import ChatCompletionResponseChoice, ChatMessage, RolloutInferRequest, rm_plugins
+from swift_r1.plugins.protocol import (
+    ChatCompletionResponseChoice,
+    ChatMessage,
+    RolloutInferRequest,
+    rm_plugins,
+)
 from swift_r1.plugins.rollouts import envs, multi_turns
 from swift_r1.rewards.pool import RewardPool
 from swift_r1.rewards.types import RewardBatch, RewardColumn
 from swift_r1.rollout.scoring import reward_metrics
 
 FILES = Path(__file__).parent / "files"
-_POOL = {"reward_timeout": 2.0, "reward_num_workers": 1, "reward_memory_limit": 2.0, "reward_env": []}
+_POOL = {
+    "reward_timeout": 2.0,
+    "reward_num_workers": 1,
+    "reward_memory_limit": 2.0,
+    "reward_env": [],
+}
 ARGS = SimpleNamespace(temperature=0.5, max_completion_length=10, **_POOL)
 
 
@@ -43,7 +53,9 @@ def score(
         "response_token_ids": [[1, 2]] * count,
         "dataset": ["d"] * count,
     }
-    batch = RewardBatch(completions, given | columns, group_size, {"global_step": 1, "max_steps": 2})
+    batch = RewardBatch(
+        completions, given | columns, group_size, {"global_step": 1, "max_steps": 2}
+    )
     with RewardPool(ARGS, names, partial(load_plugins, [str(FILES / f"{file}.py")])) as pool:
         found = {column.name: column for column in pool.score(batch)}
     assert all(not column.invalid for column in found.values()), found
@@ -59,7 +71,9 @@ def test_v3_class() -> None:
     plugin = load("v3_class")
     assert plugin.orms == ("v3_boxed",)
     assert plugin.rm_plugins == ("v3_judge",) and plugin.others == ("v3_steps",)
-    column = score("v3_class", ["v3_boxed"], [r"\boxed{4}", "4", r"\boxed{5}", ""], solution=["4"] * 4)["v3_boxed"]
+    column = score(
+        "v3_class", ["v3_boxed"], [r"\boxed{4}", "4", r"\boxed{5}", ""], solution=["4"] * 4
+    )["v3_boxed"]
     assert column.values == (1.0, 0.0, 0.0, 0.0)
     metrics = reward_metrics([], [column])
     assert metrics["rewards/v3_boxed/mean"] == 0.25  # by the registered name, not the class's
@@ -67,11 +81,15 @@ def test_v3_class() -> None:
 
 
 def test_v3_named_parameters_and_imports_while_it_runs() -> None:
-    assert score("v3_named", ["v3_short"], ["", "x" * 25, "x" * 50, "x" * 500])["v3_short"].values == (1, 0.5, 0, 0)
+    assert score("v3_named", ["v3_short"], ["", "x" * 25, "x" * 50, "x" * 500])[
+        "v3_short"
+    ].values == (1, 0.5, 0, 0)
 
 
 def test_v4_args_and_everything_a_call_gets() -> None:
-    assert score("v4_args", ["v4_everything"], ["a", "b"], solution=["1", "2"])["v4_everything"].values == (0.5, 0.5)
+    assert score("v4_args", ["v4_everything"], ["a", "b"], solution=["1", "2"])[
+        "v4_everything"
+    ].values == (0.5, 0.5)
 
 
 def test_plain_functions() -> None:
@@ -81,7 +99,8 @@ def test_plain_functions() -> None:
 
 
 def test_async_calls_run_together() -> None:
-    column = score("async_reward", ["meeting"], ["a", "b"] * 16)["meeting"]  # two groups a call, as in a run
+    # two groups a call, as in a run
+    column = score("async_reward", ["meeting"], ["a", "b"] * 16)["meeting"]
     assert column.values == (1.0,) * 32
 
 
@@ -91,7 +110,12 @@ def test_dataset_with_subsets() -> None:
     assert rows[0]["messages"] == [{"role": "user", "content": "Using [2, 3], reach 5."}]
     assert rows[0]["target"] == 5
     both, _ = load_dataset("reach:all")
-    assert [row["messages"][-1]["content"].endswith("Multiply.") for row in both] == [False, False, True, True]
+    assert [row["messages"][-1]["content"].endswith("Multiply.") for row in both] == [
+        False,
+        False,
+        True,
+        True,
+    ]
     with pytest.raises(UsageError, match="no subset middle; reach has sum, product"):
         load_dataset("reach:middle")
 

@@ -26,6 +26,11 @@ def test_the_names_load_nothing_heavy() -> None:
         "sys.exit(f'imported {heavy}' if heavy else 0)"
     )
     done = subprocess.run(
-        [sys.executable, "-c", code], cwd=REPO, capture_output=True, text=True, timeout=60, check=False
+        [sys.executable, "-c", code],
+        cwd=REPO,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
     )
     assert done.returncode == 0, done.stderr

@@ -23,7 +23,11 @@ def test_events_are_appended_over_runs(tmp_path):
     tell("skipped", "loss not finite", step=4)
     Events(tmp_path)("resumed", "from checkpoint-3")
     rows = lines(tmp_path / "events.jsonl")
-    assert [(row["kind"], row["step"]) for row in rows] == [("started", 0), ("skipped", 4), ("resumed", 0)]
+    assert [(row["kind"], row["step"]) for row in rows] == [
+        ("started", 0),
+        ("skipped", 4),
+        ("resumed", 0),
+    ]
     assert rows[0]["total_steps"] == 5 and rows[0]["time"] <= rows[-1]["time"]
     Events()("ended", "nowhere")
     tell("failed", "no file \udcff ä")  # a name that is no UTF-8
@@ -109,4 +113,7 @@ def test_what_a_full_disk_cut_off_spoils_no_other_line(tmp_path, caplog):
     assert [record.message.count("is not complete") for record in caplog.records] == [1]
     file.write({"number": 4})
     first, torn, last = file.path.read_text().splitlines()
-    assert (json.loads(first), json.loads(last)) == ({"number": 0}, {"number": 4}) and torn == '{"numb'
+    assert (json.loads(first), json.loads(last)) == (
+        {"number": 0},
+        {"number": 4},
+    ) and torn == '{"numb'

@@ -44,7 +44,9 @@ def writer(tmp_path):
     made = []
 
     def open_writer(limit=1e9):
-        made.append(TokenWriter(tmp_path / "tokens", limit, lambda: [(b"\xc3", False), (b"<e>", True)]))
+        made.append(
+            TokenWriter(tmp_path / "tokens", limit, lambda: [(b"\xc3", False), (b"<e>", True)])
+        )
         return made[-1]
 
     yield open_writer
@@ -65,16 +67,20 @@ def test_a_file_has_what_was_given(writer, tmp_path):
     table = parquet.read_table(tmp_path / "tokens" / "step-000007.parquet")
     assert table.equals(parquet.read_table(tmp_path / "tokens" / "probe-000007.parquet"))
     found = table.to_pylist()
-    assert [(row["step"], row["round_step"], row["request_id"], row["number"]) for row in found] == [
-        (7, 7, "r/7", number) for number in range(3)
-    ]
+    assert [
+        (row["step"], row["round_step"], row["request_id"], row["number"]) for row in found
+    ] == [(7, 7, "r/7", number) for number in range(3)]
     assert [row["prompt_token_ids"] for row in found] == [[5, 6]] * 3
     for name in ("token_ids", "rollout_logps"):
         assert [token for row in found for token in row[name]] == rows.tokens[name].tolist()
     assert [row["mask"] for row in found] == [[True], [True] * 2, [True] * 3]
     assert {row["logps"] for row in found} == {None}
     types = {field.name: str(field.type).partition(": ")[2].rstrip(">") for field in table.schema}
-    assert types["clipped"] == "int8" and types["ratios"] == "float" and types["weight_versions"] == "int32"
+    assert (
+        types["clipped"] == "int8"
+        and types["ratios"] == "float"
+        and types["weight_versions"] == "int32"
+    )
     vocabulary = parquet.read_table(tmp_path / "tokens" / "vocabulary.parquet").to_pylist()
     assert vocabulary == [
         {"token_id": 0, "bytes": b"\xc3", "special": False},
@@ -99,7 +105,11 @@ def test_a_full_disk_costs_its_files_alone(writer, tmp_path, caplog):
     one.close()
     assert names(tmp_path) == ["step-000001.parquet", "step-000004.parquet", "vocabulary.parquet"]
     said = [record.getMessage() for record in caplog.records]
-    assert len(said) == 2 and said[0].startswith("step-000002.parquet is left out") and "File too large" in said[0]
+    assert (
+        len(said) == 2
+        and said[0].startswith("step-000002.parquet is left out")
+        and "File too large" in said[0]
+    )
     assert said[1].startswith("2 files were left out of")
 
 
@@ -127,7 +137,9 @@ def test_a_disk_that_stands_still_does_not_hold_up_training(writer, tmp_path, ca
     one.write(STEP, 1, small)
     one.write(STEP, 2, large)
     one.write(STEP, 3, large)
-    assert [record.getMessage()[:31] for record in caplog.records] == ["step-000003.parquet is left out"]
+    assert [record.getMessage()[:31] for record in caplog.records] == [
+        "step-000003.parquet is left out"
+    ]
     with pipe.open("rb"):
         one.flush()
     assert {"step-000001.parquet", "step-000002.parquet"} <= set(names(tmp_path))
@@ -148,7 +160,9 @@ def test_thinned_evenly_and_the_same_wherever_it_was_killed(writer, tmp_path, ca
         for step in steps:
             one.write(STEP, step, rows_of(step))
             one.flush()
-            assert sum(path.stat().st_size for path in (tmp_path / "tokens").glob("step-*")) <= limit
+            assert (
+                sum(path.stat().st_size for path in (tmp_path / "tokens").glob("step-*")) <= limit
+            )
         one.close()
         return names(tmp_path)
 
@@ -163,7 +177,8 @@ def test_thinned_evenly_and_the_same_wherever_it_was_killed(writer, tmp_path, ca
     assert sum("--log_tokens_limit" in record.getMessage() for record in caplog.records) == 1
     (tmp_path / "tokens" / "stride").unlink()
     cut_record(tmp_path, -1)
-    for first, killed in ((1, 12), (3, 20), (3, 5), (6, 25), (20, 27)):  # resumed from what it had before `first`
+    # resumed from what it had before `first`
+    for first, killed in ((1, 12), (3, 20), (3, 5), (6, 25), (20, 27)):
         cut_record(tmp_path, first - 1)
         found = write(range(first, killed + 1))
     assert found == whole
@@ -180,7 +195,12 @@ def test_killed_while_it_thinned(writer, tmp_path):
     one = writer(2.5 * size)
     one.write(STEP, 4, rows_of(4))
     one.close()
-    assert names(tmp_path) == ["step-000002.parquet", "step-000004.parquet", "stride", "vocabulary.parquet"]
+    assert names(tmp_path) == [
+        "step-000002.parquet",
+        "step-000004.parquet",
+        "stride",
+        "vocabulary.parquet",
+    ]
     assert (tmp_path / "tokens" / "stride").read_text() == "2"
 
 
@@ -202,7 +222,14 @@ def test_files_that_cannot_be_looked_at_cost_no_time(writer, tmp_path, caplog, m
 def test_what_is_later_or_half_written_goes(tmp_path):
     folder = tmp_path / "tokens"
     folder.mkdir()
-    for name in ("step-000003", "step-000004", "probe-000000", "probe-000004", "vocabulary", ".writing-step-000002"):
+    for name in (
+        "step-000003",
+        "step-000004",
+        "probe-000000",
+        "probe-000004",
+        "vocabulary",
+        ".writing-step-000002",
+    ):
         (folder / f"{name}.parquet").write_bytes(b"PAR1")
     cut_record(tmp_path, 3)
     assert names(tmp_path) == ["probe-000000.parquet", "step-000003.parquet", "vocabulary.parquet"]

@@ -32,11 +32,27 @@ def test_a_line_in_a_pipe_is_not_cut_at_80_columns(monkeypatch: pytest.MonkeyPat
 def test_every_line_is_standard_json(tmp_path):
     path = tmp_path / "log.jsonl"
     with JsonLines(path) as log:
-        log.write({"a": math.nan, "b": [math.inf, 1.5], "c": {"d": "ü"}, "e": object, "f": None, "g": True})
+        log.write(
+            {
+                "a": math.nan,
+                "b": [math.inf, 1.5],
+                "c": {"d": "ü"},
+                "e": object,
+                "f": None,
+                "g": True,
+            }
+        )
         # On disk at once, not when the file is closed: a killed run keeps its lines.
         (line,) = path.read_text().splitlines()
     row = json.loads(line, parse_constant=lambda name: pytest.fail(f"{name} is not JSON"))
-    assert row == {"a": None, "b": [None, 1.5], "c": {"d": "ü"}, "e": "<class 'object'>", "f": None, "g": True}
+    assert row == {
+        "a": None,
+        "b": [None, 1.5],
+        "c": {"d": "ü"},
+        "e": "<class 'object'>",
+        "f": None,
+        "g": True,
+    }
 
 
 def test_a_window_gives_means_maxima_and_latest_values():
@@ -47,45 +63,78 @@ def test_a_window_gives_means_maxima_and_latest_values():
         "kl": [math.nan],
     }
     found = merged(window)
-    assert found["loss"] == 1.5 and found["completions/max_length"] == 9.0 and found["learning_rate"] == 2e-3
+    assert (
+        found["loss"] == 1.5
+        and found["completions/max_length"] == 9.0
+        and found["learning_rate"] == 2e-3
+    )
     assert math.isnan(found["kl"])
 
 
 def test_without_a_terminal_long_work_is_a_line_a_minute(monkeypatch):
     text, clock = io.StringIO(), SimpleNamespace(now=100.0)
-    monkeypatch.setattr("swift_r1.record.console.time", SimpleNamespace(monotonic=lambda: clock.now))
+    monkeypatch.setattr(
+        "swift_r1.record.console.time", SimpleNamespace(monotonic=lambda: clock.now)
+    )
     shown = RunConsole(5, Console(file=text, width=200))
     shown.phase("evaluating", 400)
     for now in (130, 161, 170, 222):
         clock.now = now
         shown.phase_advance(50)
-    assert text.getvalue().splitlines() == [f"evaluating: {count} of 400 completions" for count in (100, 200)]
+    assert text.getvalue().splitlines() == [
+        f"evaluating: {count} of 400 completions" for count in (100, 200)
+    ]
 
 
 def test_a_recorder_averages_between_log_lines_and_flushes_the_last(tmp_path):
     text = io.StringIO()
     console = RunConsole(5, Console(file=text, width=200))
     with RunRecorder(tmp_path, console, [], logging_steps=2, show_completions=True) as recorder:
-        recorder.completions([{"prompt": "p[red]", "completion": "c", "reward": 1.0, "advantage": 0.0, "step": 1}])
+        recorder.completions(
+            [{"prompt": "p[red]", "completion": "c", "reward": 1.0, "advantage": 0.0, "step": 1}]
+        )
         for step in range(1, 6):
             recorder.step(step, {"loss": float(step), "reward": 1.0}, last=step == 5)
-        recorder.evaluation(5, {"eval/d/accuracy": 0.5, "eval/d/completions": 4.0, "eval/d/reward": 0.5}, [{"step": 5}])
+        recorder.evaluation(
+            5,
+            {"eval/d/accuracy": 0.5, "eval/d/completions": 4.0, "eval/d/reward": 0.5},
+            [{"step": 5}],
+        )
         recorder.finish({"steps": 5, "exit_code": 0})
     lines = read_json_lines(tmp_path / "logging.jsonl")
-    assert [(line["step"], line.get("loss")) for line in lines] == [(2, 1.5), (4, 3.5), (5, 5.0), (5, None)]
-    with RunRecorder(tmp_path, RunConsole(3, Console(file=text)), [], 2, False, first_step=True) as recorder:
+    assert [(line["step"], line.get("loss")) for line in lines] == [
+        (2, 1.5),
+        (4, 3.5),
+        (5, 5.0),
+        (5, None),
+    ]
+    with RunRecorder(
+        tmp_path, RunConsole(3, Console(file=text)), [], 2, False, first_step=True
+    ) as recorder:
         for step in range(1, 4):
             recorder.step(step, {"loss": float(step)}, last=step == 3)
-    assert [line["step"] for line in read_json_lines(tmp_path / "logging.jsonl")][len(lines) :] == [1, 2, 3]
+    assert [line["step"] for line in read_json_lines(tmp_path / "logging.jsonl")][len(lines) :] == [
+        1,
+        2,
+        3,
+    ]
     assert len((tmp_path / "completions.jsonl").read_text().splitlines()) == 1
     assert json.loads((tmp_path / "summary.json").read_text()) == {"steps": 5, "exit_code": 0}
-    assert {path.name for path in (tmp_path / "images").iterdir()} >= {"reward.png", "loss.png", "eval.png"}
+    assert {path.name for path in (tmp_path / "images").iterdir()} >= {
+        "reward.png",
+        "loss.png",
+        "eval.png",
+    }
     shown = text.getvalue()
     assert "step 4/5" in shown and "held-out accuracy 0.500 on d" in shown and "p[red]" in shown
 
 
 def test_curves_skip_missing_values(tmp_path):
-    rows = [{"step": 1, "reward": 0.1}, {"step": 2, "reward": None}, {"step": 3, "eval/a/accuracy": 0.5}]
+    rows = [
+        {"step": 1, "reward": 0.1},
+        {"step": 2, "reward": None},
+        {"step": 3, "eval/a/accuracy": 0.5},
+    ]
     files = draw_curves(rows, tmp_path)
     assert sorted(path.name for path in files) == ["eval.png", "reward.png"]
     assert all(path.read_bytes().startswith(b"\x89PNG") for path in files)
@@ -128,34 +177,58 @@ def tracked(tmp_path, name):
     """What a process has left in its run folder that sent two steps and a completion there, and knew of no account."""
     pytest.importorskip(name, reason=f"pip install {name}")
     (tmp_path / "run").mkdir()
-    unknown = {"HF_TOKEN", "TRACKIO_DIR", "TRACKIO_SPACE_ID", "TRACKIO_SERVER_URL", "MLFLOW_TRACKING_URI"}
+    unknown = {
+        "HF_TOKEN",
+        "TRACKIO_DIR",
+        "TRACKIO_SPACE_ID",
+        "TRACKIO_SERVER_URL",
+        "MLFLOW_TRACKING_URI",
+    }
     environ = {key: value for key, value in os.environ.items() if key not in unknown}
     command = [sys.executable, "-c", _TRACK, name]
     done = subprocess.run(
-        command, cwd=tmp_path, env=environ | {"HOME": str(tmp_path / "home")}, timeout=120, check=False
+        command,
+        cwd=tmp_path,
+        env=environ | {"HOME": str(tmp_path / "home")},
+        timeout=120,
+        check=False,
     )
     assert done.returncode == 0
-    assert {path.name for path in tmp_path.iterdir()} <= {"run", "home"}  # nothing where it was started
+    # nothing where it was started
+    assert {path.name for path in tmp_path.iterdir()} <= {"run", "home"}
     return tmp_path / "run" / name
 
 
 def test_trackio_keeps_a_run_in_its_folder(tmp_path):
     folder = tracked(tmp_path, "trackio")
     with sqlite3.connect(folder / "ours.db") as found:
-        rows = found.execute("select run_name, step, metrics from metrics order by step, id").fetchall()
+        rows = found.execute(
+            "select run_name, step, metrics from metrics order by step, id"
+        ).fetchall()
     values = [(run, step, json.loads(metrics)) for run, step, metrics in rows]
     assert [(run, step) for run, step, _ in values] == [("mine", 1), ("mine", 2), ("mine", 2)]
     assert [metrics["loss"] for *_, metrics in values[:2]] == [1.0, 2.0]
-    assert values[0][2].keys() == {"loss", "kl", "eval/a/avg@4/low"} and '"completion": "c"' in json.dumps(values[2][2])
+    assert values[0][2].keys() == {
+        "loss",
+        "kl",
+        "eval/a/avg@4/low",
+    } and '"completion": "c"' in json.dumps(values[2][2])
 
 
 def test_mlflow_keeps_a_run_in_its_folder(tmp_path):
     folder = tracked(tmp_path, "mlflow")
     with sqlite3.connect(folder / "mlflow.db") as found:
-        values = found.execute("select key, step, value from metrics where not is_nan order by step, key").fetchall()
+        values = found.execute(
+            "select key, step, value from metrics where not is_nan order by step, key"
+        ).fetchall()
         runs = found.execute("select name, status from runs").fetchall()
         params = found.execute("select key, value from params").fetchall()
-    assert values == [("eval/a/avg_4/low", 1, 0.5), ("loss", 1, 1.0), ("step", 1, 1.0), ("loss", 2, 2.0)]
+    assert values == [
+        ("eval/a/avg_4/low", 1, 0.5),
+        ("loss", 1, 1.0),
+        ("step", 1, 1.0),
+        ("loss", 2, 2.0),
+    ]
     assert runs == [("mine", "FINISHED")] and params == [("seed", "1")]
     [table] = folder.rglob("step-000002.json")
     assert json.loads(table.read_text())["data"] == [[2, "p", "c", 1.0, None]]

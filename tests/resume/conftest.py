@@ -35,7 +35,9 @@ class Runs:
     def __init__(self, model: Path) -> None:
         self._model = model
 
-    def start(self, folder: Path, forget: str | None = None, processes: int = 1, **flags: Any) -> ForkedProcess:
+    def start(
+        self, folder: Path, forget: str | None = None, processes: int = 1, **flags: Any
+    ) -> ForkedProcess:
         """Starts a run whose folder is `folder`."""
         folder.mkdir(parents=True, exist_ok=True)
         with _log_of(folder).open("a") as log:
@@ -57,7 +59,9 @@ class Runs:
             code = run.wait(DEADLINE)
         return Ended(code, _log_of(folder).read_text())
 
-    def run(self, folder: Path, forget: str | None = None, processes: int = 1, **flags: Any) -> Ended:
+    def run(
+        self, folder: Path, forget: str | None = None, processes: int = 1, **flags: Any
+    ) -> Ended:
         """A run from its start to its end."""
         ended = self.wait(self.start(folder, forget, processes, **flags), folder)
         print(ended.said)
@@ -111,7 +115,11 @@ def contents(folder: Path) -> dict[str, Any]:
         found[name] = (folder / name).read_text()
     lines = [json.loads(line) for line in (folder / "logging.jsonl").read_text().splitlines()]
     found["logging.jsonl"] = [
-        {key: value for key, value in line.items() if not key.startswith(("time/", "memory/")) and "second" not in key}
+        {
+            key: value
+            for key, value in line.items()
+            if not key.startswith(("time/", "memory/")) and "second" not in key
+        }
         for line in lines
     ]
     return found

@@ -33,7 +33,9 @@ def main(model: Path, folder: Path) -> None:
     backend = LocalBackend(load_model(model, None, gradient_checkpointing=False), config)
     ranks = Ranks(0, 1, torch.device("cpu"), None)
     run_dir, first = folder / "run", folder / "first"
-    saver = Saver(run_dir, backend, backend.reference(), AutoTokenizer.from_pretrained(model), ranks, 1, True)
+    saver = Saver(
+        run_dir, backend, backend.reference(), AutoTokenizer.from_pretrained(model), ranks, 1, True
+    )
     run_dir.mkdir()
     save(saver, 1)
     run_dir.rename(first)
@@ -69,7 +71,9 @@ def count_leftovers(run_dir: Path) -> int:
 
 
 def save(saver: Saver, step: int) -> None:
-    state = RunState(step, 1, 8, "", step, 1, "id", 0, {}, {}, {}, None, {}, Fingerprint({}, 1, "", 1))
+    state = RunState(
+        step, 1, 8, "", step, 1, "id", 0, {}, {}, {}, None, {}, Fingerprint({}, 1, "", 1)
+    )
     saver.save(step, state, {}, last=True)
 
 

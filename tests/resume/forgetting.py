@@ -66,7 +66,9 @@ def forget(part: str) -> None:
     elif part == "old_logps":
         round_tensors = saving.round_tensors_of
         resume.round_tensors_of = lambda checkpoint: {
-            name: tensor for name, tensor in round_tensors(checkpoint).items() if not name.startswith("old_logps")
+            name: tensor
+            for name, tensor in round_tensors(checkpoint).items()
+            if not name.startswith("old_logps")
         }
     else:
         tensor = saving.SavedTensors.__call__
@@ -109,7 +111,9 @@ def _poison(numbers: set[int]) -> None:
             here = int(os.environ["RANK"]) == int(os.environ["WORLD_SIZE"]) - 1
             original(
                 self,
-                loss * float("inf") * 0 if isinstance(self.module, Policy) and seen in numbers and here else loss,
+                loss * float("inf") * 0
+                if isinstance(self.module, Policy) and seen in numbers and here
+                else loss,
                 last,
             )
 

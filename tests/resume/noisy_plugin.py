@@ -26,7 +26,11 @@ class NoisyDigits(ORM):
             wanted = json.loads(order.read_text())
             order.unlink()
             deadline = time.monotonic() + 120
-            while "after" in wanted and not Path(wanted["after"]).exists() and time.monotonic() < deadline:
+            while (
+                "after" in wanted
+                and not Path(wanted["after"]).exists()
+                and time.monotonic() < deadline
+            ):
                 time.sleep(0.02)
             for _ in range(wanted["times"]):
                 os.kill(os.getpid(), wanted["signal"])
@@ -34,7 +38,10 @@ class NoisyDigits(ORM):
                 threading.Event().wait()
         if Path("slow").exists():
             time.sleep(float(Path("slow").read_text()))
-        return [sum(c.isdigit() for c in text) / max(1, len(text)) + random.random() / 10 for text in completions]
+        return [
+            sum(c.isdigit() for c in text) / max(1, len(text)) + random.random() / 10
+            for text in completions
+        ]
 
 
 orms["noisy_digits"] = NoisyDigits

@@ -15,7 +15,17 @@ from tests.conftest import REPO, until
 pytestmark = [pytest.mark.long, pytest.mark.timeout(600)]
 
 PLUGIN = REPO / "tests" / "rollout" / "agents" / "agents_plugin.py"
-KEPT = ("step", "prompt_id", "number", "completion", "messages", "reward", "advantage", "turns", "tokens")
+KEPT = (
+    "step",
+    "prompt_id",
+    "number",
+    "completion",
+    "messages",
+    "reward",
+    "advantage",
+    "turns",
+    "tokens",
+)
 
 
 def learned(folder: Path) -> list[list[Any]]:
@@ -28,7 +38,9 @@ def weights(folder: Path) -> bytes:
 
 
 @pytest.mark.parametrize("served", [False, True])
-def test_a_killed_run_goes_on_with_the_same_episodes(runs: Any, tiny_server: Any, tmp_path: Path, served: bool) -> None:
+def test_a_killed_run_goes_on_with_the_same_episodes(
+    runs: Any, tiny_server: Any, tmp_path: Path, served: bool
+) -> None:
     progress = tmp_path / "progress"
     data = tmp_path / "rows.jsonl"
     rows = [{"query": f"count from {number}", "progress": str(progress)} for number in range(40)]
@@ -44,7 +56,11 @@ def test_a_killed_run_goes_on_with_the_same_episodes(runs: Any, tiny_server: Any
         "logging_steps": 1,
     }
     if served:
-        flags |= {"use_vllm": "true", "vllm_server_base_url": tiny_server.url, "deterministic": "false"}
+        flags |= {
+            "use_vllm": "true",
+            "vllm_server_base_url": tiny_server.url,
+            "deterministic": "false",
+        }
     whole, again, killed = (tmp_path / name for name in ("whole", "again", "killed"))
     for folder in (whole, again):
         assert runs.run(folder, **flags).code == 0
@@ -58,6 +74,11 @@ def test_a_killed_run_goes_on_with_the_same_episodes(runs: Any, tiny_server: Any
     assert any("swift_r1.rollout.agents.parent" in " ".join(one.cmdline()) for one in below)
     run.send_signal(signal.SIGKILL)
     assert run.wait(60) == -signal.SIGKILL
-    until(lambda: not [one for one in below if one.is_running() and one.status() != psutil.STATUS_ZOMBIE], 60)
+    until(
+        lambda: (
+            not [one for one in below if one.is_running() and one.status() != psutil.STATUS_ZOMBIE]
+        ),
+        60,
+    )
     assert runs.run(killed, resume_from_checkpoint="last", **flags).code == 0
     assert learned(killed) == learned(whole) and weights(killed) == weights(whole)

@@ -55,7 +55,10 @@ def chosen_again(folder: Path, ahead: int) -> list[tuple[int, str]]:
         choices.choose(first + len(groups), number)
         chosen = [choices.row(place) for place in range(first, first + len(groups))]
         means = [sum(row["reward"] for row in group) / len(group) for group in groups]
-        choices.hear(number, [Outcome(*one, 0.0, True, 0.0) for one in zip(chosen, [step] * 9, means, strict=False)])
+        choices.hear(
+            number,
+            [Outcome(*one, 0.0, True, 0.0) for one in zip(chosen, [step] * 9, means, strict=False)],
+        )
         found += [(step, data[row]["prompt_id"]) for row in chosen]
     return [one for one in found for _ in range(4)]
 
@@ -63,14 +66,19 @@ def chosen_again(folder: Path, ahead: int) -> list[tuple[int, str]]:
 def test_without_staleness_the_run_is_the_synchronous_one_bit_for_bit(runs, tiny_server, tmp_path):
     settings = SETTINGS | {"vllm_server_base_url": tiny_server.url, "max_steps": 3}
     folders = [tmp_path / "plain", tmp_path / "ahead"]
-    for folder, more in zip(folders, ({}, {"async_generate": "true", "max_staleness": 0}), strict=True):
+    for folder, more in zip(
+        folders, ({}, {"async_generate": "true", "max_staleness": 0}), strict=True
+    ):
         assert runs.run(folder, **settings, **more).code == 0
     weights = [(folder / "checkpoint-3" / "model.safetensors").read_bytes() for folder in folders]
     assert weights[0] == weights[1]
     kept = ("step", "prompt_id", "completion", "reward", "advantage")
     plain, ahead = ([[row[key] for key in kept] for row in rows_of(folder)] for folder in folders)
     assert plain == ahead
-    ages = [{key: value for key, value in step.items() if "staleness" in key} for step in steps_of(folders[1])]
+    ages = [
+        {key: value for key, value in step.items() if "staleness" in key}
+        for step in steps_of(folders[1])
+    ]
     assert ages == [{"rollout/staleness/mean": 0.0, "rollout/staleness/max": 0.0}] * 3
     assert not any("staleness" in key for step in steps_of(folders[0]) for key in step)
 
@@ -92,7 +100,12 @@ def test_a_killed_run_takes_again_what_was_only_generated(runs, tiny_server, tmp
     whole, resumed = tmp_path / "whole", tmp_path / "resumed"
     assert runs.run(whole, **settings).code == 0
     # By a reward of the round that begins after step 4, while the trainer is at most there.
-    order = {"step": 4, "signal": signal.SIGKILL, "times": 1, "after": "resumed/checkpoint-1/manifest.json"}
+    order = {
+        "step": 4,
+        "signal": signal.SIGKILL,
+        "times": 1,
+        "after": "resumed/checkpoint-1/manifest.json",
+    }
     (tmp_path / "signals.json").write_text(json.dumps(order))
     assert runs.wait(runs.start(resumed, **settings), resumed).code == -signal.SIGKILL
     assert runs.run(resumed, resume_from_checkpoint="last", **settings).code == 0
@@ -115,10 +128,19 @@ def check_marks(folder: Path) -> None:
     assert timeline.problems == []
     marks = timeline.marks
     kinds = [mark.kind for mark in marks]
-    assert kinds[0] == "started" and kinds[-1] == "ended" and kinds.count("killed") == kinds.count("resumed") == 1
+    assert (
+        kinds[0] == "started"
+        and kinds[-1] == "ended"
+        and kinds.count("killed") == kinds.count("resumed") == 1
+    )
     killed, resumed = marks[kinds.index("killed")], marks[kinds.index("resumed")]
     assert kinds.index("resumed") == kinds.index("killed") + 1 and killed.step >= resumed.step > 0
     spans = [span for lane in timeline.lanes for span in timeline.spans(lane)]
     assert killed.time >= max(span.end for span in spans if span.end < resumed.time)
-    assert [span.step for span in timeline.spans("rank-0") if span.name == "start"] == [0, resumed.step]
-    assert {span.step for span in timeline.spans("rank-0") if span.name == "save"} == set(range(1, 7))
+    assert [span.step for span in timeline.spans("rank-0") if span.name == "start"] == [
+        0,
+        resumed.step,
+    ]
+    assert {span.step for span in timeline.spans("rank-0") if span.name == "save"} == set(
+        range(1, 7)
+    )

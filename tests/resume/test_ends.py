@@ -26,7 +26,12 @@ def busy() -> Iterator[None]:
 @pytest.mark.long
 @pytest.mark.timeout(ENDS * 60)
 def test_every_end_of_two_ranks_is_exit_code_0(runs: Any, busy: None, tmp_path: Path) -> None:
-    flags = {"deepspeed": "zero2", "deterministic": "false", "save_steps": 100, "per_device_train_batch_size": 4}
+    flags = {
+        "deepspeed": "zero2",
+        "deterministic": "false",
+        "save_steps": 100,
+        "per_device_train_batch_size": 4,
+    }
     codes = []
     for number in range(ENDS):
         codes.append(runs.run(tmp_path / str(number), processes=2, max_steps=1, **flags).code)

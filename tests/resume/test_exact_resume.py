@@ -79,7 +79,10 @@ TAUGHT = {
     "steps_per_generation": 2,
     "num_iterations": 2,
     "save_steps": 3,
-    "external_plugins": [Path(__file__).parent / "noisy_plugin.py", Path(__file__).parents[1] / "e2e/hints_plugin.py"],
+    "external_plugins": [
+        Path(__file__).parent / "noisy_plugin.py",
+        Path(__file__).parents[1] / "e2e/hints_plugin.py",
+    ],
     "dataset": "hinted#40",
     "teacher_model": "policy",
     "gkd_logits_topk": 8,
@@ -99,11 +102,15 @@ SETTINGS = {
     "taught": TAUGHT,
     "ddp-ppo": PPO | TWO_RANKS,
     "fsdp2-ppo": PPO | TWO_RANKS | {"fsdp": "fsdp2"},
-    "zero3-hpz": FULL | TWO_RANKS | {"deepspeed": '{"zero_optimization": {"stage": 3, "zero_hpz_partition_size": 2}}'},
+    "zero3-hpz": FULL
+    | TWO_RANKS
+    | {"deepspeed": '{"zero_optimization": {"stage": 3, "zero_hpz_partition_size": 2}}'},
     "zero2-ppo": PPO | TWO_RANKS | {"deepspeed": "zero2"},
     "zero3-ppo": PPO | TWO_RANKS | {"deepspeed": "zero3"},
     "qlora": LORA | {"train_type": "qlora", "torch_dtype": "bfloat16", "optim": "adamw_8bit"},
-    "zero3-qlora": LORA | TWO_RANKS | {"train_type": "qlora", "deepspeed": "zero3", "use_dora": "false"},
+    "zero3-qlora": LORA
+    | TWO_RANKS
+    | {"train_type": "qlora", "deepspeed": "zero3", "use_dora": "false"},
     "ddp-lora": LORA | TWO_RANKS | {"optim": "adamw_8bit"},
     "fsdp2-qlora": LORA | TWO_RANKS | {"train_type": "qlora", "fsdp": "fsdp2"},
     "zero2-lora": LORA | TWO_RANKS | {"deepspeed": "zero2"},
@@ -211,7 +218,9 @@ MORE_PARTS = (
 
 @pytest.mark.long
 @pytest.mark.parametrize("part", ["old_values", "critic", "critic_learning_rate"])
-def test_without_one_part_of_the_critic_it_is_another_run(runs, uninterrupted, same, tmp_path, part):
+def test_without_one_part_of_the_critic_it_is_another_run(
+    runs, uninterrupted, same, tmp_path, part
+):
     """In the middle of the second round: the values of the first are all 0."""
     expected, _ = uninterrupted("ppo")
     folder = cut_back(expected, tmp_path / "run", 6)
@@ -220,7 +229,9 @@ def test_without_one_part_of_the_critic_it_is_another_run(runs, uninterrupted, s
         same(expected, folder)
 
 
-@pytest.mark.parametrize("part", [*PARTS, *(pytest.param(name, marks=pytest.mark.long) for name in MORE_PARTS)])
+@pytest.mark.parametrize(
+    "part", [*PARTS, *(pytest.param(name, marks=pytest.mark.long) for name in MORE_PARTS)]
+)
 def test_without_one_part_of_the_state_it_is_another_run(runs, uninterrupted, same, tmp_path, part):
     """The control: everything that a checkpoint holds is needed, and its lack is seen."""
     expected, _ = uninterrupted("full")
@@ -234,7 +245,10 @@ def test_without_its_state_a_sampler_chooses_others(runs, uninterrupted, same, t
     expected, _ = uninterrupted("chosen")
     for name, part in (("known", None), ("forgotten", "choices")):
         cut_back(expected, tmp_path / name, 5)
-        assert runs.run(tmp_path / name, forget=part, resume_from_checkpoint="last", **CHOSEN).code == 0
+        assert (
+            runs.run(tmp_path / name, forget=part, resume_from_checkpoint="last", **CHOSEN).code
+            == 0
+        )
     same(expected, tmp_path / "known")
     with pytest.raises(AssertionError):
         same(expected, tmp_path / "forgotten")

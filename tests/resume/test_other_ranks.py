@@ -33,9 +33,24 @@ LAYOUTS: dict[str, dict[str, Any]] = {
     "fsdp2": {"fsdp": "fsdp2"},
     **{f"zero{stage}": {"deepspeed": f"zero{stage}"} for stage in range(4)},
 }
-LEARNED = ("loss", "reward", "kl", "teacher_kl", "entropy", "grad_norm", "learning_rate", "clip_ratio/low")
+LEARNED = (
+    "loss",
+    "reward",
+    "kl",
+    "teacher_kl",
+    "entropy",
+    "grad_norm",
+    "learning_rate",
+    "clip_ratio/low",
+)
 LEARNED_OF_EXPERTS = ("chord/nll", "chord/mu")
-LEARNED_OF_CRITIC = ("value_loss", "critic/grad_norm", "critic/learning_rate", "values/mean", "kl_penalty")
+LEARNED_OF_CRITIC = (
+    "value_loss",
+    "critic/grad_norm",
+    "critic/learning_rate",
+    "values/mean",
+    "kl_penalty",
+)
 
 
 def lines(folder: Path, name: str) -> list[dict[str, Any]]:
@@ -46,7 +61,17 @@ def assert_the_same_run(folder: Path, expected: Path) -> None:
     """Prompts, seeds, completions and rewards are equal; what is learned from them agrees to rounding."""
     found, wanted = (lines(one, "completions.jsonl") for one in (folder, expected))
     assert len(found) == len(wanted) >= 48
-    exact = ("step", "prompt_id", "request_id", "group", "number", "completion", "reward", "weight_version", "tokens")
+    exact = (
+        "step",
+        "prompt_id",
+        "request_id",
+        "group",
+        "number",
+        "completion",
+        "reward",
+        "weight_version",
+        "tokens",
+    )
     for row, other in zip(found, wanted, strict=True):
         assert {name: row[name] for name in exact} == {name: other[name] for name in exact}
         assert row["advantage"] == pytest.approx(other["advantage"], abs=1e-5)
@@ -54,7 +79,10 @@ def assert_the_same_run(folder: Path, expected: Path) -> None:
     assert [line["step"] for line in steps] == list(range(1, len(others) + 1))
     for line, other in zip(steps, others, strict=True):
         for name in line.keys() & {*LEARNED, *LEARNED_OF_EXPERTS, *LEARNED_OF_CRITIC}:
-            assert line[name] == pytest.approx(other[name], rel=2e-3, abs=2e-5), (line["step"], name)
+            assert line[name] == pytest.approx(other[name], rel=2e-3, abs=2e-5), (
+                line["step"],
+                name,
+            )
 
 
 def go_on(runs: Runs, folder: Path, kill_at: int | None, processes: int, **flags: Any) -> str:
@@ -85,16 +113,24 @@ def test_a_killed_run_goes_on_with_fewer_and_with_more_processes(runs, undisturb
     go_on(runs, folder, 8, 2)
     assert max(path.name for path in folder.glob("checkpoint-*")) == "checkpoint-6"
     said = go_on(runs, folder, 12, 1)
-    assert "2 processes became 1: the same prompts, seeds and batches; sums are added up in another order" in said
+    assert (
+        "2 processes became 1: the same prompts, seeds and batches; sums are added up in another order"
+        in said
+    )
     assert "4 completions x 2 processes (at first)" in said
     said = go_on(runs, folder, None, 3, deepspeed="zero3")
     assert "1 process became 3" in said and "--deepspeed None became zero3" in said
     assert_the_same_run(folder, undisturbed)
     marks = [text for kind, _, text in happened(folder) if kind == "resumed"]
-    assert marks == ["from checkpoint-6, processes: 1 (2 before)", "from checkpoint-12, processes: 3 (1 before)"]
+    assert marks == [
+        "from checkpoint-6, processes: 1 (2 before)",
+        "from checkpoint-12, processes: 3 (1 before)",
+    ]
     generators = SavedTensors(folder / "checkpoint-14" / "state", "rng")
     states = [generators(f"torch:{rank}") for rank in range(3)]
-    assert not any(torch.equal(states[one], states[other]) for one, other in ((0, 1), (1, 2), (0, 2)))
+    assert not any(
+        torch.equal(states[one], states[other]) for one, other in ((0, 1), (1, 2), (0, 2))
+    )
     args = json.loads((folder / "args.json").read_text())
     assert (args["world_size"], args["args"]["generation_batch_size"]) == (3, 16)
     assert args["plan"]["completions_per_optimizer_step"] == 8
@@ -118,12 +154,20 @@ CHORD = {
 def test_what_was_computed_before_a_round_belongs_to_no_rank(runs, tmp_path, settings):
     """Values of the critic, what a teacher said of many tokens, and which of the experts' answers a step takes: saved
     on two in the middle of a round, and needed after it on one and on three."""
-    both = ("save_steps", "logging_steps", "log_tokens", "resume_from_checkpoint", "per_device_train_batch_size")
+    both = (
+        "save_steps",
+        "logging_steps",
+        "log_tokens",
+        "resume_from_checkpoint",
+        "per_device_train_batch_size",
+    )
     flags = {name: value for name, value in settings.items() if not name.startswith("eval")}
     flags |= {name: RUN[name] for name in both} | {"learning_rate": 1e-4, "torch_dtype": "float32"}
     if settings is CHORD:
         flags["chord_sft_dataset"] = tmp_path / "experts.jsonl"
-        rows = ({"query": f"count from {one}", "response": f"{one} " * (1 + one)} for one in range(7))
+        rows = (
+            {"query": f"count from {one}", "response": f"{one} " * (1 + one)} for one in range(7)
+        )
         flags["chord_sft_dataset"].write_text("".join(json.dumps(row) + "\n" for row in rows))
     assert runs.run(tmp_path / "run", processes=2, **flags).code == 0
     for processes, step in ((1, 6), (3, 9)):
@@ -138,20 +182,28 @@ def test_what_was_computed_before_a_round_belongs_to_no_rank(runs, tmp_path, set
 
 
 def test_ranks_may_share_rows_and_weights_otherwise(runs, undisturbed, tmp_path):
-    for name, before, deepspeed in (("sequence_parallel_size", 1, "zero2"), ("zero_hpz_partition_size", None, "zero3")):
+    for name, before, deepspeed in (
+        ("sequence_parallel_size", 1, "zero2"),
+        ("zero_hpz_partition_size", None, "zero3"),
+    ):
         folder = cut_back(undisturbed, tmp_path / name, 9)
         said = go_on(runs, folder, None, 2, deepspeed=deepspeed, **{name: 2})
         assert f"--{name} {before} became 2" in said
         assert_the_same_run(folder, undisturbed)
     ended = runs.run(folder, processes=3, **RUN, sequence_parallel_size=2)
-    assert ended.code == 2 and "--sequence_parallel_size 2 does not divide the number of processes, 3" in ended.said
+    assert (
+        ended.code == 2
+        and "--sequence_parallel_size 2 does not divide the number of processes, 3" in ended.said
+    )
 
 
 @pytest.mark.long
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("saved", [1, 2, 3, 4])
-def test_saved_on_any_number_and_gone_on_with_any_other(runs, undisturbed, same, tmp_path, layout, saved):
+def test_saved_on_any_number_and_gone_on_with_any_other(
+    runs, undisturbed, same, tmp_path, layout, saved
+):
     """In the middle of a round both times; as many as saved it go on bit for bit."""
     folder = cut_back(undisturbed, tmp_path / "run", 3)
     go_on(runs, folder, None, saved, **LAYOUTS[layout])

@@ -51,12 +51,18 @@ def test_broken_checkpoints_are_skipped_with_a_warning(runs, finished, copy, sam
     model.write_bytes(model.read_bytes()[:-10])
     ended = runs.run(copy, resume_from_checkpoint="last", **SETTINGS)
     assert ended.code == 0
-    assert "checkpoint-3 is skipped: state/optimizer-00001.safetensors is not what was written" in ended.said
+    assert (
+        "checkpoint-3 is skipped: state/optimizer-00001.safetensors is not what was written"
+        in ended.said
+    )
     assert "checkpoint-2 is skipped: model.safetensors has" in ended.said
     assert "resuming from" in ended.said and "checkpoint-1\n" in ended.said
     same(finished, copy)
     # What is not continued is kept under a name that is never taken for a checkpoint.
-    wanted = {f"checkpoint-{number}" for number in (1, 2, 3, 4)} | {"aside-checkpoint-2", "aside-checkpoint-3"}
+    wanted = {f"checkpoint-{number}" for number in (1, 2, 3, 4)} | {
+        "aside-checkpoint-2",
+        "aside-checkpoint-3",
+    }
     assert set(checkpoints(copy)) == wanted
 
 
@@ -75,7 +81,9 @@ def test_last_begins_at_the_beginning_where_there_is_no_checkpoint(runs, finishe
     for path in folder.glob("checkpoint-*"):
         shutil.rmtree(path)
     ended = runs.run(folder, resume_from_checkpoint="last", **SETTINGS)
-    assert ended.code == 0 and "has no whole checkpoint yet: starting from the beginning" in ended.said
+    assert (
+        ended.code == 0 and "has no whole checkpoint yet: starting from the beginning" in ended.said
+    )
     same(finished, folder)
 
 
@@ -89,20 +97,29 @@ def test_with_versions_last_is_the_newest_run(runs, tmp_path):
     assert runs.run(base, resume_from_checkpoint="last", **flags).code == 0
     assert sorted(base.glob("v*")) == [first, second]
     assert checkpoints(second) == ["checkpoint-1", "checkpoint-2"]
-    assert json.loads((second / "args.json").read_text())["resumed_from"] == str(second / "checkpoint-1")
+    assert json.loads((second / "args.json").read_text())["resumed_from"] == str(
+        second / "checkpoint-1"
+    )
 
 
 def test_a_checkpoint_without_state_is_refused(runs, tmp_path):
     folder = tmp_path / "run"
     flags = SETTINGS | {"save_only_model": "true"}
     assert runs.run(folder, **flags).code == 0
-    assert not (folder / "checkpoint-4" / "state").exists() and (folder / "checkpoint-4" / "model.safetensors").exists()
+    assert (
+        not (folder / "checkpoint-4" / "state").exists()
+        and (folder / "checkpoint-4" / "model.safetensors").exists()
+    )
     ended = runs.run(folder, resume_from_checkpoint="last", **flags)
     assert ended.code == 2 and "was saved without state/ (--save_only_model true)" in ended.said
 
 
 def test_other_settings_are_refused_with_what_differs(runs, copy):
-    changed = SETTINGS | {"learning_rate": 1e-4, "per_device_train_batch_size": 4, "dataset": "counting#30"}
+    changed = SETTINGS | {
+        "learning_rate": 1e-4,
+        "per_device_train_batch_size": 4,
+        "dataset": "counting#30",
+    }
     before = (copy / "args.json").read_text()
     ended = runs.run(copy, resume_from_checkpoint="last", **changed)
     assert ended.code == 2
@@ -112,14 +129,18 @@ def test_other_settings_are_refused_with_what_differs(runs, copy):
     assert (copy / "args.json").read_text() == before
 
     ended = runs.run(copy, resume_from_checkpoint="last", resume_force="true", **changed)
-    assert ended.code == 0 and "--resume_force true: --learning_rate 0.003 became 0.0001" in ended.said
+    assert (
+        ended.code == 0 and "--resume_force true: --learning_rate 0.003 became 0.0001" in ended.said
+    )
     steps = [json.loads(line) for line in (copy / "logging.jsonl").read_text().splitlines()]
     assert [line["step"] for line in steps] == [1, 2, 3, 4]
     assert steps[3]["learning_rate"] < 1e-4 < steps[1]["learning_rate"]
 
 
 def test_flags_that_do_not_change_what_is_learned_may_differ(runs, copy):
-    ended = runs.run(copy, resume_from_checkpoint="last", **SETTINGS | {"save_steps": 50, "logging_steps": 3})
+    ended = runs.run(
+        copy, resume_from_checkpoint="last", **SETTINGS | {"save_steps": 50, "logging_steps": 3}
+    )
     assert ended.code == 0, ended.said
 
 
@@ -148,16 +169,27 @@ def test_other_processes_may_have_other_flags_for_the_same_batch(runs, finished,
 
 def test_moments_of_8_bits_stay_with_the_ranks_that_have_their_parts(runs, tmp_path):
     """In plain torch every rank has all of them."""
-    flags = {"processes": 2, "per_device_train_batch_size": 4, "optim": "adamw_8bit", "max_steps": 2, "save_steps": 1}
+    flags = {
+        "processes": 2,
+        "per_device_train_batch_size": 4,
+        "optim": "adamw_8bit",
+        "max_steps": 2,
+        "save_steps": 1,
+    }
     assert runs.run(tmp_path / "plain", **flags).code == 0
     shutil.rmtree(tmp_path / "plain" / "checkpoint-2")
     ended = runs.run(tmp_path / "plain", resume_from_checkpoint="last", **flags | {"processes": 1})
     assert ended.code == 0 and "2 processes became 1" in ended.said
     assert runs.run(tmp_path / "sharded", **flags, fsdp="fsdp2").code == 0
     for other in (flags | {"processes": 3, "fsdp": "fsdp2"}, flags | {"deepspeed": "zero2"}):
-        ended = runs.run(tmp_path / "sharded", resume_from_checkpoint="last", resume_force="true", **other)
+        ended = runs.run(
+            tmp_path / "sharded", resume_from_checkpoint="last", resume_force="true", **other
+        )
         assert ended.code == 2
-        assert "has 8-bit moments (--optim adamw_8bit) in the parts of 2 processes of --fsdp fsdp2" in ended.said
+        assert (
+            "has 8-bit moments (--optim adamw_8bit) in the parts of 2 processes of --fsdp fsdp2"
+            in ended.said
+        )
 
 
 def test_an_open_round_of_an_older_version_is_refused(runs, copy):
@@ -187,7 +219,10 @@ def test_a_log_that_was_cut_is_refused(runs, copy):
     log = copy / "completions.jsonl"
     log.write_text(log.read_text()[:100])
     ended = runs.run(copy, resume_from_checkpoint="last", **SETTINGS)
-    assert ended.code == 2 and "completions.jsonl is shorter than it was at the checkpoint" in ended.said
+    assert (
+        ended.code == 2
+        and "completions.jsonl is shorter than it was at the checkpoint" in ended.said
+    )
 
 
 def test_it_waits_for_a_process_that_still_works_in_the_folder(runs, finished, copy, same):
@@ -209,7 +244,9 @@ def test_a_folder_in_use_is_refused_in_the_end(tmp_path):
     )
 
     def another_process() -> str:
-        done = subprocess.run([sys.executable, "-c", ask, str(tmp_path)], capture_output=True, text=True, timeout=60)
+        done = subprocess.run(
+            [sys.executable, "-c", ask, str(tmp_path)], capture_output=True, text=True, timeout=60
+        )
         return done.stdout + done.stderr
 
     with run_folder_held(tmp_path):

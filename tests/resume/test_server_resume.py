@@ -30,7 +30,9 @@ def test_a_killed_run_asks_the_server_for_what_is_left(runs, launch_server, tiny
     settings = SETTINGS | {"vllm_server_base_url": launch_server(tiny_model).url}
     whole, resumed = tmp_path / "whole", tmp_path / "resumed"
     assert runs.run(whole, **settings).code == 0
-    (tmp_path / "signals.json").write_text(json.dumps({"step": 4, "signal": signal.SIGKILL, "times": 1}))
+    (tmp_path / "signals.json").write_text(
+        json.dumps({"step": 4, "signal": signal.SIGKILL, "times": 1})
+    )
     ended = runs.wait(runs.start(resumed, **settings), resumed)
     assert ended.code == -signal.SIGKILL
     assert runs.run(resumed, resume_from_checkpoint="last", **settings).code == 0

@@ -29,8 +29,12 @@ def state(folder, step):
 def test_a_step_that_is_not_finite_updates_nothing(runs, tmp_path, ranks):
     folder = tmp_path / "run"
     batch = 8 // ranks.get("processes", 1)
-    ended = runs.run(folder, forget="finite:3", per_device_train_batch_size=batch, **SETTINGS, **ranks)
-    assert ended.code == 0 and "step 3 is skipped: grad_norm not finite; its batch is in" in ended.said
+    ended = runs.run(
+        folder, forget="finite:3", per_device_train_batch_size=batch, **SETTINGS, **ranks
+    )
+    assert (
+        ended.code == 0 and "step 3 is skipped: grad_norm not finite; its batch is in" in ended.said
+    )
     before, skipped, after = state(folder, 2), state(folder, 3), state(folder, 4)
     assert all(torch.equal(before[name], skipped[name]) for name in before)
     assert any(not torch.equal(skipped[name], after[name]) for name in after)
@@ -40,13 +44,17 @@ def test_a_step_that_is_not_finite_updates_nothing(runs, tmp_path, ranks):
     assert [line["skipped"] for line in lines] == [0, 0, 1, 0, 0]
     aside = load_file(folder / "skipped" / "step-3.safetensors")
     assert aside["samples"].tolist() == list(range(8)) and aside["advantages"].shape == (8,)
-    assert len(aside["token_ids"]) == int((aside["prompt_lengths"] + aside["completion_lengths"]).sum())
+    assert len(aside["token_ids"]) == int(
+        (aside["prompt_lengths"] + aside["completion_lengths"]).sum()
+    )
 
 
 def test_too_many_in_a_row_end_the_run(runs, tmp_path):
     ended = runs.run(tmp_path / "run", forget="finite:1,3,4", max_skipped_steps=1, **SETTINGS)
     assert ended.code == 5
-    assert "not finite at step 4, 2 steps in a row were skipped (--max_skipped_steps 1)" in ended.said
+    assert (
+        "not finite at step 4, 2 steps in a row were skipped (--max_skipped_steps 1)" in ended.said
+    )
     marks = happened(tmp_path / "run")
     assert [(kind, step) for kind, step, _ in marks if kind != "saved"] == [
         *(("started", 0), ("skipped", 1), ("skipped", 3), ("skipped", 4), ("failed", 4))

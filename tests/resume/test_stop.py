@@ -25,11 +25,15 @@ def uninterrupted(runs, tmp_path_factory):
 
 
 def order(folder, step, number, times=1):
-    (folder / "signals.json").write_text(json.dumps({"step": step, "signal": number, "times": times}))
+    (folder / "signals.json").write_text(
+        json.dumps({"step": step, "signal": number, "times": times})
+    )
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
-def test_a_stopped_run_goes_on_as_if_nothing_had_been(runs, uninterrupted, tmp_path, same, number, code):
+def test_a_stopped_run_goes_on_as_if_nothing_had_been(
+    runs, uninterrupted, tmp_path, same, number, code
+):
     folder = tmp_path / "run"
     order(tmp_path, 4, number)
     ended = runs.run(folder, resume_from_checkpoint="last", **SETTINGS)
@@ -38,13 +42,24 @@ def test_a_stopped_run_goes_on_as_if_nothing_had_been(runs, uninterrupted, tmp_p
     summary = json.loads((folder / "summary.json").read_text())
     assert summary["steps"] == 5 and summary["exit_code"] == code
     marks = happened(folder)
-    assert [(kind, step) for kind, step, _ in marks] == [("started", 0), ("stopping", 4), ("saved", 5), ("ended", 5)]
+    assert [(kind, step) for kind, step, _ in marks] == [
+        ("started", 0),
+        ("stopping", 4),
+        ("saved", 5),
+        ("ended", 5),
+    ]
     assert signal.Signals(number).name in marks[1][2]
     # What was not due yet is logged for people, and not twice after resuming.
-    assert [json.loads(line)["step"] for line in (folder / "logging.jsonl").read_text().splitlines()] == [1, 3, 5]
+    assert [
+        json.loads(line)["step"] for line in (folder / "logging.jsonl").read_text().splitlines()
+    ] == [1, 3, 5]
     assert runs.run(folder, resume_from_checkpoint="last", **SETTINGS).code == 0
     same(uninterrupted, folder)
-    assert [(kind, step) for kind, step, _ in happened(folder)[4:]] == [("resumed", 5), ("saved", 8), ("ended", 8)]
+    assert [(kind, step) for kind, step, _ in happened(folder)[4:]] == [
+        ("resumed", 5),
+        ("saved", 8),
+        ("ended", 8),
+    ]
 
 
 def test_a_signal_ends_an_evaluation_which_the_resumed_run_does(runs, tmp_path, same):
@@ -52,7 +67,9 @@ def test_a_signal_ends_an_evaluation_which_the_resumed_run_does(runs, tmp_path, 
     flags = SETTINGS | {"eval_steps": 3, "eval_limit": 8}
     assert runs.run(tmp_path / "whole" / "run", **flags).code == 0
     folder = tmp_path / "run"
-    assert runs.run(folder, forget="evaluation:3", resume_from_checkpoint="last", **flags).code == 143
+    assert (
+        runs.run(folder, forget="evaluation:3", resume_from_checkpoint="last", **flags).code == 143
+    )
     assert [path.name for path in folder.glob("checkpoint-*")] == ["checkpoint-3"]
     assert "evaluated" not in [kind for kind, *_ in happened(folder)]
     assert runs.run(folder, resume_from_checkpoint="last", **flags).code == 0
@@ -64,7 +81,10 @@ def test_a_second_signal_stops_at_once(runs, tmp_path):
     order(tmp_path, 4, signal.SIGTERM, times=2)
     ended = runs.run(tmp_path / "run", **SETTINGS)
     assert ended.code == 143
-    assert not list((tmp_path / "run").glob("checkpoint-*")) and not (tmp_path / "run" / "summary.json").exists()
+    assert (
+        not list((tmp_path / "run").glob("checkpoint-*"))
+        and not (tmp_path / "run" / "summary.json").exists()
+    )
     assert [kind for kind, *_ in happened(tmp_path / "run")] == ["started", "stopping", "killed"]
 
 
@@ -72,14 +92,19 @@ def test_a_second_signal_stops_at_once(runs, tmp_path):
     ("begin", "code"),
     [
         ("Watchdog(0.1, 0, hang).__enter__()", 5),
-        ("stop = StopRequest().listen(); stop.in_order(hang); [os.kill(os.getpid(), 15) for _ in 'ab']", 143),
+        (
+            "stop = StopRequest().listen(); stop.in_order(hang); [os.kill(os.getpid(), 15) for _ in 'ab']",
+            143,
+        ),
     ],
 )
 def test_a_disk_that_stands_still_does_not_keep_a_process_alive(begin, code):
     """What would be written of its end never is."""
     lines = "import os, threading\nfrom swift_r1.runtime.stopping import StopRequest, Watchdog\n"
     lines += f"hang = lambda _text: threading.Event().wait()\n{begin}\nthreading.Event().wait(20)\n"
-    ended = subprocess.run([sys.executable, "-c", lines], capture_output=True, timeout=60, check=False)
+    ended = subprocess.run(
+        [sys.executable, "-c", lines], capture_output=True, timeout=60, check=False
+    )
     assert ended.returncode == code
 
 
@@ -97,7 +122,9 @@ def test_a_run_that_ends_before_its_first_step_begins_again(runs, tmp_path):
     flags = SETTINGS | {"eval_steps": 3, "eval_limit": 8, "eval_on_start": "true"}
     ended = runs.run(tmp_path / "run", forget="evaluation:0", **flags)
     assert ended.code == 143 and not list((tmp_path / "run").glob("checkpoint-*"))
-    assert "with --resume_from_checkpoint last begins again: there is no checkpoint yet" in ended.said
+    assert (
+        "with --resume_from_checkpoint last begins again: there is no checkpoint yet" in ended.said
+    )
 
 
 def test_time_is_up_when_another_step_and_a_save_may_not_fit(monkeypatch):
@@ -106,7 +133,8 @@ def test_time_is_up_when_another_step_and_a_save_may_not_fit(monkeypatch):
     stop = stopping.StopRequest()
     stop.limit(100)
     due = []
-    for now in (1020, 1030, 1050, 1059, 1061):  # the longest step takes 20 s; what comes before the first is no step
+    # the longest step takes 20 s; what comes before the first is no step
+    for now in (1020, 1030, 1050, 1059, 1061):
         clock.now = now
         due.append(stop.due())
     assert due == [0, 0, 0, 0, stopping.OUT_OF_TIME]

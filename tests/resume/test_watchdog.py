@@ -12,10 +12,15 @@ from tests.resume.conftest import happened
 
 @pytest.mark.parametrize(
     ("ranks", "count", "seconds"),
-    [({}, 1, 8), pytest.param({"processes": 2, "deepspeed": "zero2"}, 2, 30, marks=pytest.mark.long)],
+    [
+        ({}, 1, 8),
+        pytest.param({"processes": 2, "deepspeed": "zero2"}, 2, 30, marks=pytest.mark.long),
+    ],
 )
 def test_a_run_that_hangs_shows_its_stacks_and_ends(runs, tmp_path, ranks, count, seconds):
-    (tmp_path / "signals.json").write_text(json.dumps({"step": 1, "signal": signal.SIGCONT, "times": 1}))
+    (tmp_path / "signals.json").write_text(
+        json.dumps({"step": 1, "signal": signal.SIGCONT, "times": 1})
+    )
     (tmp_path / "hang").touch()
     flags = {"max_steps": 4, "save_steps": 1, "step_timeout": seconds, "num_generations": 8} | ranks
     ended = runs.run(tmp_path / "run", per_device_train_batch_size=8 // count, **flags)

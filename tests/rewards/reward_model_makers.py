@@ -6,7 +6,12 @@ from itertools import pairwise
 from pathlib import Path
 
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSequenceClassification, AutoTokenizer
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoModelForSequenceClassification,
+    AutoTokenizer,
+)
 
 from tests.conftest import save_tiny_model
 
@@ -26,7 +31,11 @@ def save_speaker(folder: Path, says: str) -> Path:
     save_tiny_model(folder, hidden_size=128, tied=False, max_position_embeddings=4096)
     tokenizer = AutoTokenizer.from_pretrained(folder)
     model = AutoModelForCausalLM.from_pretrained(folder)
-    chain = [tokenizer.convert_tokens_to_ids("\n"), *tokenizer(says)["input_ids"], tokenizer.eos_token_id]
+    chain = [
+        tokenizer.convert_tokens_to_ids("\n"),
+        *tokenizer(says)["input_ids"],
+        tokenizer.eos_token_id,
+    ]
     assert len(set(chain)) == len(chain), says
     with torch.no_grad():
         for layer in model.model.layers:

@@ -16,7 +16,9 @@ Tree = int | tuple  # a number, ("-", tree), or (operator, left, right)
 
 trees = st.recursive(
     st.integers(0, 10**6),
-    lambda inner: st.one_of(st.tuples(st.just("-"), inner), st.tuples(st.sampled_from("+-*/"), inner, inner)),
+    lambda inner: st.one_of(
+        st.tuples(st.just("-"), inner), st.tuples(st.sampled_from("+-*/"), inner, inner)
+    ),
     max_leaves=12,
 )
 
@@ -27,7 +29,9 @@ def value(tree: Tree) -> Fraction:
     if len(tree) == 2:
         return -value(tree[1])
     left, right = value(tree[1]), value(tree[2])
-    return {"+": left.__add__, "-": left.__sub__, "*": left.__mul__, "/": left.__truediv__}[tree[0]](right)
+    return {"+": left.__add__, "-": left.__sub__, "*": left.__mul__, "/": left.__truediv__}[
+        tree[0]
+    ](right)
 
 
 def numbers(tree: Tree) -> tuple[int, ...]:
@@ -145,7 +149,16 @@ def test_refused(text: str) -> None:
 
 @pytest.mark.parametrize(
     ("text", "expected"),
-    [("1-2-3", -4), ("8/4/2", 1), ("2+3*4", 14), ("--3", 3), ("2*-3", -6), ("-(1+2)", -3), ("1/3*3", 1), ("0", 0)],
+    [
+        ("1-2-3", -4),
+        ("8/4/2", 1),
+        ("2+3*4", 14),
+        ("--3", 3),
+        ("2*-3", -6),
+        ("-(1+2)", -3),
+        ("1/3*3", 1),
+        ("0", 0),
+    ],
 )
 def test_priority_and_exactness(text: str, expected: int) -> None:
     assert evaluate(text).value == expected

@@ -34,7 +34,10 @@ def fenced(program: str) -> str:
 
 
 def scripts(*pairs: tuple[str, str]) -> dict[str, Any]:
-    return {"language": "python", "test_cases": [{"input": one, "output": other} for one, other in pairs]}
+    return {
+        "language": "python",
+        "test_cases": [{"input": one, "output": other} for one, other in pairs],
+    }
 
 
 @pytest.fixture(scope="module")
@@ -60,17 +63,25 @@ def test_the_reward_is_the_share_of_tests_passed(code: CodeReward) -> None:
 
 
 def test_functions_are_called_as_public_sets_do(code: CodeReward) -> None:
-    tests = {"inputs": [[[3, 1, 2], 2], [[5], 1]], "outputs": [[[1, 2]], [[5]]], "fn_name": "smallest"}
-    method = (
-        "class Solution:\n    def smallest(self, n: List[int], k: int) -> List[int]:\n        return nsmallest(k, n)"
-    )
+    tests = {
+        "inputs": [[[3, 1, 2], 2], [[5], 1]],
+        "outputs": [[[1, 2]], [[5]]],
+        "fn_name": "smallest",
+    }
+    method = "class Solution:\n    def smallest(self, n: List[int], k: int) -> List[int]:\n        return nsmallest(k, n)"
     plain = "def smallest(n, k):\n    print('noise')\n    return tuple(sorted(n)[:k])\nif __name__ == '__main__': 1 / 0"
     other = "def largest(n, k):\n    return n"
-    assert code([fenced(method), fenced(plain), fenced(other)], input_output=[tests] * 3) == [1.0, 1.0, 0.0]
+    assert code([fenced(method), fenced(plain), fenced(other)], input_output=[tests] * 3) == [
+        1.0,
+        1.0,
+        0.0,
+    ]
 
 
 def cheats(kind: str) -> list[Any]:
-    parts = re.split(r"^### ", (FOLDER / f"verdicts_of_{kind}.cheats").read_text(), flags=re.MULTILINE)[1:]
+    parts = re.split(
+        r"^### ", (FOLDER / f"verdicts_of_{kind}.cheats").read_text(), flags=re.MULTILINE
+    )[1:]
     return [pytest.param(part.partition("\n")[2], id=part.partition("\n")[0]) for part in parts]
 
 
@@ -83,7 +94,9 @@ def test_no_script_gets_a_verdict_by_cheating(program: str, code: CodeReward) ->
 
 @pytest.mark.parametrize("program", cheats("functions"))
 def test_no_function_gets_a_verdict_by_cheating(program: str, code: CodeReward) -> None:
-    tests = {"test_cases": [{"type": "function_call", "fn_name": "f", "input": [1], "output": [42]}]}
+    tests = {
+        "test_cases": [{"type": "function_call", "fn_name": "f", "input": [1], "output": [42]}]
+    }
     assert code([fenced(program)], verification_info=[tests]) == [0.0]
 
 
@@ -99,7 +112,9 @@ def test_nothing_leaks_to_the_next_program(code: CodeReward) -> None:
     )
     clean = scripts(("", "False False False [] False 1"))
     for _ in range(3):
-        assert code([fenced(leave), fenced(look)], verification_info=[scripts(("", "done")), clean]) == [1.0, 1.0]
+        assert code(
+            [fenced(leave), fenced(look)], verification_info=[scripts(("", "done")), clean]
+        ) == [1.0, 1.0]
 
 
 def test_runs_are_reproducible(code: CodeReward) -> None:
@@ -123,7 +138,10 @@ def test_processor_time_ends_a_program_before_wall_time_does(code: CodeReward) -
 
 def test_memory_is_limited_by_the_flag(code: CodeReward) -> None:
     tests = scripts(("", "1"))
-    small, large = fenced("x = bytearray(100 << 20)\nprint(1)"), fenced("x = bytearray(300 << 20)\nprint(1)")
+    small, large = (
+        fenced("x = bytearray(100 << 20)\nprint(1)"),
+        fenced("x = bytearray(300 << 20)\nprint(1)"),
+    )
     assert code([small, large], verification_info=[tests] * 2) == [1.0, 0.0]
 
 
@@ -136,7 +154,9 @@ def test_rows_without_tests_get_no_opinion(code: CodeReward) -> None:
 def test_a_sandbox_that_is_killed_is_no_verdict_and_comes_back(code: CodeReward) -> None:
     [first] = psutil.Process(code.sandbox._process.pid).children()
     with ThreadPoolExecutor(1) as pool:
-        running = pool.submit(code, [fenced("while True: pass")], verification_info=[scripts(("", "1"))])
+        running = pool.submit(
+            code, [fenced("while True: pass")], verification_info=[scripts(("", "1"))]
+        )
         deadline = time.monotonic() + 20
         while len(first.children(recursive=True)) < 3:  # two keepers, and the program
             assert time.monotonic() < deadline
@@ -146,8 +166,12 @@ def test_a_sandbox_that_is_killed_is_no_verdict_and_comes_back(code: CodeReward)
     assert code([fenced("print(1)")], verification_info=[scripts(("", "1"))]) == [1.0]
 
 
-@pytest.mark.parametrize("answer", [b"", b'{"sta', b'{"status": 0, "size": 3}\n12', b'{"error": "no room"}\n'])
-def test_half_an_answer_is_no_verdict(answer: bytes, code: CodeReward, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    "answer", [b"", b'{"sta', b'{"status": 0, "size": 3}\n12', b'{"error": "no room"}\n']
+)
+def test_half_an_answer_is_no_verdict(
+    answer: bytes, code: CodeReward, monkeypatch: pytest.MonkeyPatch
+) -> None:
     mine, theirs = socket.socketpair()
 
     def keep() -> None:
@@ -157,7 +181,12 @@ def test_half_an_answer_is_no_verdict(answer: bytes, code: CodeReward, monkeypat
 
     broken = Sandbox()
     monkeypatch.setattr(broken, "_control", mine)
-    with mine, theirs, ThreadPoolExecutor(1) as pool, pytest.raises(SandboxError, match=r"it ended|no room"):
+    with (
+        mine,
+        theirs,
+        ThreadPoolExecutor(1) as pool,
+        pytest.raises(SandboxError, match=r"it ended|no room"),
+    ):
         pool.submit(keep)
         broken.run(Run("print(123)"))
     assert broken.closed
@@ -173,23 +202,38 @@ def test_files_that_the_trainer_makes_for_itself_alone_hide_nothing(allows_sandb
     sandbox.close()
 
 
-def test_a_sandbox_in_which_no_program_runs_is_refused(allows_sandbox: None, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_sandbox_in_which_no_program_runs_is_refused(
+    allows_sandbox: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(box, "_TRIAL", "open('/missing')")
     with pytest.raises(SandboxError, match="cannot read Python's library"):
         Sandbox()
 
 
-def in_a_process_of_its_own(first: str, run: str, python: str = sys.executable, **others: Any) -> Any:
+def in_a_process_of_its_own(
+    first: str, run: str, python: str = sys.executable, **others: Any
+) -> Any:
     """A sandbox without what importing all of `swift_r1` takes: `first`, then prints how the program `run` ended."""
     package = REPOSITORY / "swift_r1"
-    script = box._BOOT.rpartition("from")[0] + "from swift_r1.workers.sandbox.box import Run, Sandbox\n"
-    command = [python, "-c", f"{script}{first}\nprint(Sandbox().run(Run({run!r})))", "", package, package / "workers"]
+    script = (
+        box._BOOT.rpartition("from")[0] + "from swift_r1.workers.sandbox.box import Run, Sandbox\n"
+    )
+    command = [
+        python,
+        "-c",
+        f"{script}{first}\nprint(Sandbox().run(Run({run!r})))",
+        "",
+        package,
+        package / "workers",
+    ]
     return subprocess.run(command, capture_output=True, text=True, timeout=120, **others)
 
 
 def test_lower_limits_of_the_trainer_stay(allows_sandbox: None) -> None:
     lower = "import resource\nresource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, 1 << 20))"
-    ran = in_a_process_of_its_own(lower, "import resource; print(resource.getrlimit(resource.RLIMIT_FSIZE))")
+    ran = in_a_process_of_its_own(
+        lower, "import resource; print(resource.getrlimit(resource.RLIMIT_FSIZE))"
+    )
     assert ran.stdout == f"RunExit(status=0, output=b'({1 << 20}, {1 << 20})\\n')\n", ran
 
 
@@ -213,12 +257,19 @@ def test_any_user_gets_a_sandbox(allows_sandbox: None) -> None:
     look = "import sys; sys.exit(sys.version_info < (3, 11) or not __import__('os').access(sys.argv[1], 4))"
     if python is None or subprocess.run([python, "-c", look, box.__file__], **others).returncode:
         pytest.skip("no such interpreter or checkout")
-    threads = (FOLDER / "resources.txt").read_text().partition("### many_threads\n")[2].partition("### ")[0]
+    threads = (
+        (FOLDER / "resources.txt")
+        .read_text()
+        .partition("### many_threads\n")[2]
+        .partition("### ")[0]
+    )
     run = f"import os, sys\nsay = print\nprint(os.getuid(), os.listdir('/dev'), flush=True)\n{threads}"
     ran = in_a_process_of_its_own("", run, python, **others)
     if "no sandbox for programs can be made here" in ran.stderr:
         pytest.skip(ran.stderr.splitlines()[-1])
-    assert ran.stdout.startswith('RunExit(status=1, output=b"0 [') and ran.stdout.count("\\n") == 1, ran
+    assert (
+        ran.stdout.startswith('RunExit(status=1, output=b"0 [') and ran.stdout.count("\\n") == 1
+    ), ran
 
 
 # Namespaces of users are counted: in one that may have none below it, the kernel refuses. Where none can be made, it
@@ -233,23 +284,42 @@ REFUSING = (
 def refused(command: str, *arguments: str) -> subprocess.CompletedProcess[str]:
     script = REFUSING + f"import sys\nsys.argv = {['swift', command, *arguments]!r}\n"
     script += "from swift_r1.cli.main import main\nsys.exit(main())"
-    return subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, cwd=REPOSITORY, timeout=120)
+    return subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, cwd=REPOSITORY, timeout=120
+    )
 
 
 def test_swift_check_shows_what_the_reward_gives(tmp_path: Path, allows_sandbox: None) -> None:
     data = tmp_path / "rows.jsonl"
-    row = {"messages": [{"role": "user", "content": "Add."}], "verification_info": scripts(("1 2", "3"))}
+    row = {
+        "messages": [{"role": "user", "content": "Add."}],
+        "verification_info": scripts(("1 2", "3")),
+    }
     data.write_text(json.dumps(row) + "\n")
     gold = fenced("print(sum(map(int, input().split())))")
-    command = [sys.executable, "-m", "swift_r1", "check", "--reward_funcs", "code", "--dataset", str(data)]
-    ran = subprocess.run([*command, "--gold", gold, "--json"], capture_output=True, text=True, cwd=REPOSITORY)
+    command = [
+        sys.executable,
+        "-m",
+        "swift_r1",
+        "check",
+        "--reward_funcs",
+        "code",
+        "--dataset",
+        str(data),
+    ]
+    ran = subprocess.run(
+        [*command, "--gold", gold, "--json"], capture_output=True, text=True, cwd=REPOSITORY
+    )
     [report] = json.loads(ran.stdout)["rewards"]
     assert ran.returncode == 0 and report["problems"] == [] and report["tells_right"] is True, ran
 
 
 def test_swift_check_refuses_where_the_kernel_does(tmp_path: Path) -> None:
     data = tmp_path / "rows.jsonl"
-    row = {"messages": [{"role": "user", "content": "Add."}], "verification_info": scripts(("1 2", "3"))}
+    row = {
+        "messages": [{"role": "user", "content": "Add."}],
+        "verification_info": scripts(("1 2", "3")),
+    }
     data.write_text(json.dumps(row) + "\n")
     ran = refused("check", "--reward_funcs", "code", "--dataset", str(data))
     assert ran.returncode == 2 and "Traceback" not in ran.stderr, ran.stderr
@@ -258,9 +328,20 @@ def test_swift_check_refuses_where_the_kernel_does(tmp_path: Path) -> None:
 
 def test_swift_rlhf_refuses_before_any_model_loads(tmp_path: Path, tiny_model: Path) -> None:
     data = tmp_path / "rows.jsonl"
-    row = {"messages": [{"role": "user", "content": "Add."}], "verification_info": scripts(("1 2", "3"))}
+    row = {
+        "messages": [{"role": "user", "content": "Add."}],
+        "verification_info": scripts(("1 2", "3")),
+    }
     data.write_text((json.dumps(row) + "\n") * 8)
-    flags = {"rlhf_type": "grpo", "model": tiny_model, "dataset": data, "reward_funcs": "code", "use_vllm": "false"}
+    flags = {
+        "rlhf_type": "grpo",
+        "model": tiny_model,
+        "dataset": data,
+        "reward_funcs": "code",
+        "use_vllm": "false",
+    }
     given = [text for name, value in flags.items() for text in (f"--{name}", str(value))]
     ran = refused("rlhf", *given, "--output_dir", str(tmp_path / "out"), "--num_generations", "4")
-    assert ran.returncode == 2 and "docs/sandbox.md" in ran.stderr and "Traceback" not in ran.stderr, ran.stderr
+    assert (
+        ran.returncode == 2 and "docs/sandbox.md" in ran.stderr and "Traceback" not in ran.stderr
+    ), ran.stderr

@@ -38,8 +38,10 @@ def reachable(nums: tuple[int, ...]) -> set[Fraction]:
     [
         ("<answer>(1 + 2) * 3</answer>", Grade(1.0, True), Grade(1.0, True)),
         (RIGHT, Grade(1.0, True), Grade(1.0, True)),
-        ("<answer>(1+2)*3 = 9</answer>", Grade(1.0, True), Grade(0.1, True)),  # oat evaluates all of the tag
-        ("<answer>(1+2)*3 = 8</answer>", Grade(1.0, True), Grade(0.1, True)),  # what follows = is not read
+        # oat evaluates all of the tag
+        ("<answer>(1+2)*3 = 9</answer>", Grade(1.0, True), Grade(0.1, True)),
+        # what follows = is not read
+        ("<answer>(1+2)*3 = 8</answer>", Grade(1.0, True), Grade(0.1, True)),
         ("<answer>3*2*1</answer> <answer>(1+2)*3</answer>", Grade(0.0, True), Grade(1.0, True)),
         ("<answer>(1+2)*3</answer> <answer>3*2*1</answer>", Grade(1.0, True), Grade(0.1, True)),
         ("<answer>(1+2)*3</answer>\nso it is", Grade(1.0, True), Grade(0.0, False)),
@@ -64,7 +66,11 @@ def test_exact_fractions() -> None:
     assert grade_countdown("<answer>1 / 3 * 3</answer>", [1, 3, 3], 1).score == 1.0
     # equal as floats, not as numbers
     assert (
-        grade_countdown("<answer>100000000000000/3*3/3-1</answer>", [100000000000000, 3, 3, 3, 1], 33333333333332).score
+        grade_countdown(
+            "<answer>100000000000000/3*3/3-1</answer>",
+            [100000000000000, 3, 3, 3, 1],
+            33333333333332,
+        ).score
         == 0
     )
 
@@ -93,7 +99,11 @@ def test_never_a_wrong_one(nums: list[int], target: int, data: st.DataObject) ->
     text = str(order[0])
     for number in order[1:]:
         operator = data.draw(st.sampled_from(["+", "-", "*", "/", "**", "//", " "]))
-        text = data.draw(st.sampled_from([f"({text}){operator}{number}", f"{text}{operator}{number}", f"-{text}"]))
+        text = data.draw(
+            st.sampled_from(
+                [f"({text}){operator}{number}", f"{text}{operator}{number}", f"-{text}"]
+            )
+        )
     score = grade_countdown(f"<answer>{text}</answer>", nums, target).score
     if score == 1.0:
         assert Fraction(target) in reachable(tuple(nums))
@@ -107,14 +117,23 @@ def test_every_plain_solution_of_a_small_problem() -> None:
             value = _value(expression)
             text = f"<answer>{a} {first} {b} {second} {c}</answer>"
             for target in range(-10, 40):
-                assert grade_countdown(text, [2, 3, 6], target).score == float(value == target), (text, target)
+                assert grade_countdown(text, [2, 3, 6], target).score == float(value == target), (
+                    text,
+                    target,
+                )
 
 
 def _value(expression: str) -> Fraction:
     tokens = expression.removeprefix("Fraction(").replace(")", "", 1)
     terms: list[Fraction] = []
     operator = "+"
-    for token in tokens.replace("+", " + ").replace("-", " - ").replace("*", " * ").replace("/", " / ").split():
+    for token in (
+        tokens.replace("+", " + ")
+        .replace("-", " - ")
+        .replace("*", " * ")
+        .replace("/", " / ")
+        .split()
+    ):
         if token in "+-*/":
             operator = token
         elif operator == "+":

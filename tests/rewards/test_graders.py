@@ -264,7 +264,8 @@ EQUAL_NEIGHBOURS = {
 @needs_data
 @pytest.mark.data
 @pytest.mark.parametrize(
-    ("verifier", "every"), [("fast", 1), ("math_verify", 12), pytest.param("math_verify", 1, marks=pytest.mark.long)]
+    ("verifier", "every"),
+    [("fast", 1), ("math_verify", 12), pytest.param("math_verify", 1, marks=pytest.mark.long)],
 )
 def test_every_gold_answer_of_the_evaluation_sets(verifier: str, every: int) -> None:
     """1 against itself; 0 against the next item's, where that is another value. `math_verify` takes 12 ms for each."""
@@ -278,7 +279,10 @@ def test_every_gold_answer_of_the_evaluation_sets(verifier: str, every: int) -> 
             assert grade_math(boxed(answer), item, verifier) == Grade(1.0, True), answer
             equal = any(str(answer).strip("$\n") == str(other).strip("$\n") for other in others)
             equal = equal or any((answer, other) in EQUAL_NEIGHBOURS for other in others)
-            assert grade_math(boxed(answer), following, verifier).score == float(equal), (answer, following)
+            assert grade_math(boxed(answer), following, verifier).score == float(equal), (
+                answer,
+                following,
+            )
             differing += not equal
     assert differing > len(items)
 
@@ -387,7 +391,9 @@ BOMBS = [
 ]
 
 
-@pytest.mark.parametrize("bomb", BOMBS, ids=lambda text: text[:20].encode("unicode_escape").decode())
+@pytest.mark.parametrize(
+    "bomb", BOMBS, ids=lambda text: text[:20].encode("unicode_escape").decode()
+)
 def test_bombs_are_wrong_at_once(bomb: str) -> None:
     started = time.process_time()
     for gold in ("5", "x^2", "(1,2)", r"\{1,2\}"):
@@ -460,10 +466,15 @@ WORKED = [  # text with working, and its gold answer
 
 def test_the_working_before_the_answer_does_not_matter() -> None:
     texts, golds = zip(*WORKED, strict=True)
-    assert build_reward("accuracy").call(list(texts), {"solution": [f"${gold}$" for gold in golds]}) == [1.0] * 8
+    assert (
+        build_reward("accuracy").call(list(texts), {"solution": [f"${gold}$" for gold in golds]})
+        == [1.0] * 8
+    )
     assert build_reward("accuracy").call(list(texts), {"solution": ["$7$"] * 8}) == [0.0] * 8
     for verifier in ("fast", "math_verify"):
-        assert [grade_math(text, gold, verifier).score for text, gold in WORKED] == [1.0] * 8, verifier
+        assert [grade_math(text, gold, verifier).score for text, gold in WORKED] == [1.0] * 8, (
+            verifier
+        )
 
 
 @pytest.mark.parametrize(
@@ -577,6 +588,18 @@ def test_accuracy_of_every_gold_answer_of_the_evaluation_sets(every: int) -> Non
 
 
 def test_accuracy_is_math_verify_and_has_no_opinion_without_a_gold_answer() -> None:
-    texts = [r"so \boxed{\frac{2}{4}}", r"<answer>$2^{10}$</answer>", "no box", r"\boxed{9^{9^{9}}}", "5"]
+    texts = [
+        r"so \boxed{\frac{2}{4}}",
+        r"<answer>$2^{10}$</answer>",
+        "no box",
+        r"\boxed{9^{9^{9}}}",
+        "5",
+    ]
     solutions = [r"$\frac{1}{2}$", "<answer>$1024$</answer>", "$3$", "$3$", ""]
-    assert build_reward("accuracy").call(texts, {"solution": solutions}) == [1.0, 1.0, 0.0, 0.0, None]
+    assert build_reward("accuracy").call(texts, {"solution": solutions}) == [
+        1.0,
+        1.0,
+        0.0,
+        0.0,
+        None,
+    ]

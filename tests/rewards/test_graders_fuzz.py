@@ -30,7 +30,16 @@ LATEX_PIECES = r"\boxed{ \left( \right) \frac \sqrt \pi \pm \cup \text{ \{ \} \i
 LATEX_PIECES += r" \rfloor \\ \in \begin{pmatrix} \end{pmatrix} \mathbf{ \emptyset ^\circ \mp \le 1&2\\3&4 x_1= \approx"
 PLAIN_PIECES = "{ } ( ) [ ] ^ ^{ _ + - * / // ** = , ; ! | . 0 1 2 3 9 99999 1e9 x e i % $ ~ #### nan inf lambda"
 TAG_PIECES = "<answer> </answer> <think> </think> (1+2)*3 3*(1+2) 2*3-1 ٣ − é 𝟗"
-PIECES = [*LATEX_PIECES.split(), *PLAIN_PIECES.split(), *TAG_PIECES.split(), " ", "\n", "\x00", "\ud800", "\\"]
+PIECES = [
+    *LATEX_PIECES.split(),
+    *PLAIN_PIECES.split(),
+    *TAG_PIECES.split(),
+    " ",
+    "\n",
+    "\x00",
+    "\ud800",
+    "\\",
+]
 
 
 def mutated(chance: random.Random, seeds: list[str] = SEEDS) -> str:
@@ -84,7 +93,15 @@ def gsm8k(text: str, chance: random.Random) -> Grade:
 def fast_math(text: str, chance: random.Random) -> Grade:
     matrix = r"\begin{pmatrix} 1 & x^2 \\ 2 & 12345 \end{pmatrix}"
     gold = chance.choice(
-        [r"\frac{1}{2}", "(x+1)^2", r"(3, \frac{\pi}{2})", ["5", r"\{1,2\}"], 142.0, matrix, r"1 \pm 2"]
+        [
+            r"\frac{1}{2}",
+            "(x+1)^2",
+            r"(3, \frac{\pi}{2})",
+            ["5", r"\{1,2\}"],
+            142.0,
+            matrix,
+            r"1 \pm 2",
+        ]
     )
     return grade_math(text, gold, answer=chance.choice(["boxed", "tag", "tag_strict"]))
 
@@ -110,7 +127,9 @@ def countdown_oracle(nums: tuple[int, ...], target: int) -> bool:
     return Fraction(target) in reach(tuple(map(Fraction, nums)))
 
 
-PROBLEMS = [((1, 2, 3), target) for target in (5, 6, 7, 8, 9, 10, 11, 14, 100)] + [((2, 3, 9), t) for t in (5, 21, 33)]
+PROBLEMS = [((1, 2, 3), target) for target in (5, 6, 7, 8, 9, 10, 11, 14, 100)] + [
+    ((2, 3, 9), t) for t in (5, 21, 33)
+]
 POSSIBLE = {problem: countdown_oracle(*problem) for problem in PROBLEMS}
 
 
@@ -128,13 +147,19 @@ def no_wrong_one(count: int, seed: int) -> int:
             ones += 1
             assert POSSIBLE[nums, target], (text, nums, target)
             tags = re.findall(r"<answer>(.*?)</answer>", text, re.DOTALL)
-            assert any(_reaches(tag.partition("=")[0], nums, target) for tag in tags), (text, nums, target)
+            assert any(_reaches(tag.partition("=")[0], nums, target) for tag in tags), (
+                text,
+                nums,
+                target,
+            )
     return ones
 
 
 def _reaches(text: str, nums: tuple[int, ...], target: int) -> bool:
     """Shunting-yard over fractions: another way of evaluating than the grader's."""
-    if not re.fullmatch(r"[0-9+\-*/()\s]*", text) or sorted(map(int, re.findall(r"[0-9]+", text))) != sorted(nums):
+    if not re.fullmatch(r"[0-9+\-*/()\s]*", text) or sorted(
+        map(int, re.findall(r"[0-9]+", text))
+    ) != sorted(nums):
         return False
     rank = {"+": 1, "-": 1, "*": 2, "/": 2, "~": 3}
     values: list[Fraction] = []
@@ -161,7 +186,12 @@ def _reaches(text: str, nums: tuple[int, ...], target: int) -> bool:
             pending.pop()
         else:
             operator = "~" if token == "-" and before in "(+-*/~" else token
-            while operator != "~" and pending and pending[-1] != "(" and rank[pending[-1]] >= rank[operator]:
+            while (
+                operator != "~"
+                and pending
+                and pending[-1] != "("
+                and rank[pending[-1]] >= rank[operator]
+            ):
                 apply()
             pending.append(operator)
         before = token
@@ -173,7 +203,9 @@ def _reaches(text: str, nums: tuple[int, ...], target: int) -> bool:
 def test_the_oracle_knows_what_can_be_reached() -> None:
     assert POSSIBLE[(1, 2, 3), 9] and POSSIBLE[(1, 2, 3), 5] and not POSSIBLE[(1, 2, 3), 100]
     for first, second in product("+-*/", repeat=2):
-        reached = [target for target in range(-9, 10) if _reaches(f"3{first}2{second}1", (1, 2, 3), target)]
+        reached = [
+            target for target in range(-9, 10) if _reaches(f"3{first}2{second}1", (1, 2, 3), target)
+        ]
         assert len(reached) == (0 if first == "/" else 1), (first, second)
 
 
@@ -187,7 +219,9 @@ def test_mutated_completions() -> None:
 @pytest.mark.long
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("grade", [gsm8k, fast_math])
-def test_a_hundred_thousand_mutated_completions(grade: Callable[[str, random.Random], Grade]) -> None:
+def test_a_hundred_thousand_mutated_completions(
+    grade: Callable[[str, random.Random], Grade],
+) -> None:
     assert 0 < sum(hammer(100_000, 5, grade)) < 100_000
 
 

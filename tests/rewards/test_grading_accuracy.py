@@ -33,12 +33,16 @@ def test_no_near_answer_is_right_for_the_reward_accuracy(accuracy: ModuleType) -
     texts = [accuracy.completion(answer, number) for number, (_, _, answer) in enumerate(chosen)]
     assert len(texts) == 200
     texts += [f"So the answer is {answer}." for _, _, answer in chosen]
-    assert build_reward("accuracy").call(texts, {"solution": [gold for _, gold, _ in chosen] * 2}) == [0.0] * 400
+    assert (
+        build_reward("accuracy").call(texts, {"solution": [gold for _, gold, _ in chosen] * 2})
+        == [0.0] * 400
+    )
 
 
 def test_no_near_answer_is_right_and_hardly_a_rewritten_one_is_wrong(accuracy: ModuleType) -> None:
     golds = accuracy.gold_answers(DATA)
-    kept = {kind: rule for kind, rule in accuracy.KEEPS.items() if kind != "equivalent forms"}  # made by sympy: slow
+    # made by sympy: slow
+    kept = {kind: rule for kind, rule in accuracy.KEEPS.items() if kind != "equivalent forms"}
     wrong = {}
     for rules, right in ((kept, 1.0), (accuracy.CHANGES, 0.0)):
         chosen = accuracy.pairs(rules, golds)

@@ -107,7 +107,9 @@ def judged(
     url: str, completions: list[str], folder: Path | None = None, workers: int = 0, **config: Any
 ) -> RewardColumn:
     """What is made of one group, in worker processes or in this one; `folder` is the run's."""
-    args = SimpleNamespace(judge=json.dumps({"url": url, **config}), output_dir=str(folder), reward_timeout=20.0)
+    args = SimpleNamespace(
+        judge=json.dumps({"url": url, **config}), output_dir=str(folder), reward_timeout=20.0
+    )
     args.reward_num_workers, args.reward_memory_limit, args.reward_env = workers or 1, 2.0, []
     task = [{"role": "user", "content": "Name a number."}]
     columns = {
@@ -115,7 +117,9 @@ def judged(
         "solution": ["7"] * len(completions),
     }
     with (RewardPool if workers else InlineRewards)(args, ["judge"]) as pool:
-        return pool.score(RewardBatch(completions, columns, len(completions), {"global_step": 3}))[0]
+        return pool.score(RewardBatch(completions, columns, len(completions), {"global_step": 3}))[
+            0
+        ]
 
 
 def asked_about(body: dict[str, Any]) -> str:
@@ -124,26 +128,40 @@ def asked_about(body: dict[str, Any]) -> str:
     return found[1]
 
 
-def test_scores_on_a_scale_from_the_first_model_listed(serve: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_scores_on_a_scale_from_the_first_model_listed(
+    serve: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("SWIFT_JUDGE_API_KEY", KEY)
     server = serve(lambda body, _: f"I read [[1]] of it. [[{asked_about(body)}]]")
     column = judged(
-        server.url, ["2", "10", "10", "6", "11", "\ud800"], workers=1, scale=[2, 10], rubric="It is {solution}."
+        server.url,
+        ["2", "10", "10", "6", "11", "\ud800"],
+        workers=1,
+        scale=[2, 10],
+        rubric="It is {solution}.",
     )
     assert column.values[:4] == (0.0, 1.0, 1.0, 0.5)
     assert [bad.index for bad in column.invalid] == [4, 5]
     assert "says 11, which is outside of the scale" in column.invalid[0].cause
-    assert len(server.seen) == 5  # equal completions are asked about once, and invalid ones not again
+    # equal completions are asked about once, and invalid ones not again
+    assert len(server.seen) == 5
     first = server.seen[0]
     assert first["model"] == "ruler" and first["temperature"] == 0 and "max_tokens" in first
-    assert "It is 7." in first["messages"][0]["content"] and "from 2 (worst) to 10" in first["messages"][0]["content"]
+    assert (
+        "It is 7." in first["messages"][0]["content"]
+        and "from 2 (worst) to 10" in first["messages"][0]["content"]
+    )
     assert "Name a number." in first["messages"][1]["content"]
     assert server.authorizations == {f"Bearer {KEY}"}
 
 
 def test_verdicts_templates_and_what_a_row_lacks(serve: Any) -> None:
     server = serve(lambda body, _: "It is " + body["messages"][1]["content"])
-    config = {"scale": {"yes": 1, "No": -0.5}, "answer": r"is \w+ (\w+)", "prompt": "{solution} {completion} {x"}
+    config = {
+        "scale": {"yes": 1, "No": -0.5},
+        "answer": r"is \w+ (\w+)",
+        "prompt": "{solution} {completion} {x",
+    }
     column = judged(server.url, ["Yes", "no", "maybe", "{solution}"], **config)
     assert column.values[:2] == (1.0, -0.5)
     assert "says maybe, which scale does not have" in column.invalid[0].cause
@@ -153,7 +171,9 @@ def test_verdicts_templates_and_what_a_row_lacks(serve: Any) -> None:
     assert "the row has no grade, which a template of --judge names" in column.invalid[0].cause
 
 
-@pytest.mark.parametrize(("combine", "value"), [("majority", 0.2), ("median", 0.2), ("mean", (0.2 + 0.2 + 0.9) / 3)])
+@pytest.mark.parametrize(
+    ("combine", "value"), [("majority", 0.2), ("median", 0.2), ("mean", (0.2 + 0.2 + 0.9) / 3)]
+)
 def test_votes(serve: Any, combine: str, value: float) -> None:
     said = {0: "[[2]]", 1: "hm", 2: "[[9]]", 3: "[[2]]", 4: "[[22]]"}
     server = serve(lambda body, _: said[body["seed"]])
@@ -166,7 +186,10 @@ def test_votes(serve: Any, combine: str, value: float) -> None:
 
 @pytest.mark.parametrize(("invalid", "value"), [("none", None), (0, 0.0), (-1.5, -1.5)])
 def test_what_an_unreadable_answer_means(serve: Any, invalid: Any, value: float | None) -> None:
-    assert judged(serve(lambda *_: "I like it").url, ["a", "b"], invalid=invalid).values == (value, value)
+    assert judged(serve(lambda *_: "I like it").url, ["a", "b"], invalid=invalid).values == (
+        value,
+        value,
+    )
 
 
 def test_a_group_is_ranked_in_another_order_at_each_vote(serve: Any) -> None:
@@ -178,7 +201,11 @@ def test_a_group_is_ranked_in_another_order_at_each_vote(serve: Any) -> None:
         classes: dict[int, list[str]] = {}
         for number, text in enumerate(texts, start=1):
             classes.setdefault(len(text), []).append(str(number))
-        return "So: [[ " + " > ".join("=".join(classes[size]) for size in sorted(classes, reverse=True)) + " ]]"
+        return (
+            "So: [[ "
+            + " > ".join("=".join(classes[size]) for size in sorted(classes, reverse=True))
+            + " ]]"
+        )
 
     server = serve(longest_first)
     column = judged(server.url, ["a", "bbb", "cc", "dd", "a"], mode="rank", votes=4)
@@ -188,7 +215,9 @@ def test_a_group_is_ranked_in_another_order_at_each_vote(serve: Any) -> None:
     assert judged(server.url, ["a", "a"], mode="rank").values == (0.5, 0.5)  # nobody is asked
     assert len(orders) == 4
     column = judged(serve(lambda *_: "[[1 > 3]]").url, ["a", "b"], mode="rank")
-    assert all("has no ranking of the 2 answers: '[[1 > 3]]'" in bad.cause for bad in column.invalid)
+    assert all(
+        "has no ranking of the 2 answers: '[[1 > 3]]'" in bad.cause for bad in column.invalid
+    )
     assert len(column.invalid) == 2
 
 
@@ -200,7 +229,10 @@ def test_rankings() -> None:
             read_ranking(text, 2)
     assert shuffled("abc", 0) == shuffled("abc", 0)
     assert task_of([{"role": "user", "content": "q"}, {"role": "assistant", "content": "a"}]) == "q"
-    assert task_of([{"role": "system", "content": "s"}, {"role": "user", "content": "q"}]) == "system: s\n\nuser: q"
+    assert (
+        task_of([{"role": "system", "content": "s"}, {"role": "user", "content": "q"}])
+        == "system: s\n\nuser: q"
+    )
 
 
 def test_answers_are_kept_in_the_run_and_the_budget_is_the_runs(serve: Any, tmp_path: Path) -> None:
@@ -213,18 +245,24 @@ def test_answers_are_kept_in_the_run_and_the_budget_is_the_runs(serve: Any, tmp_
     column = judged(server.url, [*"abcd", *"wxyz"], tmp_path, max_calls=8)
     assert len(server.seen) == 8 and column.values[:4] == (0.5,) * 4
     assert len(column.invalid) == 2 and "the budget of --judge is spent" in column.invalid[0].cause
-    assert judged(server.url, ["n", "m"], tmp_path, max_total_tokens=80, over_budget="none").values == (None, None)
+    assert judged(
+        server.url, ["n", "m"], tmp_path, max_total_tokens=80, over_budget="none"
+    ).values == (None, None)
     assert judged(server.url, ["n", "m"], tmp_path, max_total_tokens=81, at_once=1).values[0] == 0.5
     with sqlite3.connect(tmp_path / "judge.sqlite") as kept:
         assert kept.execute("SELECT calls, tokens FROM spent").fetchall() == [(9, 90)]
 
 
-def test_a_judge_that_is_not_there_or_refuses(serve: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_judge_that_is_not_there_or_refuses(
+    serve: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("MY_KEY", KEY)
     (tmp_path / "args.json").write_text("{}")
     server = serve(lambda *_: 401)
     column = judged(server.url, ["a", "b"], tmp_path, api_key_env="MY_KEY", invalid=0)
-    assert all("answered 401" in bad.cause and "Bearer ***" in bad.cause for bad in column.invalid), column
+    assert all(
+        "answered 401" in bad.cause and "Bearer ***" in bad.cause for bad in column.invalid
+    ), column
     assert len(column.invalid) == 2 and KEY.encode() not in (tmp_path / "judge.sqlite").read_bytes()
     server.shutdown()
     server.server_close()
@@ -235,20 +273,27 @@ def test_a_judge_that_is_not_there_or_refuses(serve: Any, tmp_path: Path, monkey
 def test_a_judge_that_is_busy_for_a_while(serve: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(remote, "FIRST_PAUSE", 0.01)
     busy = serve(lambda _, number: 429 if number == 1 else 503 if number < 6 else "[[10]]")
-    assert judged(busy.url, ["a"]).values == (1.0,)  # the sixth attempt is within the 20 seconds of a request
+    # the sixth attempt is within the 20 seconds of a request
+    assert judged(busy.url, ["a"]).values == (1.0,)
     assert busy.times[1] - busy.times[0] > 1.9  # as Retry-After says
     busy = serve(lambda *_: 429)
     busy.retry_after = 60
     [bad] = judged(busy.url, ["a"]).invalid
-    assert "answered 429" in bad.cause and len(busy.seen) == 1  # it wants more seconds than a request has
+    # it wants more seconds than a request has
+    assert "answered 429" in bad.cause and len(busy.seen) == 1
 
 
 @pytest.mark.parametrize("key", ["sk-of\nnobody", "sk-\u00e9"])
-def test_a_key_that_no_header_can_have_is_in_no_message(serve: Any, key: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_key_that_no_header_can_have_is_in_no_message(
+    serve: Any, key: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     server = serve(lambda *_: "[[10]]")
     monkeypatch.setenv("MY_KEY", key)
     [bad] = judged(server.url, ["a"], api_key_env="MY_KEY").invalid
-    assert bad.cause.startswith("RemoteRewardError: the key for ") and key.split()[-1] not in bad.cause.split("/v1")[1]
+    assert (
+        bad.cause.startswith("RemoteRewardError: the key for ")
+        and key.split()[-1] not in bad.cause.split("/v1")[1]
+    )
     monkeypatch.setenv("MY_KEY", f" {KEY}\n")  # as files of secrets end
     assert judged(server.url, ["a"], api_key_env="MY_KEY").values == (1.0,)
     assert server.authorizations == {f"Bearer {KEY}"}
@@ -275,12 +320,27 @@ def test_a_budget_of_tokens_needs_a_judge_that_counts_them(
         (__file__, f"--judge {__file__} is not valid YAML or JSON: "),
         ('{"url": "http://me:pw@host/v1"}', "--judge: url: String should match pattern"),
         ('{"url": "http://x", "api_key": "k"}', "--judge: api_key: a key has no place in a file"),
-        ('{"url": "http://x", "votess": 3}', "--judge: votess: there is no such key; known are url, model, "),
-        ('{"url": "http://x", "votes": 3}', "--judge: votes 3 are all the same at temperature 0: give one"),
-        ('{"url": "http://x", "votes": 0}', "--judge: votes: Input should be greater than or equal to 1"),
+        (
+            '{"url": "http://x", "votess": 3}',
+            "--judge: votess: there is no such key; known are url, model, ",
+        ),
+        (
+            '{"url": "http://x", "votes": 3}',
+            "--judge: votes 3 are all the same at temperature 0: give one",
+        ),
+        (
+            '{"url": "http://x", "votes": 0}',
+            "--judge: votes: Input should be greater than or equal to 1",
+        ),
         ('{"url": "http://x", "scale": [3, 3]}', "--judge: scale needs two different numbers"),
-        ('{url: "http://x", scale: {YES: 1, NO: 0}}', "--judge: scale: YAML reads YES and NO as true and false"),
-        ('{"url": "http://x", "answer": "[0-9]+"}', "--judge: answer has 0 groups: one is what is read"),
+        (
+            '{url: "http://x", scale: {YES: 1, NO: 0}}',
+            "--judge: scale: YAML reads YES and NO as true and false",
+        ),
+        (
+            '{"url": "http://x", "answer": "[0-9]+"}',
+            "--judge: answer has 0 groups: one is what is read",
+        ),
         ('{"url": "http://x", "prompt": "{prompt}"}', "--judge: prompt lacks {completion}"),
     ],
 )
@@ -291,8 +351,12 @@ def test_faults_of_the_configuration(config: str, fault: str) -> None:
 
 
 def test_a_key_that_is_not_set() -> None:
-    args = SimpleNamespace(judge='{"url": "http://x/v1", "api_key_env": "NO_SUCH_KEY"}', reward_timeout=1.0)
-    with pytest.raises(UsageError, match="the environment variable NO_SUCH_KEY with the judge's key is not set"):
+    args = SimpleNamespace(
+        judge='{"url": "http://x/v1", "api_key_env": "NO_SUCH_KEY"}', reward_timeout=1.0
+    )
+    with pytest.raises(
+        UsageError, match="the environment variable NO_SUCH_KEY with the judge's key is not set"
+    ):
         build_reward("judge", args)
     with pytest.raises(UsageError, match="needs --judge FILE"):
         build_reward("judge", SimpleNamespace(judge=None))
@@ -314,7 +378,10 @@ def test_a_judge_behind_our_own_server(
     nonsense = start_tiny(tiny_model)
     wait_until_serving(nonsense)
     column = judged(f"{nonsense.url}/v1", ["a", "b"], max_tokens=8, votes=2, temperature=1.0)
-    assert len(column.invalid) == 2 and "the judge's answer has no verdict: " in column.invalid[0].cause
+    assert (
+        len(column.invalid) == 2
+        and "the judge's answer has no verdict: " in column.invalid[0].cause
+    )
 
 
 def test_a_start_does_not_ask_the_judge(serve: Any) -> None:
@@ -327,14 +394,27 @@ def test_a_start_does_not_ask_the_judge(serve: Any) -> None:
     assert column_faults(args, [{"solution": "2", "messages": []}]) == [
         "--judge names {answer}, a column that the data lacks (it has solution)"
     ]
-    args = parse_arguments(CheckArguments, [*words, json.dumps({"url": server.url, "api_key_env": "NO_SUCH_KEY"})])
+    args = parse_arguments(
+        CheckArguments, [*words, json.dumps({"url": server.url, "api_key_env": "NO_SUCH_KEY"})]
+    )
     [fault] = quick_faults(args, row)
     assert "the environment variable NO_SUCH_KEY with the judge's key is not set" in fault
 
 
 def test_swift_check_asks_the_judge(serve: Any) -> None:
-    server = serve(lambda body, _: "[[10]]" if asked_about(body) == "<answer>3</answer>" else "[[0]]")
-    words = ["--reward_funcs", "judge", "--judge", json.dumps({"url": server.url}), "--gold", "<answer>3</answer>"]
+    server = serve(
+        lambda body, _: "[[10]]" if asked_about(body) == "<answer>3</answer>" else "[[0]]"
+    )
+    words = [
+        "--reward_funcs",
+        "judge",
+        "--judge",
+        json.dumps({"url": server.url}),
+        "--gold",
+        "<answer>3</answer>",
+    ]
     report = run_checks(parse_arguments(CheckArguments, words))
     assert report.ok and report.rewards[0].tells_right, report
-    assert report.rewards[0].values["right"] == (1.0,) and report.rewards[0].values["wrong"] == (0.0,)
+    assert report.rewards[0].values["right"] == (1.0,) and report.rewards[0].values["wrong"] == (
+        0.0,
+    )

@@ -33,23 +33,46 @@ SCRIPT = Case(("3",), stdin="1 2")
     [
         ({"language": "python", "test_cases": [{"input": "1 2", "output": "3"}]}, [SCRIPT]),
         (
-            json.dumps({"test_cases": [{"input": "1 2", "output": "3", "fn_name": None, "type": "stdin_stdout"}]}),
+            json.dumps(
+                {
+                    "test_cases": [
+                        {"input": "1 2", "output": "3", "fn_name": None, "type": "stdin_stdout"}
+                    ]
+                }
+            ),
             [SCRIPT],
         ),
         ({"inputs": ["1 2"], "outputs": ["3"]}, [SCRIPT]),
-        (json.dumps({"inputs": [["1", "2"]], "outputs": [["3", "4"]]}), [Case(("3\n4",), stdin="1\n2")]),
+        (
+            json.dumps({"inputs": [["1", "2"]], "outputs": [["3", "4"]]}),
+            [Case(("3\n4",), stdin="1\n2")],
+        ),
         ([{"input": "1 2", "output": "3", "testtype": "stdin"}], [SCRIPT]),
         (
             {"inputs": [[1, [2]]], "outputs": [[3]], "fn_name": "add"},
             [Case(([3], 3), fn_name="add", args=(1, [2]))],
         ),
         (
-            {"test_cases": [{"type": "function_call", "fn_name": "add", "input": [1, 2], "output": "ab"}]},
+            {
+                "test_cases": [
+                    {"type": "function_call", "fn_name": "add", "input": [1, 2], "output": "ab"}
+                ]
+            },
             [Case(("ab",), fn_name="add", args=(1, 2))],
         ),
-        ({"inputs": None, "outputs": None, "test_cases": [{"input": None, "output": 3}]}, [Case(("3",))]),
         (
-            [{"input": '"a\u2028b"\n\n1', "output": "3", "testtype": "functional", "fn_name": "add"}],
+            {"inputs": None, "outputs": None, "test_cases": [{"input": None, "output": 3}]},
+            [Case(("3",))],
+        ),
+        (
+            [
+                {
+                    "input": '"a\u2028b"\n\n1',
+                    "output": "3",
+                    "testtype": "functional",
+                    "fn_name": "add",
+                }
+            ],
             [Case((3,), fn_name="add", args=("a\u2028b", 1))],
         ),
         (
@@ -74,7 +97,10 @@ def test_the_formats_of_public_sets_are_read(tests: object, cases: list[Case]) -
         ({"test_cases": [{"input": ""}]}, "input and output"),
         ({"test_cases": [{"input": [1], "output": 1, "type": "functional"}]}, "needs fn_name"),
         ({"inputs": None, "outputs": None}, "no tests"),
-        ({"fn_name": "f", "test_cases": [{"input": {"x": 1}, "output": 1}]}, "input of f is not a list"),
+        (
+            {"fn_name": "f", "test_cases": [{"input": {"x": 1}, "output": 1}]},
+            "input of f is not a list",
+        ),
         ({"fn_name": "f", "test_cases": [{"input": 1, "output": 1}]}, "input of f is not a list"),
         ({"test_cases": [{"input": [1], "output": 1, "type": "file"}]}, "unknown type file"),
     ],
@@ -87,7 +113,11 @@ def test_what_is_wrong_with_tests_is_said(tests: object, fault: str) -> None:
 def test_blanks_at_the_ends_of_lines_do_not_count() -> None:
     case = Case(("1 2\n3\n",))
     assert passes(case, b"\n1 2  \r\n3") and passes(case, b"1 2\n3\n\n")
-    assert not passes(case, b"1  2\n3") and not passes(case, b"1 2") and not passes(case, b"1 2\n3 \xff")
+    assert (
+        not passes(case, b"1  2\n3")
+        and not passes(case, b"1 2")
+        and not passes(case, b"1 2\n3 \xff")
+    )
 
 
 @pytest.mark.parametrize(

@@ -83,7 +83,9 @@ def server() -> Iterator[Server]:
 def ask(url: str, timeout: float = 5.0, times: int = 1) -> RewardColumn:
     args = SimpleNamespace(reward_api=url, reward_timeout=timeout, reward_num_workers=1)
     args.reward_memory_limit, args.reward_env = 2.0, []
-    batch = RewardBatch(["a", "b\ud800b"], {"solution": ["1", 2], "messages": [[], []]}, 2, {"global_step": 3})
+    batch = RewardBatch(
+        ["a", "b\ud800b"], {"solution": ["1", 2], "messages": [[], []]}, 2, {"global_step": 3}
+    )
     with RewardPool(args, ["api"]) as pool:
         return [pool.score(batch)[0] for _ in range(times)][-1]
 

@@ -70,8 +70,19 @@ class Later(AsyncORM):
 
 @pytest.fixture
 def registered(monkeypatch: pytest.MonkeyPatch) -> None:
-    entries = {"v4": V4, "v4_required": V4Required, "v3": V3, "v3_named": V3Named, "later": Later, "ready": V3()}
-    entries |= {"impossible": Impossible, "number": 3, "plain": lambda completions, target: [0.0] * len(completions)}
+    entries = {
+        "v4": V4,
+        "v4_required": V4Required,
+        "v3": V3,
+        "v3_named": V3Named,
+        "later": Later,
+        "ready": V3(),
+    }
+    entries |= {
+        "impossible": Impossible,
+        "number": 3,
+        "plain": lambda completions, target: [0.0] * len(completions),
+    }
     for name, entry in entries.items():
         monkeypatch.setitem(orms, name, entry)
 
@@ -89,7 +100,9 @@ def registered(monkeypatch: pytest.MonkeyPatch) -> None:
         ("format", (), False),
     ],
 )
-def test_construction_and_needed_columns(registered: None, name: str, needs: tuple[str, ...], is_async: bool) -> None:
+def test_construction_and_needed_columns(
+    registered: None, name: str, needs: tuple[str, ...], is_async: bool
+) -> None:
     reward = build_reward(name, ARGS)
     assert reward.needs == needs
     assert reward.is_async is is_async
@@ -109,11 +122,17 @@ def test_plain_function_gets_only_what_it_names(registered: None) -> None:
 
 def test_faults_are_reported_together(registered: None) -> None:
     with pytest.raises(UsageError) as caught:
-        build_rewards(["v4", "formt", "v4 v3", "impossible", "number", "v3"], frozenset(("answer", "messages")), ARGS)
+        build_rewards(
+            ["v4", "formt", "v4 v3", "impossible", "number", "v3"],
+            frozenset(("answer", "messages")),
+            ARGS,
+        )
     needs, unknown, several, impossible, number = caught.value.faults
     assert "v4 needs the column solution, and the data has answer" in needs
     assert "formt" in unknown and "did you mean format" in unknown
-    assert several.endswith("there is no reward function 'v4 v3': several are a list, in YAML [v4, v3]")
+    assert several.endswith(
+        "there is no reward function 'v4 v3': several are a list, in YAML [v4, v3]"
+    )
     assert "impossible cannot be constructed" in impossible and "tokenizer_path" in impossible
     assert "number is an int" in number
     assert all("\n" not in fault for fault in caught.value.faults)
@@ -143,14 +162,17 @@ def test_bad_values_are_invalid_one_by_one() -> None:
 
 
 @pytest.mark.parametrize(
-    "returned", [1.0, 5, True, np.float64(1), torch.tensor(1.0), None, "abc", {}, [1, 2], [1] * 4, {1, 2, 3}]
+    "returned",
+    [1.0, 5, True, np.float64(1), torch.tensor(1.0), None, "abc", {}, [1, 2], [1] * 4, {1, 2, 3}],
 )
 def test_wrong_shapes(returned: object) -> None:
     outcome = checked(returned, 3)
     assert outcome.failure is not None and (outcome.kind, outcome.values) == ("shape", ())
 
 
-MS_SWIFT = re.compile(r"^<think>.*?</think>\s*<answer>.*?</answer>(?![\s\S])", re.DOTALL | re.MULTILINE)
+MS_SWIFT = re.compile(
+    r"^<think>.*?</think>\s*<answer>.*?</answer>(?![\s\S])", re.DOTALL | re.MULTILINE
+)
 PIECES = ["<think>", "</think>", "<answer>", "</answer>", " ", "\n", "x", "</think>\n<answer>"]
 
 
@@ -164,9 +186,15 @@ def test_format_means_what_the_expression_means(middle: str, whole: bool) -> Non
 def test_format_is_fast_on_hostile_text() -> None:
     started = time.process_time()
     reward = build_reward("format").function
-    texts = ["<think>" + "</think><answer>" * 6_000, "<think>" + "</think> " * 11_000 + "</answer>", "<think>" * 14_000]
+    texts = [
+        "<think>" + "</think><answer>" * 6_000,
+        "<think>" + "</think> " * 11_000 + "</answer>",
+        "<think>" * 14_000,
+    ]
     assert reward(texts) == [0.0, 0.0, 0.0]
-    assert reward(["<think>a</think> <answer>b</answer>", "<think>a</think><answer>b</answer>\n"]) == [1.0, 0.0]
+    assert reward(
+        ["<think>a</think> <answer>b</answer>", "<think>a</think><answer>b</answer>\n"]
+    ) == [1.0, 0.0]
     assert time.process_time() - started < 0.2
 
 
@@ -177,7 +205,9 @@ def column(name: str, values: list[float | None]) -> RewardColumn:
 
 def test_groups_without_any_usable_reward_are_counted() -> None:
     item = SimpleNamespace
-    scored = [item(group=g, reward=r) for g, r in ((0, math.nan), (0, math.nan), (1, 1.0), (1, math.nan))]
+    scored = [
+        item(group=g, reward=r) for g, r in ((0, math.nan), (0, math.nan), (1, 1.0), (1, math.nan))
+    ]
     assert reward_metrics(scored, [])["frac_groups_all_invalid"] == 0.5
 
 
@@ -187,15 +217,28 @@ def test_monitor_names_function_cause_and_example() -> None:
     broken = column("bad", [math.nan] * 4)
     for _ in range(4):  # 4 of 20 steps are exactly the share allowed
         monitor.update([column("good", [1.0] * 4), broken], batch)
-    with pytest.raises(RunFailed, match=r"reward bad .*cause: because; for example on: 'some completion'"):
+    with pytest.raises(
+        RunFailed, match=r"reward bad .*cause: because; for example on: 'some completion'"
+    ):
         monitor.update([column("good", [1.0] * 4), broken], batch)
 
 
 def test_monitor_writes_a_row_for_each_invalid_reward() -> None:
     rows: list = []
-    batch = RewardBatch(["a", "b"], {"target": [1, 2], "response_token_ids": [[1], [2]]}, 2, {"global_step": 4})
-    InvalidRewardMonitor(1.0, rows.append).update([column("bad", [1.0, math.nan]), column("good", [1.0, None])], batch)
-    row = {"target": 2, "step": 5, "reward": "bad", "kind": "value", "cause": "because", "completion": "b"}
+    batch = RewardBatch(
+        ["a", "b"], {"target": [1, 2], "response_token_ids": [[1], [2]]}, 2, {"global_step": 4}
+    )
+    InvalidRewardMonitor(1.0, rows.append).update(
+        [column("bad", [1.0, math.nan]), column("good", [1.0, None])], batch
+    )
+    row = {
+        "target": 2,
+        "step": 5,
+        "reward": "bad",
+        "kind": "value",
+        "cause": "because",
+        "completion": "b",
+    }
     assert rows == [row]
     with pytest.raises(RunFailed):  # the rows of the step that ends the run are written too
         InvalidRewardMonitor(0.0, rows.append).update([column("bad", [math.nan, math.nan])], batch)
@@ -203,7 +246,9 @@ def test_monitor_writes_a_row_for_each_invalid_reward() -> None:
 
 
 def test_metrics_count_invalid_rewards_by_kind() -> None:
-    bad = tuple(InvalidReward(i, "x", kind) for i, kind in enumerate(("timeout", "timeout", "died")))
+    bad = tuple(
+        InvalidReward(i, "x", kind) for i, kind in enumerate(("timeout", "timeout", "died"))
+    )
     metrics = reward_metrics([], [RewardColumn("r", (math.nan, math.nan, math.nan, 1.0), bad, 2.5)])
     assert metrics["rewards/r/invalid"] == 0.75
     assert metrics["rewards/r/invalid/timeout"] == 0.5 and metrics["rewards/r/invalid/died"] == 0.25
@@ -231,8 +276,12 @@ def test_verifier_chooses_the_judge(name: str) -> None:
     values = {}
     for verifier in ("fast", "math_verify"):
         reward = build_reward(name, SimpleNamespace(verifier=verifier))
-        values[verifier] = reward.call([text, text.replace("2}", "3}")], {"solution": ["\\frac{1}{2}"] * 2})
+        values[verifier] = reward.call(
+            [text, text.replace("2}", "3}")], {"solution": ["\\frac{1}{2}"] * 2}
+        )
     assert values == {"fast": [0.0, 0.0], "math_verify": [1.0, 0.0]}
     loose = text.replace("> <answer", "><answer")
-    strict = build_reward(name, None).call([loose.replace("\\frac{2}{4}", "0.5")], {"solution": ["\\frac{1}{2}"]})
+    strict = build_reward(name, None).call(
+        [loose.replace("\\frac{2}{4}", "0.5")], {"solution": ["\\frac{1}{2}"]}
+    )
     assert strict == [0.0 if name == "math_tag_strict" else 1.0]

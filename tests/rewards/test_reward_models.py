@@ -48,15 +48,26 @@ def speaker(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
     return make
 
 
-def arguments(models: list[Path], plugins: list[str] = [], isolation: str = "process", **more: Any) -> Any:  # noqa: B006
-    own = RewardArguments(reward_model=[str(one) for one in models], reward_model_plugin=plugins, **more)
+def arguments(
+    models: list[Path], plugins: Sequence[str] = (), isolation: str = "process", **more: Any
+) -> Any:
+    own = RewardArguments(
+        reward_model=[str(one) for one in models], reward_model_plugin=list(plugins), **more
+    )
     args = SimpleNamespace(reward_models=own.reward_models, torch_dtype=None, offload_model=True)
-    args.reward_num_workers, args.reward_memory_limit, args.reward_env, args.reward_timeout = 1, 4.0, [], 20.0
+    args.reward_num_workers, args.reward_memory_limit, args.reward_env, args.reward_timeout = (
+        1,
+        4.0,
+        [],
+        20.0,
+    )
     args.reward_isolation, args.external_plugins = isolation, own.external_plugins
     return args
 
 
-def score(args: Any, names: list[str], completions: list[str], size: int, **columns: list[Any]) -> list[RewardColumn]:
+def score(
+    args: Any, names: list[str], completions: list[str], size: int, **columns: list[Any]
+) -> list[RewardColumn]:
     messages = [[TASK, {"role": "assistant", "content": text}] for text in completions]
     batch = RewardBatch(completions, {"messages": messages, **columns}, size, {"global_step": 1})
     load = partial(load_plugins, args.external_plugins)
@@ -86,7 +97,9 @@ def test_functions_and_models_in_one_batch(scorer: Path, isolation: str) -> None
     args = arguments([scorer], isolation=isolation)
     right, own = score(args, ["format", "scorer"], completions, 2)
     assert right.values == (0.0,) * 6
-    assert own.name == "scorer" and own.values == pytest.approx(scores(scorer, completions), abs=1e-5)
+    assert own.name == "scorer" and own.values == pytest.approx(
+        scores(scorer, completions), abs=1e-5
+    )
     assert not own.invalid
 
 
@@ -153,7 +166,10 @@ def test_a_language_model_is_asked(speaker: Callable[[str], Path]) -> None:
     args = arguments([speaker("Rewa")], ["genrm"])
     (column,) = score(args, [args.reward_models[0].name], ["a", "b"], 2)
     assert [bad.index for bad in column.invalid] == [0, 1]
-    assert column.invalid[0].cause == "ValueError: the reward model's answer has no `Reward:` and a number: 'Rewa'"
+    assert (
+        column.invalid[0].cause
+        == "ValueError: the reward model's answer has no `Reward:` and a number: 'Rewa'"
+    )
     assert column.invalid[0].kind == "exception"
 
 
@@ -168,12 +184,18 @@ def test_what_an_answer_says() -> None:
         "reward 1": None,
     }
     assert {text: GenRMPlugin.extract_reward(text) for text in found} == found
-    turns = [{"role": "user", "content": "q"}, {"role": "tool", "content": ""}, {"role": "assistant", "content": "a"}]
+    turns = [
+        {"role": "user", "content": "q"},
+        {"role": "tool", "content": ""},
+        {"role": "assistant", "content": "a"},
+    ]
     assert GenRMPlugin.messages_to_query(turns) == "User: q\nAssistant: a"
 
 
 def test_the_engine_of_plugins(speaker: Callable[[str], Path], tiny_model: Path) -> None:
-    reward = ModelReward(RewardModel("x", str(tiny_model), "genrm", None, None), None, torch.device("cpu"), True)
+    reward = ModelReward(
+        RewardModel("x", str(tiny_model), "genrm", None, None), None, torch.device("cpu"), True
+    )
     engine, asked = reward.plugin.engine, [{"messages": [TASK]}, {"messages": [TASK]}]
     config = RequestConfig(max_tokens=8, temperature=1.0, n=3)
     first, again = engine.infer(asked, config, use_tqdm=False)
@@ -212,7 +234,9 @@ def test_a_plugins_own_fault_is_one_completions(scorer: Path, tmp_path: Path) ->
     wanted = scores(scorer, completions)
     assert column.values[0] == pytest.approx(wanted[0], abs=1e-5) and column.values[1] is None
     assert column.values[3] == pytest.approx(wanted[3], abs=1e-5)
-    assert [bad.index for bad in column.invalid] == [2] and column.invalid[0].cause.startswith("KeyError: 'bad' (")
+    assert [bad.index for bad in column.invalid] == [2] and column.invalid[0].cause.startswith(
+        "KeyError: 'bad' ("
+    )
 
 
 def test_adapters_bring_their_head(tiny_model: Path, tmp_path: Path) -> None:
@@ -231,7 +255,9 @@ def test_adapters_bring_their_head(tiny_model: Path, tmp_path: Path) -> None:
 
 def test_templates_pad_on_the_right(tiny_model: Path) -> None:
     template = RewardTemplate(AutoTokenizer.from_pretrained(tiny_model), 0, "no")
-    batch = [template.encode({"messages": [{"role": "user", "content": text}]}) for text in ("ab", "a")]
+    batch = [
+        template.encode({"messages": [{"role": "user", "content": text}]}) for text in ("ab", "a")
+    ]
     collated = template.data_collator(batch)
     assert collated["input_ids"].shape == (2, 2) and collated["input_ids"][1, 1] == 0
     assert collated["attention_mask"].tolist() == [[1, 1], [1, 0]]
@@ -242,12 +268,19 @@ def test_faults_that_names_and_configs_tell(scorer: Path, tiny_model: Path, tmp_
         return reward_model_faults(arguments(*args, **more))
 
     assert faults([scorer, tiny_model], ["default", "genrm"]) == []
-    assert "there is no reward model plugin mine: known are default, genrm" in faults([scorer], ["mine"])[0]
+    assert (
+        "there is no reward model plugin mine: known are default, genrm"
+        in faults([scorer], ["mine"])[0]
+    )
     assert "did you mean genrm?" in faults([tiny_model], ["genrn"])[0]
-    assert "has no classification head: --reward_model_plugin genrm asks it" in faults([tiny_model])[0]
+    assert (
+        "has no classification head: --reward_model_plugin genrm asks it" in faults([tiny_model])[0]
+    )
     assert "cannot be asked: leave --reward_model_plugin out" in faults([scorer], ["genrm"])[0]
     assert "--reward_template qwen" in faults([scorer], reward_template=["qwen"])[0]
-    assert "a reward function has the name format too" in faults([save_scorer(tmp_path / "format")])[0]
+    assert (
+        "a reward function has the name format too" in faults([save_scorer(tmp_path / "format")])[0]
+    )
     about = RewardModel("x", str(tmp_path), "default", None, None)
     with pytest.raises(UsageError, match="cannot load --reward_model"):
         ModelReward(about, None, torch.device("cpu"), False)
@@ -255,9 +288,14 @@ def test_faults_that_names_and_configs_tell(scorer: Path, tiny_model: Path, tmp_
 
 @pytest.mark.skipif(not SOURCES, reason=NO_SOURCE)
 @pytest.mark.parametrize("source", SOURCES)
-def test_the_plugins_of_ms_swift(source: Path, scorer: Path, speaker: Callable[[str], Path]) -> None:
+def test_the_plugins_of_ms_swift(
+    source: Path, scorer: Path, speaker: Callable[[str], Path]
+) -> None:
     plugin = source / "examples" / "train" / "grpo" / "plugin" / "plugin.py"
-    models, plugins = [scorer, speaker("[YES]"), speaker("[NO]")], ["my_rmplugin", "qwenlong", "qwenlong"]
+    models, plugins = (
+        [scorer, speaker("[YES]"), speaker("[NO]")],
+        ["my_rmplugin", "qwenlong", "qwenlong"],
+    )
     args = arguments(models, plugins, external_plugins=[str(plugin)])
     question = "<text>A story.</text> Who? Format your response as follows: ..."
     asked = {"role": "user", "content": question}
@@ -265,9 +303,13 @@ def test_the_plugins_of_ms_swift(source: Path, scorer: Path, speaker: Callable[[
     columns = {"messages": messages, "reward_model": [{"ground_truth": "he"}] * 2}
     batch = RewardBatch(["he", "she"], columns, 2, {"global_step": 0})
     names = [one.name for one in args.reward_models]
-    with rewards_and_models(args, names, partial(load_plugins, [str(plugin)]), None, torch.device("cpu")) as caller:
+    with rewards_and_models(
+        args, names, partial(load_plugins, [str(plugin)]), None, torch.device("cpu")
+    ) as caller:
         own, yes, no = caller.score(batch)
-    assert not own.invalid and all(isinstance(value, float) and math.isfinite(value) for value in own.values)
+    assert not own.invalid and all(
+        isinstance(value, float) and math.isfinite(value) for value in own.values
+    )
     assert (yes.values, no.values) == ((1.0, 1.0), (0.0, 0.0))
 
 

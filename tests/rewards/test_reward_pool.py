@@ -232,7 +232,13 @@ def loading(plugin: Path) -> partial:
 def args(timeout: float = 1.0, workers: int = 2, **others: object) -> SimpleNamespace:
     limits = {"reward_memory_limit": 2.0, "reward_env": [], "reward_isolation": "process"}
     return SimpleNamespace(
-        **{"reward_timeout": timeout, "reward_num_workers": workers, "scale": 2.0, **limits, **others}
+        **{
+            "reward_timeout": timeout,
+            "reward_num_workers": workers,
+            "scale": 2.0,
+            **limits,
+            **others,
+        }
     )
 
 
@@ -326,7 +332,9 @@ def test_slow_on_one_completion_in_a_hundred(score) -> None:
 
 
 @pytest.mark.parametrize("word", ["chatter", "raw", "rawchild", "rawgil"])
-def test_a_gigabyte_of_output_is_dropped(plugin: Path, capfd: pytest.CaptureFixture[str], word: str) -> None:
+def test_a_gigabyte_of_output_is_dropped(
+    plugin: Path, capfd: pytest.CaptureFixture[str], word: str
+) -> None:
     """Whoever writes it: print, the file descriptor, a child process, C code that holds the GIL."""
     with RewardPool(args(60.0, 1), ["moody"], loading(plugin)) as pool:
         assert pool.score(batch([word, "a"], 2))[0].invalid == ()
@@ -337,11 +345,15 @@ def test_a_gigabyte_of_output_is_dropped(plugin: Path, capfd: pytest.CaptureFixt
     assert ("said" in captured.err) == (word == "rawchild")
 
 
-def test_what_workers_print_is_shown_call_by_call(plugin: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_what_workers_print_is_shown_call_by_call(
+    plugin: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
     """The share of a call is its own, and what a process says before it crashes is not lost."""
     with RewardPool(args(60.0, 1), ["moody"], loading(plugin)) as pool:
         assert pool.score(batch(["chatter", "a"], 2))[0].invalid == ()
-        assert causes(pool.score(batch(["crash", "a"], 2))[0]) == {0: "its worker process died (exit code -6)"}
+        assert causes(pool.score(batch(["crash", "a"], 2))[0]) == {
+            0: "its worker process died (exit code -6)"
+        }
     out = capfd.readouterr().out
     assert out.index("more output of this reward call is dropped") < out.index("last words")
 
@@ -366,8 +378,17 @@ def test_a_leak_costs_workers_and_no_rewards(plugin: Path) -> None:
     assert len(seen) > 1
 
 
-def test_secrets_and_proxies_are_not_to_be_seen(plugin: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    names = ["HF_TOKEN", "WANDB_API_KEY", "https_proxy", "JUDGE_API_KEY", "PLAIN", "TOKENIZERS_PARALLELISM"]
+def test_secrets_and_proxies_are_not_to_be_seen(
+    plugin: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names = [
+        "HF_TOKEN",
+        "WANDB_API_KEY",
+        "https_proxy",
+        "JUDGE_API_KEY",
+        "PLAIN",
+        "TOKENIZERS_PARALLELISM",
+    ]
     for name in names:
         monkeypatch.setenv(name, "x")
     with RewardPool(args(reward_env=["JUDGE_API_KEY"]), ["environment"], loading(plugin)) as pool:
@@ -380,14 +401,23 @@ def test_inline(plugin: Path) -> None:
     names = ["length", "moody", "strange", "scalar", "silent"]
     with rewards_for(args(reward_isolation="inline"), names, loading(plugin)) as rewards:
         rewards.wait_ready()
-        length, moody, strange, scalar, silent = rewards.score(batch(["aa", "raise", "quit a", "a"], 4))
+        length, moody, strange, scalar, silent = rewards.score(
+            batch(["aa", "raise", "quit a", "a"], 4)
+        )
         assert {process.pid for process in psutil.Process().children(recursive=True)} == before
     assert length.values == (2 * 2 / 6, 2 * 5 / 6, 2.0, 2 * 1 / 6)
     assert moody.values[::3] == (2.0, 1.0)
-    assert causes(moody).keys() == {1, 2} and "KeyError" in causes(moody)[1] and "SystemExit" in causes(moody)[2]
+    assert (
+        causes(moody).keys() == {1, 2}
+        and "KeyError" in causes(moody)[1]
+        and "SystemExit" in causes(moody)[2]
+    )
     assert strange.values == (0.5,) * 4 and silent.values == (None,) * 4
     assert {bad.kind for bad in scalar.invalid} == {"shape"} and len(scalar.invalid) == 4
-    with rewards_for(args(reward_isolation="inline"), ["fromat"]) as rewards, pytest.raises(UsageError, match="format"):
+    with (
+        rewards_for(args(reward_isolation="inline"), ["fromat"]) as rewards,
+        pytest.raises(UsageError, match="format"),
+    ):
         rewards.wait_ready()
     assert type(rewards_for(args(), ["format"])) is RewardPool
 
@@ -445,11 +475,15 @@ def test_coroutines_of_a_worker_share_one_loop_for_all_calls(plugin: Path) -> No
         port = str(server.server_address[1])
         for isolation in ("process", "inline"):
             connections.clear()
-            with rewards_for(args(20.0, 1, reward_isolation=isolation), ["keeps"], loading(plugin)) as rewards:
+            with rewards_for(
+                args(20.0, 1, reward_isolation=isolation), ["keeps"], loading(plugin)
+            ) as rewards:
                 calls = [rewards.score(batch([port, port] * 2, 2))[0] for _ in range(3)]
             assert [column.invalid for column in calls] == [()] * 3
             # Two groups a call, side by side, on one connection that the lock guards.
-            assert [sorted(column.values) for column in calls] == [[n, n, n + 1, n + 1] for n in (1.0, 3.0, 5.0)]
+            assert [sorted(column.values) for column in calls] == [
+                [n, n, n + 1, n + 1] for n in (1.0, 3.0, 5.0)
+            ]
             assert len(connections) == 1
         server.shutdown()
 
@@ -461,11 +495,15 @@ def test_a_late_coroutine_ends_alone(plugin: Path) -> None:
         before = worker_ids(pool)
         column = pool.score(batch(["a", "stuck", "b", "ccc"], 2))[0]
         assert column.values[0] == 1.0 and column.values[2:] == (1.0, 3.0)
-        assert causes(column) == {1: "no answer within 0.5 s"} and column.invalid[0].kind == "timeout"
+        assert (
+            causes(column) == {1: "no answer within 0.5 s"} and column.invalid[0].kind == "timeout"
+        )
         assert worker_ids(pool) == before
 
 
-def test_groups_added_while_the_pool_breaks_down_are_scored(plugin: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_groups_added_while_the_pool_breaks_down_are_scored(
+    plugin: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     """The only worker dies with no call running, which takes pebble's whole pool down between two groups."""
     with RewardPool(args(workers=1), ["moody"], loading(plugin)) as pool:
         pool.wait_ready()
@@ -482,7 +520,8 @@ def test_groups_added_while_the_pool_breaks_down_are_scored(plugin: Path, caplog
         open_batch.add(1, batch(["a", "raise"], 2))
         whole, (column,) = open_batch.result()
     assert [record.message.partition(" (")[0] for record in caplog.records] == [
-        "the reward workers broke down",  # at the first group that they did not take, and not at the second
+        # at the first group that they did not take, and not at the second
+        "the reward workers broke down",
         "the reward workers broke down",  # at the end, when they are started again
         "reward moody: 1 of 6 completions invalid, the first",
     ]
@@ -496,11 +535,15 @@ def test_inline_calls_that_follow_each_other_are_one_span(
 ) -> None:
     monkeypatch.setattr("swift_r1.record.spans.time.time", itertools.count(1000, 1e-3).__next__)
     spans = Spans(tmp_path)
-    with rewards_for(args(reward_isolation="inline"), ["length", "silent"], loading(plugin), spans) as rewards:
+    with rewards_for(
+        args(reward_isolation="inline"), ["length", "silent"], loading(plugin), spans
+    ) as rewards:
         for _ in range(3):
             rewards.score(batch(["a", "b"], 2))
     spans.flush()
-    [row] = [json.loads(line) for line in (tmp_path / "spans" / "rewards.jsonl").read_text().splitlines()]
+    [row] = [
+        json.loads(line) for line in (tmp_path / "spans" / "rewards.jsonl").read_text().splitlines()
+    ]
     assert row["name"] == "reward" and row["start"] < row["end"]
 
 
@@ -524,7 +567,9 @@ def test_a_worker_that_dies_between_two_batches(plugin: Path) -> None:
     with RewardPool(args(workers=1), ["moody"], loading(plugin)) as pool:
         pool.wait_ready()
         (worker,) = (
-            child for child in me.children() if child.pid in pool._workers._pool._pool_manager.worker_manager.workers
+            child
+            for child in me.children()
+            if child.pid in pool._workers._pool._pool_manager.worker_manager.workers
         )
         assert pool.score(batch(["later", "a"], 2))[0].invalid == ()
         wait_gone(worker.pid)
@@ -545,14 +590,23 @@ def test_no_process_is_left(plugin: Path) -> None:
 def test_faults_in_the_worker_are_usage_errors(tmp_path: Path) -> None:
     broken = tmp_path / "broken.py"
     broken.write_text("import no_such_library\n")
-    with RewardPool(args(), ["x"], loading(broken)) as pool, pytest.raises(UsageError, match="no_such_library"):
+    with (
+        RewardPool(args(), ["x"], loading(broken)) as pool,
+        pytest.raises(UsageError, match="no_such_library"),
+    ):
         pool.wait_ready()
-    with RewardPool(args(), ["fromat"]) as pool, pytest.raises(UsageError, match="did you mean format"):
+    with (
+        RewardPool(args(), ["fromat"]) as pool,
+        pytest.raises(UsageError, match="did you mean format"),
+    ):
         pool.score(batch(["a"], 1))
 
 
 def test_batches_must_hold_whole_groups(plugin: Path) -> None:
-    with RewardPool(args(), ["length"], loading(plugin)) as pool, pytest.raises(ValueError, match="whole groups"):
+    with (
+        RewardPool(args(), ["length"], loading(plugin)) as pool,
+        pytest.raises(ValueError, match="whole groups"),
+    ):
         pool.score(batch(["a", "b", "c"], 2))
 
 
@@ -580,7 +634,9 @@ def test_workers_end_when_the_parent_is_killed(plugin: Path, tmp_path: Path) -> 
         )
     )
     environ = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
-    done = subprocess.run([sys.executable, script], capture_output=True, text=True, timeout=120, env=environ)
+    done = subprocess.run(
+        [sys.executable, script], capture_output=True, text=True, timeout=120, env=environ
+    )
     worker = int(done.stdout)
     wait_gone(worker)
 
@@ -645,7 +701,9 @@ def test_nothing_survives_a_trainer_that_is_killed(tmp_path: Path) -> None:
     )
     environ = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
     names = ("child", "session", "unmarked", "orphan")
-    with subprocess.Popen([sys.executable, script], stdout=subprocess.PIPE, text=True, env=environ) as parent:
+    with subprocess.Popen(
+        [sys.executable, script], stdout=subprocess.PIPE, text=True, env=environ
+    ) as parent:
         line = parent.stdout.readline()  # not all of it: what is left behind would hold the pipe
         assert parent.wait(120) == -signal.SIGKILL
     ours = json.loads(line)
@@ -720,7 +778,9 @@ def test_soak(plugin: Path) -> None:
             texts = [f"{'a' * (index % 7 + 1)}" for index in range(16)]
             bad = number % 20 == 0
             if bad:
-                texts[number // 20 % 16] = hostile[number // 20 % len(hostile)].format(note=os.devnull)
+                texts[number // 20 % 16] = hostile[number // 20 % len(hostile)].format(
+                    note=os.devnull
+                )
             open_batch = pool.open({"global_step": number, "max_steps": 2_000})
             for group in range(4):
                 open_batch.add(group, batch(texts[4 * group : 4 * group + 4], 4))
@@ -729,8 +789,12 @@ def test_soak(plugin: Path) -> None:
             if number % 100 == 99:
                 children = me.children(recursive=True)
                 processes.append(len(children))
-                memory.append((me.memory_info().rss, max(child.memory_info().rss for child in children)))
-    print(f"processes {processes}, MiB of parent and largest child {[(a >> 20, b >> 20) for a, b in memory]}")
+                memory.append(
+                    (me.memory_info().rss, max(child.memory_info().rss for child in children))
+                )
+    print(
+        f"processes {processes}, MiB of parent and largest child {[(a >> 20, b >> 20) for a, b in memory]}"
+    )
     assert max(processes) <= min(processes[3:]) + 1, processes
     for parent, worker in memory[5:]:
         assert parent < memory[4][0] + (32 << 20) and worker < memory[4][1] + (64 << 20), memory

@@ -17,14 +17,25 @@ from swift_r1.rewards import orms
 from swift_r1.rewards.builtin import CosineReward, is_react
 from swift_r1.rewards.orm import build_reward
 
-FLAGS = ["--rlhf_type", "grpo", "--model", "m", "--dataset", "d.jsonl", "--per_device_train_batch_size", "8"]
+FLAGS = [
+    "--rlhf_type",
+    "grpo",
+    "--model",
+    "m",
+    "--dataset",
+    "d.jsonl",
+    "--per_device_train_batch_size",
+    "8",
+]
 
 
 def arguments(*words: str) -> RlhfArguments:
     return parse_arguments(RlhfArguments, [*FLAGS, *words], {})
 
 
-MS_SWIFT = re.compile(r"^<think>.*?</think>\s*Action:.*?Action Input:.*?$", re.DOTALL | re.MULTILINE)
+MS_SWIFT = re.compile(
+    r"^<think>.*?</think>\s*Action:.*?Action Input:.*?$", re.DOTALL | re.MULTILINE
+)
 PIECES = ["<think>", "</think>", "Action:", "Action Input:", " ", "\n", "x", "</think>\nAction:"]
 
 
@@ -58,13 +69,27 @@ def test_toolbench_compares_the_last_call() -> None:
     ]
     reward = build_reward("toolbench").function
     assert reward(texts, solution=[wanted] * 6) == [1.0, 1.0, 0.0, 0.0, 0.0, 0.0]
-    assert reward(["Action: now", "no call"], solution=["Action: now\nAction Input: {}", ""]) == [1.0, 1.0]
-    assert reward(["Action: say\nAction Input: hello"], solution=["Action: say\nAction Input: hello"]) == [1.0]
+    assert reward(["Action: now", "no call"], solution=["Action: now\nAction Input: {}", ""]) == [
+        1.0,
+        1.0,
+    ]
+    assert reward(
+        ["Action: say\nAction Input: hello"], solution=["Action: say\nAction Input: hello"]
+    ) == [1.0]
 
 
 def test_cosine() -> None:
-    args = arguments("--reward_funcs", "cosine", "--cosine_max_len", "100", "--cosine_max_len_value_correct", "0.25")
-    right = CosineReward(args, accuracy_orm=lambda completions, solution, **kwargs: [1.0, 1.0, 1.0, 0.0, 0.0, None])
+    args = arguments(
+        "--reward_funcs",
+        "cosine",
+        "--cosine_max_len",
+        "100",
+        "--cosine_max_len_value_correct",
+        "0.25",
+    )
+    right = CosineReward(
+        args, accuracy_orm=lambda completions, solution, **kwargs: [1.0, 1.0, 1.0, 0.0, 0.0, None]
+    )
     ids = [[], [0] * 50, [[0] * 60, [0] * 40], [], [0] * 100, [0]]  # the third has two turns
     values = right(["x"] * 6, solution=["1"] * 6, response_token_ids=ids)
     assert values[:5] == pytest.approx([1.0, 0.625, 0.25, -0.5, 0.0])
@@ -85,26 +110,42 @@ def test_cosine_asks_the_registered_accuracy(monkeypatch: pytest.MonkeyPatch) ->
             self.args = args
 
         def __call__(self, completions, solution, **kwargs):
-            return [float(text == wanted) for text, wanted in zip(completions, solution, strict=True)]
+            return [
+                float(text == wanted) for text, wanted in zip(completions, solution, strict=True)
+            ]
 
     monkeypatch.setitem(orms, "accuracy", Accuracy)
     reward = build_reward("cosine", args)
     assert reward.needs == ("solution",)
-    assert reward.call(["1", "2"], {"solution": ["1", "1"], "response_token_ids": [[], []]}) == [1.0, -0.5]
+    assert reward.call(["1", "2"], {"solution": ["1", "1"], "response_token_ids": [[], []]}) == [
+        1.0,
+        -0.5,
+    ]
     monkeypatch.delitem(orms, "accuracy")
     with pytest.raises(UsageError, match="no reward of that name is registered"):
         build_reward("cosine", args)
 
 
 def test_repetition() -> None:
-    args = arguments("--reward_funcs", "repetition", "--repetition_n_grams", "2", "--repetition_max_penalty", "-2")
+    args = arguments(
+        "--reward_funcs",
+        "repetition",
+        "--repetition_n_grams",
+        "2",
+        "--repetition_max_penalty",
+        "-2",
+    )
     reward = build_reward("repetition", args).function
     # a b, b a, a b, b a: two of four bigrams are repeats
-    assert reward(["A b a B a", "a b c", "a", "", "x x x x x"]) == pytest.approx([-1.0, 0.0, 0.0, 0.0, -1.5])
+    assert reward(["A b a B a", "a b c", "a", "", "x x x x x"]) == pytest.approx(
+        [-1.0, 0.0, 0.0, 0.0, -1.5]
+    )
 
 
 def test_soft_overlong() -> None:
-    args = arguments("--reward_funcs", "soft_overlong", "--soft_cache_length", "20", "--soft_max_length", "100")
+    args = arguments(
+        "--reward_funcs", "soft_overlong", "--soft_cache_length", "20", "--soft_max_length", "100"
+    )
     reward = build_reward("soft_overlong", args).function
     lengths = [0, 80, 90, 100, 120, 200]
     values = reward(["x"] * 6, response_token_ids=[[0] * length for length in lengths])
@@ -114,7 +155,10 @@ def test_soft_overlong() -> None:
 @pytest.mark.parametrize(
     ("words", "text"),
     [
-        (["format", "--cosine_max_len", "9"], "--cosine_max_len has no effect without --reward_funcs cosine"),
+        (
+            ["format", "--cosine_max_len", "9"],
+            "--cosine_max_len has no effect without --reward_funcs cosine",
+        ),
         (
             ["format", "--repetition_n_grams", "2", "--repetition_max_penalty", "-2"],
             "--repetition_n_grams, --repetition_max_penalty have no effect without --reward_funcs repetition",
@@ -133,5 +177,7 @@ def test_flags_that_make_no_sense(words: list[str], text: str) -> None:
 
 
 def test_a_plugins_reward_may_read_the_flags() -> None:
-    args = arguments("--reward_funcs", "mine", "--external_plugins", "p.py", "--soft_cache_length", "9")
+    args = arguments(
+        "--reward_funcs", "mine", "--external_plugins", "p.py", "--soft_cache_length", "9"
+    )
     assert SimpleNamespace(**args.to_dict()).soft_cache_length == 9

@@ -76,7 +76,9 @@ def main(model: str, who: str, ttl: float, silence: float, servers: Sequence[str
     torch.set_num_threads(1)
     tokenizer = AutoTokenizer.from_pretrained(model)
     expected = Expected(model, tokenizer_hash(tokenizer), len(tokenizer), None)
-    backend = OneWeightABucket(load_model(model, "float32", False), OptimizerConfig(1e-3, 0.0, 0.9, 0.99, 1e-8, 1.0))
+    backend = OneWeightABucket(
+        load_model(model, "float32", False), OptimizerConfig(1e-3, 0.0, 0.9, 0.99, 1e-8, 1.0)
+    )
     urls = [server.split("=")[0] for server in servers]
     pauses = Pauses(int(servers[0].split("=")[1]) if who == "server" else os.getpid())
     clients = [Client(url, silence_s=silence) for url in urls]
@@ -90,9 +92,15 @@ def main(model: str, who: str, ttl: float, silence: float, servers: Sequence[str
             told.append(count)
             pauses.at(phase)
 
-        outputs: list[RolloutOutput] | None = rollouts.generate(requests(name), on_done, ignore_output)
+        outputs: list[RolloutOutput] | None = rollouts.generate(
+            requests(name), on_done, ignore_output
+        )
         assert outputs is not None and len(told) == len(outputs) == 6
-        assert all(one.weight_version == rollouts.weight_version for output in outputs for one in output.completions)
+        assert all(
+            one.weight_version == rollouts.weight_version
+            for output in outputs
+            for one in output.completions
+        )
         return [one.token_ids for output in outputs for one in output.completions]
 
     rollouts.publish_weights()
@@ -100,7 +108,8 @@ def main(model: str, who: str, ttl: float, silence: float, servers: Sequence[str
     clients[0].pauses = pauses
     for phase in PHASES:
         end = time.monotonic() + WAIT_S
-        while len(pool.health.ready) < len(clients):  # those that were given up for silence in the phase before
+        # those that were given up for silence in the phase before
+        while len(pool.health.ready) < len(clients):
             assert time.monotonic() < end
             time.sleep(0.05)
         pauses.armed = phase

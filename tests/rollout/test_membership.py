@@ -49,7 +49,9 @@ def tiny_engine() -> Any:
 
 
 @pytest.fixture
-def serve(tiny_engine: Any, tiny_model: Path, serve_engine: Callable[..., str]) -> Callable[..., str]:
+def serve(
+    tiny_engine: Any, tiny_model: Path, serve_engine: Callable[..., str]
+) -> Callable[..., str]:
     """`serve(**config) -> url` of a small engine with the folder's weights."""
     expected = expected_weights(str(tiny_model))
 
@@ -63,7 +65,12 @@ class Run:
     """The rollouts of a run over servers that come and go."""
 
     def __init__(
-        self, urls: Sequence[str], model: Path, backend: OneWeightABucket, timeout_s: float, **options: Any
+        self,
+        urls: Sequence[str],
+        model: Path,
+        backend: OneWeightABucket,
+        timeout_s: float,
+        **options: Any,
     ) -> None:
         from transformers import AutoTokenizer
 
@@ -71,13 +78,17 @@ class Run:
         self.expected = Expected("tiny", tokenizer_hash(tokenizer), len(tokenizer), None)
         self.timeout_s, self.transport = timeout_s, options.get("transport", "auto")
         clients = [RolloutClient(url) for url in urls]
-        self.pool: ServerPool = pool_of(clients, self.expected, timeout_s, source="servers.txt", **options)
+        self.pool: ServerPool = pool_of(
+            clients, self.expected, timeout_s, source="servers.txt", **options
+        )
         self.rollouts, self.backend = ServerRollouts(self.pool, backend, ONE_RANK), backend
         self._one_at_a_time = threading.Lock()
 
     def make(self, url: str) -> ServerSession:
         writer = WeightWriter(RolloutClient(url))
-        return ServerSession(writer, self.expected, self.timeout_s, self.transport, self.pool.first, newcomer=True)
+        return ServerSession(
+            writer, self.expected, self.timeout_s, self.transport, self.pool.first, newcomer=True
+        )
 
     def follow(self, *urls: str) -> None:
         with self._one_at_a_time:
@@ -86,7 +97,9 @@ class Run:
     def ready(self, count: int) -> None:
         until(lambda: len(self.pool.health.ready) == count, WAIT_S)
 
-    def generated(self, on_answer: Callable[[int], None] = lambda _count: None, count: int = 12) -> list[Any]:
+    def generated(
+        self, on_answer: Callable[[int], None] = lambda _count: None, count: int = 12
+    ) -> list[Any]:
         """Tokens of every completion; each request must be answered once, in order."""
         told: list[int] = []
 
@@ -94,7 +107,8 @@ class Run:
             told.append(number)
             on_answer(len(told))
 
-        sampling, name = SamplingParams(max_tokens=12, ignore_eos=True), uuid.uuid4().hex  # servers remember
+        # servers remember
+        sampling, name = SamplingParams(max_tokens=12, ignore_eos=True), uuid.uuid4().hex
         asked = [
             RolloutRequest(
                 request_id=f"{name}/{number}",
@@ -106,7 +120,9 @@ class Run:
             for number in range(count)
         ]
         outputs = self.rollouts.generate(asked, on_done, ignore_output)
-        assert outputs is not None and [one.request_id for one in outputs] == [one.request_id for one in asked]
+        assert outputs is not None and [one.request_id for one in outputs] == [
+            one.request_id for one in asked
+        ]
         assert told == [2] * count
         return [completion.token_ids for output in outputs for completion in output.completions]
 
@@ -129,8 +145,11 @@ def test_one_joins_gets_the_weights_and_a_part_of_the_round(
 ) -> None:
     caplog.set_level(logging.INFO, logger="swift_r1")
     one, other = serve(), serve()
-    with RolloutClient(other) as client:  # another run's weights, under the number that this one's will have
-        push_weights(client, 1, [[(name, -w.detach()) for name, w in backend.model.named_parameters()]])
+    # another run's weights, under the number that this one's will have
+    with RolloutClient(other) as client:
+        push_weights(
+            client, 1, [[(name, -w.detach()) for name, w in backend.model.named_parameters()]]
+        )
     run = begin(one)
     run.rollouts.publish_weights()
     assert run.rollouts.weight_version == 1
@@ -145,7 +164,9 @@ def test_one_joins_gets_the_weights_and_a_part_of_the_round(
     assert longer[: len(undisturbed)] == undisturbed and run.generated(at_first, count=40) == longer
     [newcomer] = [session for session in run.pool.sessions if session.url == other]
     assert run.pool.health.state(newcomer) is ServerState.READY and newcomer.take_pace() > 0
-    assert f"the rollout server at {other} joins with weight version 2: 2 of 2 servers" in caplog.text
+    assert (
+        f"the rollout server at {other} joins with weight version 2: 2 of 2 servers" in caplog.text
+    )
     assert run.rollouts.take_metrics()["rollout/servers"] == 2
     # The first one leaves in a round: the other does what it has not answered.
     assert run.generated(lambda answers: run.follow(other) if answers == 2 else None) == undisturbed
@@ -164,7 +185,11 @@ def test_one_joins_gets_the_weights_and_a_part_of_the_round(
 
 def lease_is_free(url: str) -> bool:
     """Whether nobody has it; tried as another run would."""
-    with RolloutClient(url) as client, WeightWriter(client, "somebody") as writer, suppress(RunFailed):
+    with (
+        RolloutClient(url) as client,
+        WeightWriter(client, "somebody") as writer,
+        suppress(RunFailed),
+    ):
         writer.take()
         return True
     return False
@@ -181,10 +206,16 @@ def lease_is_free(url: str) -> bool:
     ids=["delta", "http", "chain", "shm"],
 )
 @pytest.mark.parametrize(
-    ("seed", "rounds"), [(1, 5), *(pytest.param(seed, 40, marks=pytest.mark.long) for seed in range(2, 8))]
+    ("seed", "rounds"),
+    [(1, 5), *(pytest.param(seed, 40, marks=pytest.mark.long) for seed in range(2, 8))],
 )
 def test_at_random_moments_completions_are_those_of_one_server(
-    begin: Any, serve: Any, backend: OneWeightABucket, options: dict[str, Any], seed: int, rounds: int
+    begin: Any,
+    serve: Any,
+    backend: OneWeightABucket,
+    options: dict[str, Any],
+    seed: int,
+    rounds: int,
 ) -> None:
     urls = [serve() for _ in range(3)]
     draw = random.Random(seed)
@@ -226,7 +257,9 @@ def test_at_random_moments_completions_are_those_of_one_server(
     assert versions["rollout/refused"] == 0 and versions["rollout/bytes"] > 0
 
 
-def test_who_is_not_alike_or_not_free_does_not_join(begin: Any, serve: Any, caplog: pytest.LogCaptureFixture) -> None:
+def test_who_is_not_alike_or_not_free_does_not_join(
+    begin: Any, serve: Any, caplog: pytest.LogCaptureFixture
+) -> None:
     one, shorter, taken = serve(), serve(length=512), serve()
     run = begin(one)
     run.rollouts.publish_weights()
@@ -235,7 +268,10 @@ def test_who_is_not_alike_or_not_free_does_not_join(begin: Any, serve: Any, capl
         again = one.replace("127.0.0.1", "localhost")
         run.follow(one, shorter, taken, again)
         until(lambda: caplog.text.count("does not join") == 3, WAIT_S)
-    assert f"{shorter} does not join: the rollout server at {one} has max_model_len 1024" in caplog.text
+    assert (
+        f"{shorter} does not join: the rollout server at {one} has max_model_len 1024"
+        in caplog.text
+    )
     assert f"{taken} does not join" in caplog.text and "somebody" in caplog.text
     assert f"{again} does not join: {one} and {again} are the same rollout server" in caplog.text
     assert len(run.generated()) == 24 and len(run.pool.health.ready) == 1
@@ -260,7 +296,9 @@ def test_without_any_the_run_waits_for_one_and_then_ends(begin: Any, serve: Any)
 
     assert run.generated(leave) == undisturbed
     timers[0].join()
-    with pytest.raises(ServerUnreachable, match=r"no rollout server of servers.txt came within 1.5 s"):
+    with pytest.raises(
+        ServerUnreachable, match=r"no rollout server of servers.txt came within 1.5 s"
+    ):
         run.generated(lambda answers: run.follow() if answers == 1 else None)
     # One that is not there is waited for until it is no longer named.
     run.follow("http://127.0.0.1:9")
@@ -315,7 +353,9 @@ def test_200_joins_and_leaves_leave_nothing_behind(begin: Any, serve: Any) -> No
         run.follow(one)
 
     def settled() -> bool:
-        return not any(thread.name.startswith(("leave", "restore")) for thread in threading.enumerate())
+        return not any(
+            thread.name.startswith(("leave", "restore")) for thread in threading.enumerate()
+        )
 
     for number in range(10):  # what is made once
         cycle(number)
@@ -344,10 +384,19 @@ def test_lines_of_the_file(tmp_path: Path) -> None:
         "http://[v1.a]:2",
         "http://e..f:80",
     ]
-    wrong += ["http://é..x", "http://xn--\u0080", "http://" + "g" * 64, "http://h:70000", "http://i:0", "http://j\\k"]
+    wrong += [
+        "http://é..x",
+        "http://xn--\u0080",
+        "http://" + "g" * 64,
+        "http://h:70000",
+        "http://i:0",
+        "http://j\\k",
+    ]
     servers = parsed("\n".join(wrong), "f")
     assert servers.urls == ()
-    assert [fault.partition(":")[0] for fault in servers.faults] == [f"f, line {n + 1}" for n in range(len(wrong))]
+    assert [fault.partition(":")[0] for fault in servers.faults] == [
+        f"f, line {n + 1}" for n in range(len(wrong))
+    ]
     assert "'b:2' must begin with http://" in servers.faults[0]
     path = tmp_path / "servers.txt"
     assert "No such file" in server_file_faults(str(path))[0]
@@ -362,7 +411,9 @@ def test_lines_of_the_file(tmp_path: Path) -> None:
         ready_servers(str(path), None, 0.1, lambda _text: None)
 
 
-def test_the_servers_of_the_file_that_are_ready(tmp_path: Path, serve: Any, serve_engine: Any) -> None:
+def test_the_servers_of_the_file_that_are_ready(
+    tmp_path: Path, serve: Any, serve_engine: Any
+) -> None:
     one, path, said = serve(), tmp_path / "servers.txt", list[str]()
 
     def report(text: str) -> None:
@@ -387,7 +438,8 @@ class Followed:
 def test_the_file_is_followed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("swift_r1.rollout.pool.pool._FILE_LOOK_S", WAIT_S)  # the looks are the test's
+    # the looks are the test's
+    monkeypatch.setattr("swift_r1.rollout.pool.pool._FILE_LOOK_S", WAIT_S)
     path, pool = tmp_path / "servers.txt", Followed()
     path.write_text("http://a\n")
     file = Membership(path, pool, lambda _url: None)  # type: ignore[arg-type]

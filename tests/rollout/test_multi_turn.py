@@ -12,7 +12,12 @@ from swift_r1.errors import RunFailed
 from swift_r1.models.loading import load_model
 from swift_r1.plugins import load_plugins
 from swift_r1.plugins.protocol import RequestConfig, RolloutOutput
-from swift_r1.plugins.rollouts import GymScheduler, MultiTurnScheduler, RolloutScheduler, multi_turns
+from swift_r1.plugins.rollouts import (
+    GymScheduler,
+    MultiTurnScheduler,
+    RolloutScheduler,
+    multi_turns,
+)
 from swift_r1.plugins.schedulers import MathTipsScheduler, ThinkingModelTipsScheduler
 from swift_r1.rollout.base import EmbeddedRollouts
 from swift_r1.rollout.multi_turn import BatchedTurns
@@ -38,7 +43,10 @@ class HalfOfATurn(MultiTurnScheduler):
     def step(self, infer_request, response_choice, current_turn):
         ids = response_choice.token_ids
         if current_turn == 1:
-            said = [{"type": "text", "text": "more of "}, {"type": "text", "text": infer_request.data_dict["what"]}]
+            said = [
+                {"type": "text", "text": "more of "},
+                {"type": "text", "text": infer_request.data_dict["what"]},
+            ]
             infer_request.messages.append({"role": "user", "content": said})
             return {
                 "infer_request": infer_request,
@@ -64,8 +72,12 @@ def tokenizer(tiny_model):
 
 @pytest.fixture(scope="module")
 def rollouts(tiny_model, tokenizer):
-    backend = LocalBackend(load_model(tiny_model, "float32", False), OptimizerConfig(0, 0, 0.9, 0.999, 1e-8, 1))
-    engine = TransformersEngine(backend.model, tokenizer, [tokenizer.eos_token_id], tokenizer.pad_token_id)
+    backend = LocalBackend(
+        load_model(tiny_model, "float32", False), OptimizerConfig(0, 0, 0.9, 0.999, 1e-8, 1)
+    )
+    engine = TransformersEngine(
+        backend.model, tokenizer, [tokenizer.eos_token_id], tokenizer.pad_token_id
+    )
     return EmbeddedRollouts(engine, backend, RANKS)
 
 
@@ -74,14 +86,26 @@ def play(rollouts, tokenizer):
     """`play(scheduler class, n=4, max_tokens=8, timeout=20, **limits) -> trajectories` of two prompts."""
     runners = []
 
-    def run(kind, n=4, max_tokens=8, timeout=20.0, model_length=1024, total=False, turns=None, prefix="", last=False):
+    def run(
+        kind,
+        n=4,
+        max_tokens=8,
+        timeout=20.0,
+        model_length=1024,
+        total=False,
+        turns=None,
+        prefix="",
+        last=False,
+    ):
         encoder = PromptEncoder(tokenizer, wording=Wording(response_prefix=prefix))
         limits = Limits(model_length, total, turns, 1.0)
 
         def make_scheduler(engine):
             return kind(infer_engine=engine, max_turns=turns, tokenizer=tokenizer)
 
-        runner = SchedulerRunner("test", timeout, make_scheduler, encoder, (tokenizer.eos_token_id,), limits, last)
+        runner = SchedulerRunner(
+            "test", timeout, make_scheduler, encoder, (tokenizer.eos_token_id,), limits, last
+        )
         runners.append(runner)
         rows = [
             {
@@ -112,7 +136,10 @@ def play(rollouts, tokenizer):
         )
         assert sum(done) == 2 * n
         given.sort(key=lambda group: group[0].request_id, reverse=True)
-        assert [[talk.request_id for talk in group] for group in given] == [["one"] * n, ["fourteen"] * n]
+        assert [[talk.request_id for talk in group] for group in given] == [
+            ["one"] * n,
+            ["fourteen"] * n,
+        ]
         return [talk for group in given for talk in group]
 
     yield run
@@ -126,7 +153,9 @@ def batch_of(played):
 
 
 @pytest.mark.parametrize("form", [Form(), Form(packed=True), Form(packed=True, shared=True)])
-def test_the_trainer_computes_the_engines_logprobs_of_the_trained_tokens(play, rollouts, tokenizer, form):
+def test_the_trainer_computes_the_engines_logprobs_of_the_trained_tokens(
+    play, rollouts, tokenizer, form
+):
     played = play(HalfOfATurn)
     micro = collate(batch_of(played), [tuple(range(4)), tuple(range(4, 8))], form, RANKS.device)
     logps = micro.unflatten(rollouts.backend.logprobs(micro.inputs, 1.0).logps)
@@ -134,12 +163,24 @@ def test_the_trainer_computes_the_engines_logprobs_of_the_trained_tokens(play, r
     torch.testing.assert_close(logps, micro.rollout_logps, rtol=0, atol=1e-4)
     for one in played:
         text = tokenizer.decode(row(one).token_ids)
-        assert f"<|im_start|>user\nmore of {one.prompt.columns['what']}<|im_end|>\n<|im_start|>assistant\n" in text
+        assert (
+            f"<|im_start|>user\nmore of {one.prompt.columns['what']}<|im_end|>\n<|im_start|>assistant\n"
+            in text
+        )
         assert " a tip" in text and " a tip" not in tokenizer.decode(
-            [token for token, trained in zip(row(one).token_ids, row(one).loss_mask, strict=True) if trained]
+            [
+                token
+                for token, trained in zip(row(one).token_ids, row(one).loss_mask, strict=True)
+                if trained
+            ]
         )
         assert len(one.turns) == 3 and one.infos == {"num_turns": 3}
-        assert [message["role"] for message in one.messages] == ["user", "assistant", "user", "assistant"]
+        assert [message["role"] for message in one.messages] == [
+            "user",
+            "assistant",
+            "user",
+            "assistant",
+        ]
 
 
 @pytest.mark.parametrize("prefix", ["", "<think>"])
@@ -149,7 +190,8 @@ def test_a_wrong_answer_gets_one_more_chance(play, tokenizer, kind, prefix):
         assert solution == ["1"]
         return [float("9" in completions[0])]
 
-    played = play(partial(kind, acc_function=judge), n=8, max_tokens=100, prefix=prefix)  # some end by themselves
+    # some end by themselves
+    played = play(partial(kind, acc_function=judge), n=8, max_tokens=100, prefix=prefix)
     chances = [len(one.turns) == 2 for one in played]
     assert True in chances and False in chances
     for one, chance in zip(played, chances, strict=True):
@@ -163,16 +205,24 @@ def test_a_wrong_answer_gets_one_more_chance(play, tokenizer, kind, prefix):
             assert "</think>" not in before and "<answer>" not in before
             assert prefix + tokenizer.decode(trained, skip_special_tokens=True) == before + after
         elif chance:
-            assert [message["role"] for message in one.messages] == ["user", "assistant", "user", "assistant"]
+            assert [message["role"] for message in one.messages] == [
+                "user",
+                "assistant",
+                "user",
+                "assistant",
+            ]
             assert one.messages[2]["content"] == kind.tips_prompt
 
 
 def test_last_round_trains_the_last_message_alone(play, tokenizer):
     for all_of_it, one in zip(play(HalfOfATurn), play(HalfOfATurn, last=True), strict=True):
         assert row(one).token_ids == row(all_of_it).token_ids
-        start = len(row(one).loss_mask) - sum(map(len, one.turns[1:]))  # two turns make the last message
+        # two turns make the last message
+        start = len(row(one).loss_mask) - sum(map(len, one.turns[1:]))
         assert any(row(all_of_it).loss_mask[:start]) and not any(row(one).loss_mask[:start])
-        assert row(one).loss_mask[start:] == row(all_of_it).loss_mask[start:] and any(row(one).loss_mask)
+        assert row(one).loss_mask[start:] == row(all_of_it).loss_mask[start:] and any(
+            row(one).loss_mask
+        )
 
 
 def test_the_same_seeds_give_the_same_trajectories(play):
@@ -191,7 +241,11 @@ def test_a_response_prefix_begins_every_turn_and_is_not_trained(play, tokenizer)
         assert one.text == said[1]
         begins = tokenizer("<|im_start|>assistant\n<think>", add_special_tokens=False)["input_ids"]
         windows = [slice(place, place + len(begins)) for place in range(len(row(one).token_ids))]
-        places = [at for at in windows if list(row(one).token_ids[at]) == begins and not any(row(one).loss_mask[at])]
+        places = [
+            at
+            for at in windows
+            if list(row(one).token_ids[at]) == begins and not any(row(one).loss_mask[at])
+        ]
         assert len(places) == 1  # of the second turn; the third goes on with it
 
 
@@ -207,7 +261,9 @@ class OwnPrompt(RolloutScheduler):
         assert len(said.logprobs["content"]) == len(said.token_ids)
         infer_request.messages.append({"role": "assistant", "content": said.message.content})
         masks = [[0] * (len(said.token_ids) - 1) + [1]]
-        return RolloutOutput(response, infer_request.messages, [said.token_ids], masks, {"odd": odd})
+        return RolloutOutput(
+            response, infer_request.messages, [said.token_ids], masks, {"odd": odd}
+        )
 
 
 def test_prompts_are_shared_only_where_they_are_the_same(play, rollouts):
@@ -225,7 +281,9 @@ class Borrowed(HalfOfATurn):
     """What ms-swift's schedulers reach for: the engine's tokenizer, flat ids, a dummy turn, an edited last message."""
 
     def step(self, infer_request, response_choice, current_turn):
-        assert len(self._extract_logprobs_from_choice(response_choice)) == len(response_choice.token_ids)
+        assert len(self._extract_logprobs_from_choice(response_choice)) == len(
+            response_choice.token_ids
+        )
         assert self.engine.default_template.tokenizer is self.engine.tokenizer is self.tokenizer
         if current_turn == 1:
             infer_request.messages.append({"role": "assistant", "content": None})
@@ -241,7 +299,12 @@ class Borrowed(HalfOfATurn):
 
 def test_what_schedulers_of_ms_swift_reach_for(play):
     for one in play(Borrowed):
-        assert [message["role"] for message in one.messages] == ["user", "assistant", "user", "assistant"]
+        assert [message["role"] for message in one.messages] == [
+            "user",
+            "assistant",
+            "user",
+            "assistant",
+        ]
         assert one.text == "edited" and len(one.turns) == 3
     assert RolloutOutput(None, response_token_ids=[1, 2]).response_token_ids == [[1, 2]]
 
@@ -255,7 +318,10 @@ class Hooks(HalfOfATurn):
 
     async def on_turn_end(self, infer_request, response_choice, current_turn):
         assert infer_request.messages[-1]["content"] == response_choice.message.content
-        return {"done": current_turn == 2, "rollout_infos": {f"seen {current_turn}": len(infer_request.messages)}}
+        return {
+            "done": current_turn == 2,
+            "rollout_infos": {f"seen {current_turn}": len(infer_request.messages)},
+        }
 
     def check_finished(self, infer_request, response_choice, current_turn):
         raise AssertionError("done decides")
@@ -263,7 +329,10 @@ class Hooks(HalfOfATurn):
 
 def test_hooks_around_turns(play):
     for one in play(Hooks):
-        assert one.messages[0]["content"] == "another question" and "another question" in one.prompt.text
+        assert (
+            one.messages[0]["content"] == "another question"
+            and "another question" in one.prompt.text
+        )
         assert one.infos == {"num_turns": 2, "seen 1": 2, "seen 2": 4}
 
 
@@ -278,7 +347,10 @@ class Endless(HalfOfATurn):
 
 @pytest.mark.parametrize(
     ("limits", "longest", "with_prompt"),
-    [({"total": True, "max_tokens": 90}, 90, False), ({"model_length": 150, "max_tokens": 40}, 150, True)],
+    [
+        ({"total": True, "max_tokens": 90}, 90, False),
+        ({"model_length": 150, "max_tokens": 40}, 150, True),
+    ],
     ids=["all turns together", "the engine's context"],
 )
 def test_a_trajectory_ends_where_no_more_tokens_fit(play, limits, longest, with_prompt):
@@ -295,7 +367,9 @@ def test_a_trajectory_ends_where_no_more_tokens_fit(play, limits, longest, with_
 def test_a_plugin_files_scheduler_plays(play):
     load_plugins([str(FILES / "multi_turn.py")])
     played = play(multi_turns["ask_again"], n=8, max_tokens=150, turns=3)
-    assert {len(one.turns) for one in played} <= {1, 2, 3} and any(len(one.turns) > 1 for one in played)
+    assert {len(one.turns) for one in played} <= {1, 2, 3} and any(
+        len(one.turns) > 1 for one in played
+    )
     for one in played:
         asked = [message["content"] for message in one.messages[2::2]]
         assert asked == ["again"] * (len(one.turns) - 1)
@@ -305,7 +379,10 @@ def test_a_plugin_files_environment_plays(play):
     load_plugins([str(FILES / "env.py")])
     played = play(partial(GymScheduler, gym_env="guess"), turns=2)
     for one in played:
-        assert [message["content"] for message in one.messages[:2]] == ["You guess.", "Guess a number."]
+        assert [message["content"] for message in one.messages[:2]] == [
+            "You guess.",
+            "Guess a number.",
+        ]
         assert one.prompt.text.startswith("<|im_start|>system\nYou guess.<|im_end|>")
         assert len(one.turns) == 2 and one.messages[3] == {"role": "user", "content": "Wrong."}
         assert one.infos == {
@@ -317,13 +394,17 @@ def test_a_plugin_files_environment_plays(play):
         }
     with pytest.raises(RunFailed, match="3 messages were there, now 2: the past cannot change"):
         play(partial(GymScheduler, gym_env="guess", context_manager="last_turns"), turns=3)
-    with pytest.raises(RunFailed, match=r"there is no environment 'gess' .*registered are: .*guess"):
+    with pytest.raises(
+        RunFailed, match=r"there is no environment 'gess' .*registered are: .*guess"
+    ):
         play(partial(GymScheduler, gym_env="gess"))
 
 
 class Twice(HalfOfATurn):
     async def run(self, infer_request, request_config, **kwargs):
-        await asyncio.gather(*(self.infer_engine.infer_async(infer_request, request_config) for _ in range(2)))
+        await asyncio.gather(
+            *(self.infer_engine.infer_async(infer_request, request_config) for _ in range(2))
+        )
 
 
 class Hotter(HalfOfATurn):

@@ -24,7 +24,13 @@ def state_of(pid: int) -> str:
 
 
 def paused_run(
-    model: Path, servers: Sequence[Any], who: str, pauses: Sequence[float], ttl: float, silence: float, deadline: float
+    model: Path,
+    servers: Sequence[Any],
+    who: str,
+    pauses: Sequence[float],
+    ttl: float,
+    silence: float,
+    deadline: float,
 ) -> str:
     """What the run has logged; it must end well, and every phase with the completions of an undisturbed run."""
     named = [f"{one.url}={one.pid}" for one in servers]
@@ -68,7 +74,9 @@ def test_paused_in_every_phase(tiny_server: Any, tiny_model: Path, who: str) -> 
 
 
 @pytest.mark.long
-def test_one_of_two_paused_in_every_phase(tiny_server: Any, second_tiny_server: Any, tiny_model: Path) -> None:
+def test_one_of_two_paused_in_every_phase(
+    tiny_server: Any, second_tiny_server: Any, tiny_model: Path
+) -> None:
     log = paused_run(tiny_model, [tiny_server, second_tiny_server], "server", [1.5], 0.6, 0.6, 120)
     assert "is back with weight version" in log and "given up" not in log
 

@@ -43,13 +43,17 @@ class HeldEngine:
         self.says: list[int] = []
         self.started, self.may_end = threading.Event(), threading.Event()
 
-    async def generate(self, prompt: Sequence[int], sampling: SamplingParams, seed: int | None) -> Generated:
+    async def generate(
+        self, prompt: Sequence[int], sampling: SamplingParams, seed: int | None
+    ) -> Generated:
         began = self.version
         self.started.set()
         while not self.may_end.is_set() and self.version == began:
             await asyncio.sleep(0.01)
         versions = ((0, began), (1, self.version))[: 1 + (self.version != began)]
-        return Generated((1, 2), (-0.5, -0.5), "length", ((0, self.says.pop()),) if self.says else versions)
+        return Generated(
+            (1, 2), (-0.5, -0.5), "length", ((0, self.says.pop()),) if self.says else versions
+        )
 
     async def load_weights(self, files: Sequence[Path], version: int) -> None:
         self.version = version
@@ -84,7 +88,10 @@ def pool(serve_engine: Callable[..., str], engine: HeldEngine) -> Iterator[Serve
 
 def requests(count: int, name: str = "r") -> list[RolloutRequest]:
     sampling = SamplingParams(max_tokens=2)
-    return [RolloutRequest(request_id=f"{name}/{i}", prompt_token_ids=(1,), sampling=sampling) for i in range(count)]
+    return [
+        RolloutRequest(request_id=f"{name}/{i}", prompt_token_ids=(1,), sampling=sampling)
+        for i in range(count)
+    ]
 
 
 def push(pool: ServerPool, version: int, rounds: int) -> None:
@@ -99,7 +106,12 @@ def test_weights_change_under_a_running_completion(pool: ServerPool, engine: Hel
     push(pool, 1, 0)
 
     def generate() -> None:
-        got.extend(PrefetchRollouts(pool, 0, Alone()).generate(requests(1), lambda _count: None, ignore_output) or [])
+        got.extend(
+            PrefetchRollouts(pool, 0, Alone()).generate(
+                requests(1), lambda _count: None, ignore_output
+            )
+            or []
+        )
 
     asking = threading.Thread(target=generate)
     asking.start()
@@ -126,11 +138,15 @@ def test_an_answer_by_weights_that_are_too_old_is_refused_and_asked_for_again(
     assert sorted(one.request_id for one in heard) == ["r/0", "r/1", "r/2"]
     assert pool.take_metrics()["rollout/refused"] == 1
     engine.says = [1] * 9
-    with pytest.raises(RunFailed, match="4 times with weights of 0 rounds where --max_staleness wants at least 1"):
+    with pytest.raises(
+        RunFailed, match="4 times with weights of 0 rounds where --max_staleness wants at least 1"
+    ):
         rollouts.generate(requests(1, "s"), lambda _count: None, ignore_output)
 
 
-def test_an_answer_of_weights_that_were_never_pushed_ends_the_run(pool: ServerPool, engine: HeldEngine) -> None:
+def test_an_answer_of_weights_that_were_never_pushed_ends_the_run(
+    pool: ServerPool, engine: HeldEngine
+) -> None:
     push(pool, 1, 0)
     engine.may_end.set()
     engine.says = [7]
@@ -225,11 +241,17 @@ def make_rounds(script: Script) -> Iterator[Callable[..., Any]]:
     made: list[Any] = []
 
     def make(
-        staleness: int = 1, total: int = 10, step_size: int = 1, dynamic_sample: bool = False, lost: bool = False
+        staleness: int = 1,
+        total: int = 10,
+        step_size: int = 1,
+        dynamic_sample: bool = False,
+        lost: bool = False,
     ) -> Any:
         sampler = FakeSampler(
             script=script,
-            args=SimpleNamespace(max_staleness=staleness, dynamic_sample=dynamic_sample, multi_turn_scheduler=None),
+            args=SimpleNamespace(
+                max_staleness=staleness, dynamic_sample=dynamic_sample, multi_turn_scheduler=None
+            ),
             plan=SimpleNamespace(rounds=total, optimizer_steps_per_round=step_size),
             prompts=SimpleNamespace(taken=0, digest=""),
             ranks=Ranks(0, 1, torch.device("cpu"), None),

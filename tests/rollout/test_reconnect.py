@@ -25,7 +25,13 @@ from swift_r1.rollout.pool.session import Expected
 from swift_r1.rollout.remote import ServerRollouts
 from swift_r1.runtime.ranks import Ranks
 from swift_r1.wire.client import RolloutClient
-from swift_r1.wire.protocol import RolloutOutput, RolloutRequest, SamplingParams, ServerRefused, tokenizer_hash
+from swift_r1.wire.protocol import (
+    RolloutOutput,
+    RolloutRequest,
+    SamplingParams,
+    ServerRefused,
+    tokenizer_hash,
+)
 from tests.live_servers import OneWeightABucket, pool_of, push_weights
 
 BACK_WITHIN_S = 240
@@ -55,13 +61,17 @@ def on_waiting() -> Iterator[OnWaiting]:
 
 
 @pytest.fixture
-def connect(tiny_server: Any, tiny_model: Path, backend: OneWeightABucket) -> Iterator[Callable[..., ServerRollouts]]:
+def connect(
+    tiny_server: Any, tiny_model: Path, backend: OneWeightABucket
+) -> Iterator[Callable[..., ServerRollouts]]:
     from transformers import AutoTokenizer
 
     clients: list[RolloutClient] = []
     pools: list[ServerPool] = []
 
-    def to(timeout_s: float = BACK_WITHIN_S, silence_s: float = 60.0, max_tokens: int | None = None) -> ServerRollouts:
+    def to(
+        timeout_s: float = BACK_WITHIN_S, silence_s: float = 60.0, max_tokens: int | None = None
+    ) -> ServerRollouts:
         client = RolloutClient(tiny_server.url, silence_s=silence_s)
         clients.append(client)
         tokenizer = AutoTokenizer.from_pretrained(tiny_model)
@@ -91,7 +101,9 @@ def requests(name: str) -> list[RolloutRequest]:
     ]
 
 
-def generated(rollouts: ServerRollouts, name: str, at_first: Callable[[], None] = lambda: None) -> list[Any]:
+def generated(
+    rollouts: ServerRollouts, name: str, at_first: Callable[[], None] = lambda: None
+) -> list[Any]:
     """Tokens and version of every completion; each request must be answered once, in order."""
     told: list[int] = []
     given: list[RolloutOutput] = []
@@ -103,7 +115,9 @@ def generated(rollouts: ServerRollouts, name: str, at_first: Callable[[], None] 
 
     asked = requests(name)
     outputs = rollouts.generate(asked, on_done, given.append)
-    assert outputs is not None and [output.request_id for output in outputs] == [one.request_id for one in asked]
+    assert outputs is not None and [output.request_id for output in outputs] == [
+        one.request_id for one in asked
+    ]
     assert told == [2] * len(asked)
     assert sorted(one.request_id for one in given) == sorted(one.request_id for one in asked)
     return [(c.token_ids, c.weight_version) for output in outputs for c in output.completions]
@@ -122,8 +136,15 @@ def test_killed_while_it_generates(
     assert on_waiting.losses == 1
     said = caplog.text
     version = rollouts.weight_version
-    assert f"{tiny_server.url} was started again and holds weight version 0: pushing version {version}" in said
-    [again] = [record for record in caplog.records if record.getMessage().startswith("asking again for the")]
+    assert (
+        f"{tiny_server.url} was started again and holds weight version 0: pushing version {version}"
+        in said
+    )
+    [again] = [
+        record
+        for record in caplog.records
+        if record.getMessage().startswith("asking again for the")
+    ]
     assert 0 < again.args[0] < again.args[1] == 6
     assert "s left" in said  # the countdown
     # The next round has nothing to repair.
@@ -214,7 +235,9 @@ def test_a_server_that_dies_of_every_request_is_given_up(
     assert on_waiting.losses == 2
 
 
-def test_another_trainers_update_is_no_loss(connect: Any, tiny_server: Any, backend: OneWeightABucket) -> None:
+def test_another_trainers_update_is_no_loss(
+    connect: Any, tiny_server: Any, backend: OneWeightABucket
+) -> None:
     rollouts = connect()
     rollouts.publish_weights()
     ours = rollouts.weight_version
@@ -224,10 +247,14 @@ def test_another_trainers_update_is_no_loss(connect: Any, tiny_server: Any, back
         # As if this process had been stopped for longer than its lease lasts.
         rollouts.pool.sessions[0].writer.close()
         push_weights(other, ours + 7, [list(backend.model.named_parameters())])
-    with pytest.raises(RunFailed, match=f"answered with weight version {ours + 7} .* was not published"):
+    with pytest.raises(
+        RunFailed, match=f"answered with weight version {ours + 7} .* was not published"
+    ):
         rollouts.generate(requests("another"), lambda _count: None, ignore_output)
     assert rollouts.take_metrics()["rollout/refused"] == 1
-    with pytest.raises(RunFailed, match=f"version {ours + 1} is not after the served version {ours + 7}"):
+    with pytest.raises(
+        RunFailed, match=f"version {ours + 1} is not after the served version {ours + 7}"
+    ):
         rollouts.publish_weights()
 
 
@@ -241,6 +268,9 @@ def test_certificates_are_read_for_https_alone(monkeypatch: pytest.MonkeyPatch) 
         return read(*args, **named)
 
     monkeypatch.setattr(ssl, "create_default_context", counted)
-    with RolloutClient("http://127.0.0.1:1") as client, RolloutClient("HTTPS://127.0.0.1:1") as secret:
+    with (
+        RolloutClient("http://127.0.0.1:1") as client,
+        RolloutClient("HTTPS://127.0.0.1:1") as secret,
+    ):
         assert client.why_not_ready() and times == 0
         assert secret.why_not_ready() and secret.why_not_ready() and times == 1

@@ -29,7 +29,10 @@ ALONE = Ranks(0, 1, torch.device("cpu"), None)
 
 def scores(values, first_group, name="a", by_turns=False):
     """Scores of two groups of two, with a reward that fails on the last completion."""
-    prompts = [Prompt(f"p{first_group + i}", "d", (), "", (1,), {}, row=100 + first_group + i) for i in (0, 1)]
+    prompts = [
+        Prompt(f"p{first_group + i}", "d", (), "", (1,), {}, row=100 + first_group + i)
+        for i in (0, 1)
+    ]
     groups = [
         [
             Trajectory(
@@ -59,7 +62,9 @@ def scores(values, first_group, name="a", by_turns=False):
             ]
 
     ids = [group[0].request_id for group in groups]
-    scoring = Scoring(prompts, ids, lambda _state: Batch(), Composition((1.0,)), {}, first_group, by_turns)
+    scoring = Scoring(
+        prompts, ids, lambda _state: Batch(), Composition((1.0,)), {}, first_group, by_turns
+    )
     for group in reversed(groups):
         scoring.add(group)
     return scoring.result()
@@ -102,7 +107,11 @@ def test_a_reward_that_is_the_sum_of_its_turns_counts_once():
     for name, outcomes in (("agent_reward", [0.0, 0.0, 0.0]), ("right", values[:3])):
         scored = scores(values, 0, name, by_turns=True)
         trained = scored.trained
-        assert [item.reward for item in trained[:3]] == [item.objective for item in trained[:3]] == values[:3]
+        assert (
+            [item.reward for item in trained[:3]]
+            == [item.objective for item in trained[:3]]
+            == values[:3]
+        )
         assert [item.outcome for item in trained[:3]] == outcomes and math.isnan(trained[3].outcome)
         assert batch_of_round(scored, ALONE, per_turn="none").rewards[:3].tolist() == outcomes
     assert [item.outcome for item in scores(values, 0, "agent_reward").trained[:3]] == values[:3]
@@ -114,7 +123,14 @@ def test_a_reward_that_is_the_sum_of_its_turns_counts_once():
 
 def test_a_column_of_the_data_is_not_taken_for_a_field():
     """Nor for one that only other lines have."""
-    columns = {"turns": 3, "entropy": "high", "messages": "m", "step": 1, "solution": "4", "rewards/a": 7}
+    columns = {
+        "turns": 3,
+        "entropy": "high",
+        "messages": "m",
+        "step": 1,
+        "solution": "4",
+        "rewards/a": 7,
+    }
     item = scores([1.0, 1.0, 0.0, 1.0], 0).trained[0]
     prompt = replace(item.prompt, columns=columns)
     row = completion_row(replace(item, prompt=prompt), 5)
@@ -135,7 +151,9 @@ def test_what_a_sampler_is_told_of_a_round():
     scored = first.with_groups_replaced([0], fresh, 2).with_advantages([-1.0, 1.0, 0.0, 0.0], None)
     told = outcomes_of(scored, 7)
     assert [one.row for one in told] == [102, 101, 100]
-    assert [(one.reward, one.pass_rate, one.has_signal, one.gradient_share, one.step) for one in told] == [
+    assert [
+        (one.reward, one.pass_rate, one.has_signal, one.gradient_share, one.step) for one in told
+    ] == [
         (0.5, 0.5, True, 1.0, 7),
         (0.0, 0.0, False, 0.0, 7),
         (1.0, 1.0, False, 0.0, 7),
@@ -152,7 +170,9 @@ class Echo:
 
 @pytest.mark.parametrize("workers", [0, 1])
 def test_prompts_come_in_order_whatever_is_taken(workers):
-    with closing(PromptStream(list(range(10)), Echo(), PromptSampler(10, 4, shuffle=False), workers)) as stream:
+    with closing(
+        PromptStream(list(range(10)), Echo(), PromptSampler(10, 4, shuffle=False), workers)
+    ) as stream:
         taken = [stream.take(count) for count in (4, 1, 4, 3, 6)]
     assert [len(part) for part in taken] == [4, 1, 4, 3, 6]
     assert [row for part in taken for row in part] == [n % 10 for n in range(18)]
@@ -177,7 +197,9 @@ stream = PromptStream(list(range(10)), Echo(), PromptSampler(10, 4, shuffle=Fals
 assert signal.getsignal(signal.SIGCHLD) is ignore
 print(stream.take(4))
 """
-    ended = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60)
+    ended = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, timeout=60
+    )
     assert (ended.returncode, ended.stdout) == (0, "[0, 1, 2, 3]\n"), ended.stderr
 
 
@@ -194,7 +216,9 @@ def test_a_killed_process_costs_no_prompt(streams, caplog):
     if streams:
         stream = StreamedPrompts(Numbers(), Echo(), 0, "", 4, workers=1)
     else:
-        stream = PromptStream([{"number": n} for n in range(100)], Echo(), PromptSampler(100, 4, shuffle=False), 1)
+        stream = PromptStream(
+            [{"number": n} for n in range(100)], Echo(), PromptSampler(100, 4, shuffle=False), 1
+        )
     taken = stream.take(5)
     [worker] = set(psutil.Process().children()) - before
     worker.kill()

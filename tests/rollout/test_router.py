@@ -93,7 +93,9 @@ class Servers:
 
 
 def request(name: str) -> RolloutRequest:
-    return RolloutRequest(request_id=name, prompt_token_ids=(1,), sampling=SamplingParams(max_tokens=1))
+    return RolloutRequest(
+        request_id=name, prompt_token_ids=(1,), sampling=SamplingParams(max_tokens=1)
+    )
 
 
 async def turns(condition: Callable[[], bool]) -> None:
@@ -178,7 +180,9 @@ def test_one_that_comes_gets_its_share_of_what_was_asked_last() -> None:
         await turns(lambda: len(answered) == 3)
         members.members.append(c)
         await turns(lambda: len(c.asked) == 1)
-        assert list(a.asked) == list("cd") and list(b.asked) == list("fg") and list(c.asked) == ["h"]
+        assert (
+            list(a.asked) == list("cd") and list(b.asked) == list("fg") and list(c.asked) == ["h"]
+        )
         for server in (c, b, a):
             for name in list(server.asked):
                 server.answers(name)
@@ -195,7 +199,9 @@ def test_one_that_comes_gets_its_share_of_what_was_asked_last() -> None:
     assert sorted(answered) == list("abcdefgh")
 
 
-def test_what_the_receiver_of_an_answer_raises_ends_the_round_also_while_its_server_is_left() -> None:
+def test_what_the_receiver_of_an_answer_raises_ends_the_round_also_while_its_server_is_left() -> (
+    None
+):
     a, b, _c = servers = [Server(name) for name in "ABC"]
 
     def refuse(_output: RolloutOutput) -> None:

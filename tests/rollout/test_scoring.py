@@ -63,13 +63,20 @@ def plugin(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def args(**others: object) -> SimpleNamespace:
-    limits = {"reward_timeout": 10.0, "reward_num_workers": 1, "reward_memory_limit": 2.0, "reward_env": []}
+    limits = {
+        "reward_timeout": 10.0,
+        "reward_num_workers": 1,
+        "reward_memory_limit": 2.0,
+        "reward_env": [],
+    }
     return SimpleNamespace(**limits | {"reward_isolation": "process"} | others)
 
 
 def prompts(count: int, **columns: str) -> list[Prompt]:
     return [
-        Prompt(prompt_id=f"p{i}", dataset="d", token_ids=(i,), messages=(), text="", columns=columns)
+        Prompt(
+            prompt_id=f"p{i}", dataset="d", token_ids=(i,), messages=(), text="", columns=columns
+        )
         for i in range(count)
     ]
 
@@ -119,7 +126,9 @@ def wait_for(path: Path) -> None:
         time.sleep(0.01)
 
 
-def test_the_embedded_engine_goes_on_while_rewards_are_computed(tiny_model: Path, plugin: Path, tmp_path: Path) -> None:
+def test_the_embedded_engine_goes_on_while_rewards_are_computed(
+    tiny_model: Path, plugin: Path, tmp_path: Path
+) -> None:
     """The model does not start on the second prompt before a reward was called with the first one's completions."""
     from transformers import AutoModelForCausalLM
 
@@ -161,7 +170,9 @@ def test_the_embedded_engine_goes_on_while_rewards_are_computed(tiny_model: Path
         play(rows, running, Answered(generate=generate), asked)
         scores = running.result()
     assert ended == [0, 1]
-    assert [item.reward for item in scores.trained] == [float(len(item.text)) for item in scores.trained]
+    assert [item.reward for item in scores.trained] == [
+        float(len(item.text)) for item in scores.trained
+    ]
 
 
 class Stub(ThreadingHTTPServer):
@@ -200,7 +211,10 @@ def stub(tmp_path: Path) -> Iterator[Stub]:
 
 def test_requests_to_a_server_go_on_while_rewards_are_computed(stub: Stub, plugin: Path) -> None:
     sampling = SamplingParams(max_tokens=1)
-    asked = [RolloutRequest(request_id=f"r{i}", prompt_token_ids=(1,), n=2, sampling=sampling) for i in (0, 1)]
+    asked = [
+        RolloutRequest(request_id=f"r{i}", prompt_token_ids=(1,), n=2, sampling=sampling)
+        for i in (0, 1)
+    ]
     with rewards_for(args(), ["leaves_a_note"], loading(plugin)) as rewards:
         rewards.wait_ready()
         rows = prompts(2, note=str(stub.note))
@@ -217,9 +231,13 @@ def test_the_order_in_which_completions_come_does_not_matter(plugin: Path, isola
     """Values, causes, metrics and rows of whole rounds: those of one call with everything."""
     chance = random.Random(1)
     outputs = [output(number, *(chance.randrange(9) for _ in range(4))) for number in range(12)]
-    assert {token for one in outputs for completion in one.completions for token in completion.token_ids} >= {3, 5, 7}
+    assert {
+        token for one in outputs for completion in one.completions for token in completion.token_ids
+    } >= {3, 5, 7}
     asked = prompts(12, note="/dev/null")
-    with rewards_for(args(reward_isolation=isolation), ["moody", "leaves_a_note"], loading(plugin)) as rewards:
+    with rewards_for(
+        args(reward_isolation=isolation), ["moody", "leaves_a_note"], loading(plugin)
+    ) as rewards:
         rewards.wait_ready()
         whole = scoring(asked, rewards, 2)
         play(asked, whole, Answered(*outputs))

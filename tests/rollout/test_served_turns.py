@@ -45,7 +45,9 @@ class GatedEngine(TinyEngine):
         self.gate = threading.Event()
         self.opened: bool | None = None  # by whoever waits for other conversations
 
-    async def generate(self, prompt: Sequence[int], sampling: SamplingParams, seed: int | None) -> Generated:
+    async def generate(
+        self, prompt: Sequence[int], sampling: SamplingParams, seed: int | None
+    ) -> Generated:
         if seed == self.held:
             self.holds.set()
             self.opened = await asyncio.to_thread(self.gate.wait, WAIT_S)
@@ -64,7 +66,9 @@ class FourTurns(MultiTurnScheduler):
 class Hangs(FourTurns):
     """In one conversation."""
 
-    async def on_turn_end(self, infer_request: Any, response_choice: Any, current_turn: int) -> dict[str, Any]:
+    async def on_turn_end(
+        self, infer_request: Any, response_choice: Any, current_turn: int
+    ) -> dict[str, Any]:
         if infer_request.uuid == "run/2/0" and current_turn == 2:
             await asyncio.Event().wait()
         return {}
@@ -100,11 +104,19 @@ def play(
             monkeypatch.setitem(multi_turns, "test", scheduler)
             args = RlhfArguments(multi_turn_scheduler="test", multi_turn_timeout=timeout)
             context: Any = SimpleNamespace(
-                args=args, tokenizer=tokenizer, start=SimpleNamespace(replay=None), ranks=ALONE, cleanup=cleanup
+                args=args,
+                tokenizer=tokenizer,
+                start=SimpleNamespace(replay=None),
+                ranks=ALONE,
+                cleanup=cleanup,
             )
             asked = []
             for number in range(PROMPTS):
-                row = {"messages": [{"role": "user", "content": f"say {number}"}], "prompt_id": "p", "dataset": "d"}
+                row = {
+                    "messages": [{"role": "user", "content": f"say {number}"}],
+                    "prompt_id": "p",
+                    "dataset": "d",
+                }
                 prompt = encoder.encode(row)
                 assert prompt is not None
                 request = RolloutRequest(
@@ -115,7 +127,9 @@ def play(
                 )
                 asked.append((prompt, request))
             rollouts.unwanted = unwanted
-            turns = open_turns(context, ModelFacts(ends, 1024, len(tokenizer)), None)(rollouts, ALONE)
+            turns = open_turns(context, ModelFacts(ends, 1024, len(tokenizer)), None)(
+                rollouts, ALONE
+            )
             turns.generate(asked, lambda _count: None, on_group)
 
         yield run
@@ -138,15 +152,21 @@ def test_a_conversation_does_not_wait_for_the_turn_of_another_one(
     assert sorted(ended) == [f"run/{number}" for number in range(PROMPTS)] and ended[-1] == "run/0"
 
 
-def test_the_conversation_whose_scheduler_hangs_is_named(play: Callable[..., None], engine: GatedEngine) -> None:
+def test_the_conversation_whose_scheduler_hangs_is_named(
+    play: Callable[..., None], engine: GatedEngine
+) -> None:
     """While another one waits for the model, which may take longer."""
     ended: list[str] = []
-    with pytest.raises(RunFailed, match=r"waits for 1 trajectories \(the first is run/2/0\) longer than .* 5 s"):
+    with pytest.raises(
+        RunFailed, match=r"waits for 1 trajectories \(the first is run/2/0\) longer than .* 5 s"
+    ):
         play(Hangs, lambda group: ended.append(group[0].request_id), timeout=5.0)
     assert engine.holds.is_set() and sorted(ended) == ["run/1", "run/3"]
 
 
-def test_conversations_that_nobody_wants_any_more_end(play: Callable[..., None], engine: GatedEngine) -> None:
+def test_conversations_that_nobody_wants_any_more_end(
+    play: Callable[..., None], engine: GatedEngine
+) -> None:
     """An evaluation that a signal ends waits for no turn of the model."""
     play(FourTurns, lambda _group: None, unwanted=engine.holds.is_set)
     assert engine.opened is None

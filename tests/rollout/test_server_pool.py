@@ -45,7 +45,11 @@ def connect(tiny_model: Path, backend: OneWeightABucket) -> Iterator[Callable[..
     open_: list[Any] = []
 
     def to(
-        urls: Sequence[str], timeout_s: float = BACK_WITHIN_S, silence_s: float = 60.0, check: int = 0, **options: Any
+        urls: Sequence[str],
+        timeout_s: float = BACK_WITHIN_S,
+        silence_s: float = 60.0,
+        check: int = 0,
+        **options: Any,
     ) -> ServerRollouts:
         clients = [RolloutClient(url, silence_s=silence_s) for url in urls]
         open_.extend(clients)
@@ -90,7 +94,9 @@ def requests(count: int = 12, tokens: int = 48) -> list[RolloutRequest]:
     ]
 
 
-def generated(rollouts: ServerRollouts, at_first: Callable[[], None] = lambda: None, tokens: int = 48) -> list[Any]:
+def generated(
+    rollouts: ServerRollouts, at_first: Callable[[], None] = lambda: None, tokens: int = 48
+) -> list[Any]:
     """Tokens and version of every completion; each request must be answered once, in order."""
     told: list[int] = []
 
@@ -101,7 +107,9 @@ def generated(rollouts: ServerRollouts, at_first: Callable[[], None] = lambda: N
 
     asked = requests(tokens=tokens)
     outputs = rollouts.generate(asked, on_done, ignore_output)
-    assert outputs is not None and [output.request_id for output in outputs] == [one.request_id for one in asked]
+    assert outputs is not None and [output.request_id for output in outputs] == [
+        one.request_id for one in asked
+    ]
     assert told == [2] * len(asked)
     return [(c.token_ids, c.weight_version) for output in outputs for c in output.completions]
 
@@ -113,7 +121,11 @@ def of(rollouts: ServerRollouts) -> ServerPool:
 
 def test_connections_live_from_one_round_to_the_next(connect: Any, two: list[Any]) -> None:
     def open_ones() -> set[tuple[int, int]]:
-        known = [one for one in psutil.Process().net_connections("tcp") if one.raddr and one.status == "ESTABLISHED"]
+        known = [
+            one
+            for one in psutil.Process().net_connections("tcp")
+            if one.raddr and one.status == "ESTABLISHED"
+        ]
         servers = {int(one.url.rpartition(":")[2]) for one in two}
         return {(one.laddr.port, one.raddr.port) for one in known if one.raddr.port in servers}
 
@@ -128,7 +140,9 @@ def test_connections_live_from_one_round_to_the_next(connect: Any, two: list[Any
     until(lambda: not open_ones() & before)
 
 
-def test_no_refused_answer_is_lost_between_counting_and_reading(connect: Any, tiny_server: Any) -> None:
+def test_no_refused_answer_is_lost_between_counting_and_reading(
+    connect: Any, tiny_server: Any
+) -> None:
     pool = of(connect([tiny_server.url]))
 
     def count() -> None:
@@ -186,7 +200,9 @@ def test_one_is_killed_the_other_does_its_work_and_it_comes_back(
     until(lambda: rollouts.take_metrics()["rollout/servers"] == 2, BACK_WITHIN_S)
 
 
-def test_killed_in_an_update_and_in_an_idle_moment(connect: Any, two: list[Any], backend: OneWeightABucket) -> None:
+def test_killed_in_an_update_and_in_an_idle_moment(
+    connect: Any, two: list[Any], backend: OneWeightABucket
+) -> None:
     rollouts = connect([one.url for one in two])
     rollouts.publish_weights()
     before = [tokens for tokens, _ in generated(rollouts)]
@@ -207,7 +223,9 @@ def test_killed_in_an_update_and_in_an_idle_moment(connect: Any, two: list[Any],
 
 
 @pytest.mark.long
-def test_a_server_that_stands_still_gives_its_work_to_the_other(connect: Any, two: list[Any]) -> None:
+def test_a_server_that_stands_still_gives_its_work_to_the_other(
+    connect: Any, two: list[Any]
+) -> None:
     """SIGSTOP keeps connections open: only the silence of /health tells, in a generation and in an update."""
     rollouts = connect([one.url for one in two], silence_s=2.0)
     rollouts.publish_weights()
@@ -215,7 +233,9 @@ def test_a_server_that_stands_still_gives_its_work_to_the_other(connect: Any, tw
     os.kill(two[0].pid, signal.SIGSTOP)
     try:
         rollouts.publish_weights()
-        assert [tokens for tokens, _ in generated(rollouts)] == [tokens for tokens, _ in undisturbed]
+        assert [tokens for tokens, _ in generated(rollouts)] == [
+            tokens for tokens, _ in undisturbed
+        ]
         assert len(of(rollouts).health.ready) == 1
     finally:
         os.kill(two[0].pid, signal.SIGCONT)
@@ -230,7 +250,9 @@ def test_a_server_that_stands_still_gives_its_work_to_the_other(connect: Any, tw
 
 def test_one_server_by_two_names_is_refused(tiny_server: Any) -> None:
     urls = [tiny_server.url, tiny_server.url.replace("127.0.0.1", "localhost")]
-    args = SimpleNamespace(rollout_base_urls=urls, vllm_server_file=None, vllm_server_timeout=60, api_key=None)
+    args = SimpleNamespace(
+        rollout_base_urls=urls, vllm_server_file=None, vllm_server_timeout=60, api_key=None
+    )
     with pytest.raises(UsageError, match="are the same rollout server"):
         wait_for_servers(args, None)
 
@@ -245,7 +267,9 @@ def test_all_are_dead_and_one_is_dead_for_longer_than_the_deadline(
     until(lambda: "continuing with 1 of 2 servers" in caplog.text, BACK_WITHIN_S)
     assert len(generated(rollouts, tokens=8)) == 24
     two[1].kill()
-    with pytest.raises(ServerUnreachable, match=r"no rollout server came back within 1 s \(http.*http.*\)"):
+    with pytest.raises(
+        ServerUnreachable, match=r"no rollout server came back within 1 s \(http.*http.*\)"
+    ):
         rollouts.generate(requests(), lambda _count: None, ignore_output)
     with pytest.raises(ServerUnreachable, match="came back within 1 s"):
         rollouts.publish_weights()
@@ -272,7 +296,9 @@ def test_work_goes_to_the_least_loaded(
     asked = [0, 0]
     for number, engine in enumerate(engines):
 
-        def counting(prompt: Any, sampling: Any, seed: Any, number: int = number, real: Any = engine.generate) -> Any:
+        def counting(
+            prompt: Any, sampling: Any, seed: Any, number: int = number, real: Any = engine.generate
+        ) -> Any:
             asked[number] += 1
             return real(prompt, sampling, seed)
 
@@ -285,7 +311,11 @@ def test_work_goes_to_the_least_loaded(
 
 
 def test_each_servers_use_of_the_weights_is_checked(
-    connect: Any, tiny_engine: Any, tiny_model: Path, serve_engine: Callable[..., str], backend: OneWeightABucket
+    connect: Any,
+    tiny_engine: Any,
+    tiny_model: Path,
+    serve_engine: Callable[..., str],
+    backend: OneWeightABucket,
 ) -> None:
     engines = [tiny_engine(str(tiny_model)) for _ in range(2)]
     expected = expected_weights(str(tiny_model))
@@ -307,7 +337,9 @@ def test_each_servers_use_of_the_weights_is_checked(
     rollouts.publish_weights()
     assert rollouts.take_metrics()["rollout/weight_check"] > 10 * TOLERANCE
     for engine in engines:  # repaired by one push to all
-        torch.testing.assert_close(engine.model.model.norm.weight, backend.model.model.norm.weight.detach())
+        torch.testing.assert_close(
+            engine.model.model.norm.weight, backend.model.model.norm.weight.detach()
+        )
     forgets[0] = 9
     with torch.no_grad():
         backend.model.model.norm.weight.mul_(2)
@@ -317,7 +349,11 @@ def test_each_servers_use_of_the_weights_is_checked(
 
 
 def test_only_changes_are_sent_and_a_server_that_was_away_gets_all(
-    connect: Any, tiny_engine: Any, tiny_model: Path, serve_engine: Callable[..., str], backend: OneWeightABucket
+    connect: Any,
+    tiny_engine: Any,
+    tiny_model: Path,
+    serve_engine: Callable[..., str],
+    backend: OneWeightABucket,
 ) -> None:
     class Remembering(tiny_engine):
         async def load_weights(self, files: Sequence[Path], version: int) -> None:
@@ -339,17 +375,29 @@ def test_only_changes_are_sent_and_a_server_that_was_away_gets_all(
 
     def all_have_it() -> bool:
         own = dict(backend.model.named_parameters())
-        return all(torch.equal(w, own[name]) for engine in engines for name, w in engine.model.named_parameters())
+        return all(
+            torch.equal(w, own[name])
+            for engine in engines
+            for name, w in engine.model.named_parameters()
+        )
 
     change_one()
     rollouts.publish_weights()
     metrics = rollouts.take_metrics()
-    assert metrics["rollout/bytes"] < whole / 50 and 0 < metrics["rollout/changed_weights"] < 1e-4 and all_have_it()
+    assert (
+        metrics["rollout/bytes"] < whole / 50
+        and 0 < metrics["rollout/changed_weights"] < 1e-4
+        and all_have_it()
+    )
     # Another writer's version in between: the server does not hold ours any more, and gets all.
     sessions = of(rollouts).sessions
     other = [[(name, weight * 2)] for name, weight in backend.model.named_parameters()]
     writer = sessions[1].writer
-    writer.push(rollouts.weight_version + 1, [[(n, w.detach()) for n, w in bucket] for bucket in other], "http")
+    writer.push(
+        rollouts.weight_version + 1,
+        [[(n, w.detach()) for n, w in bucket] for bucket in other],
+        "http",
+    )
     rollouts.take_metrics()
     change_one()
     rollouts.served.pushing(rollouts.weight_version + 1)
@@ -398,7 +446,10 @@ def info(url: str, **other: Any) -> tuple[str, Any]:
         ({"dtype": "bfloat16"}, "http://a has dtype float32, that at http://b bfloat16"),
         ({"max_model_len": 50}, "has max_model_len 100, that at http://b 50"),
         ({"max_lora_rank": 8}, "has max_lora_rank None, that at http://b 8"),
-        ({"instance": "http://a"}, "http://a and http://b are the same rollout server: name each once"),
+        (
+            {"instance": "http://a"},
+            "http://a and http://b are the same rollout server: name each once",
+        ),
     ],
 )
 def test_servers_that_are_not_alike(other: dict[str, Any], says: str | None) -> None:
@@ -407,7 +458,11 @@ def test_servers_that_are_not_alike(other: dict[str, Any], says: str | None) -> 
 
 
 def test_a_server_that_dies_of_every_request_is_given_up(
-    connect: Any, tiny_model: Path, tiny_engine: Any, serve_engine: Callable[..., str], caplog: pytest.LogCaptureFixture
+    connect: Any,
+    tiny_model: Path,
+    tiny_engine: Any,
+    serve_engine: Callable[..., str],
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     """It refuses for now, again and again; the other goes on alone."""
     from swift_r1.wire.protocol import HTTPError
@@ -425,7 +480,10 @@ def test_a_server_that_dies_of_every_request_is_given_up(
     def states() -> list[ServerState]:
         return [of(rollouts).health.state(one) for one in of(rollouts).sessions]
 
-    until(lambda: bool(generated(rollouts, tokens=1)) and states()[0] is ServerState.GIVEN_UP, BACK_WITHIN_S)
+    until(
+        lambda: bool(generated(rollouts, tokens=1)) and states()[0] is ServerState.GIVEN_UP,
+        BACK_WITHIN_S,
+    )
     assert "is given up: " in caplog.text and states()[1] is ServerState.READY
 
 

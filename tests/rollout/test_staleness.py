@@ -11,7 +11,11 @@ from swift_r1.wire.protocol import Completion, versions_of_tokens
 
 def completion(length: int, version: int, **more: object) -> Completion:
     return Completion(
-        token_ids=(1,) * length, logprobs=(0.0,) * length, finish_reason="stop", weight_version=version, **more
+        token_ids=(1,) * length,
+        logprobs=(0.0,) * length,
+        finish_reason="stop",
+        weight_version=version,
+        **more,
     )
 
 
@@ -26,10 +30,15 @@ def served() -> ServedVersions:
 
 
 def test_age_is_counted_in_rounds_and_by_token(served: ServedVersions) -> None:
-    several = completion(10, 12, newest_weight_version=20, weight_versions=((0, 12), (4, 13), (7, 20)))
+    several = completion(
+        10, 12, newest_weight_version=20, weight_versions=((0, 12), (4, 13), (7, 20))
+    )
     sequences = [TokenSequence.of_completion((1,), one) for one in (several, completion(10, 13))]
     metrics = staleness_metrics(sequences, 3, served)
-    assert metrics == {"rollout/staleness/mean": (4 * 3 + 3 * 2 + 3 * 1 + 10 * 2) / 20, "rollout/staleness/max": 3.0}
+    assert metrics == {
+        "rollout/staleness/mean": (4 * 3 + 3 * 2 + 3 * 1 + 10 * 2) / 20,
+        "rollout/staleness/max": 3.0,
+    }
     # Where the engine does not tell, all count as the oldest.
     untold = TokenSequence.of_completion((1,), several.model_copy(update={"weight_versions": None}))
     assert (untold.oldest_version, untold.newest_version) == (12, 20)

@@ -27,7 +27,9 @@ class Talk:
     def __init__(self, tokenizer, messages=(QUESTION,)):
         self.encoder = PromptEncoder(tokenizer)
         self.end = tokenizer.eos_token_id
-        self.tokens = Transcript(self.ids(self.encoder.render(messages)), messages, self.encoder, [self.end])
+        self.tokens = Transcript(
+            self.ids(self.encoder.render(messages)), messages, self.encoder, [self.end]
+        )
 
     def ids(self, text):
         return list(self.encoder.tokenize(text))
@@ -38,7 +40,11 @@ class Talk:
         return ids
 
     def trained(self):
-        return [token for token, trained in zip(self.tokens.token_ids, self.tokens.loss_mask, strict=True) if trained]
+        return [
+            token
+            for token, trained in zip(self.tokens.token_ids, self.tokens.loss_mask, strict=True)
+            if trained
+        ]
 
 
 TEXT = st.text(st.characters(min_codepoint=32, max_codepoint=126), max_size=12)
@@ -51,7 +57,11 @@ def test_the_model_sees_what_the_template_makes_of_the_conversation(tokenizer, t
     talk, messages, written = Talk(tokenizer), [QUESTION], []
     for said, ended, answer in turns:
         written += talk.says(said, ended)
-        messages = [*messages, {"role": "assistant", "content": said}, {"role": "user", "content": answer}]
+        messages = [
+            *messages,
+            {"role": "assistant", "content": said},
+            {"role": "user", "content": answer},
+        ]
         talk.tokens.follow(messages)
     seen = [*talk.tokens.prompt_token_ids, *talk.tokens.token_ids]
     assert seen == talk.ids(talk.encoder.render(messages))
@@ -62,7 +72,8 @@ def test_the_model_sees_what_the_template_makes_of_the_conversation(tokenizer, t
 
 def test_tokens_that_the_text_would_not_give_are_carried(tokenizer):
     talk = Talk(tokenizer)
-    odd = [*talk.ids("<thi"), *talk.ids("nk>"), talk.end]  # its text would tokenise to the tag's one token
+    # its text would tokenise to the tag's one token
+    odd = [*talk.ids("<thi"), *talk.ids("nk>"), talk.end]
     assert len(talk.ids("<think>")) == 1
     talk.tokens.answer(odd, [-1.0] * len(odd), "<think>")
     talk.tokens.follow([QUESTION, {"role": "assistant", "content": "<think>"}, AGAIN])
@@ -95,7 +106,8 @@ def test_a_turn_goes_on_where_its_text_has_grown(tokenizer):
     talk.says("5")
     talk.tokens.follow([QUESTION, {"role": "assistant", "content": "5. Wait,"}])
     talk.says(" 4")
-    assert tokenizer.decode(talk.tokens.token_ids) == "5. Wait, 4<|im_end|>"  # the first end token has left
+    # the first end token has left
+    assert tokenizer.decode(talk.tokens.token_ids) == "5. Wait, 4<|im_end|>"
     assert tokenizer.decode(talk.trained()) == "5 4<|im_end|>"
     assert talk.tokens.messages == [QUESTION, {"role": "assistant", "content": "5. Wait, 4"}]
     assert len(talk.tokens.turns) == 2 and talk.tokens.sampled_length == len(talk.tokens.token_ids)
@@ -114,7 +126,10 @@ def test_what_follows_the_last_turn_is_not_part_of_the_trajectory(tokenizer):
     [
         ([QUESTION], "2 messages were there, now 1"),
         ([AGAIN, {"role": "assistant", "content": "5"}, AGAIN], "message 0 .user. has changed"),
-        ([QUESTION, {"role": "assistant", "content": "4"}, AGAIN], "message 1 is no longer what the model wrote"),
+        (
+            [QUESTION, {"role": "assistant", "content": "4"}, AGAIN],
+            "message 1 is no longer what the model wrote",
+        ),
         ([QUESTION, AGAIN, AGAIN], "message 1 is no longer what the model wrote"),
     ],
 )
@@ -151,7 +166,9 @@ def test_a_scheduler_puts_its_own_tokens_into_a_turn(tokenizer):
 def test_masks_leave_tokens_out_and_never_add_any(tokenizer):
     talk = Talk(tokenizer)
     ids = talk.says("5 is")
-    with pytest.raises(TurnFault, match="trains token 2 of the turn, which the model did not write there"):
+    with pytest.raises(
+        TurnFault, match="trains token 2 of the turn, which the model did not write there"
+    ):
         talk.tokens.revise([*ids[:2], *talk.ids("x")], [1, 1, 1])
     with pytest.raises(TurnFault, match="has 1 values for 5 tokens"):
         talk.tokens.revise(None, [1])

@@ -19,11 +19,15 @@ from tests import forks
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="torch can use the GPU")
-def test_a_gpu_that_torch_cannot_use_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_gpu_that_torch_cannot_use_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Training on the CPU instead would be silent, and take weeks. `--use_cpu true` hides the GPU."""
     (tmp_path / "information").write_text("Model: \t\t NVIDIA H200\n")
     file = str(tmp_path / "information")
-    monkeypatch.setattr("swift_r1.runtime.ranks.hardware", partial(hardware, gpus=file, devices=file))
+    monkeypatch.setattr(
+        "swift_r1.runtime.ranks.hardware", partial(hardware, gpus=file, devices=file)
+    )
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     with pytest.raises(UsageError, match=r"a GPU \(NVIDIA H200\) that torch .* cannot use"):
         join_ranks(7, distributed=False)
@@ -31,13 +35,18 @@ def test_a_gpu_that_torch_cannot_use_is_named(tmp_path: Path, monkeypatch: pytes
     assert join_ranks(7, distributed=False).device.type == "cpu"
 
 
-def test_each_process_needs_a_gpu_which_it_holds_once_the_workers_are_forked(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_process_needs_a_gpu_which_it_holds_once_the_workers_are_forked(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     held: list[torch.device] = []
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     monkeypatch.setattr(torch.cuda, "set_device", held.append)
     monkeypatch.setenv("LOCAL_RANK", "2")
-    with pytest.raises(UsageError, match=r"process 2 of this machine has no GPU: torch sees 2, so NPROC_PER_NODE may"):
+    with pytest.raises(
+        UsageError,
+        match=r"process 2 of this machine has no GPU: torch sees 2, so NPROC_PER_NODE may",
+    ):
         join_ranks(7, distributed=False)
     monkeypatch.setenv("LOCAL_RANK", "1")
     ranks = join_ranks(7, distributed=False)
@@ -60,10 +69,16 @@ def test_groups_that_others_make_wait_as_long_as_ours(monkeypatch):
 
 
 def test_what_gloo_says_of_a_lost_rank():
-    said = RuntimeError("[/src/gloo/transport/tcp/pair.cc:537] Read error [::1]:42: Connection reset by peer. This")
+    said = RuntimeError(
+        "[/src/gloo/transport/tcp/pair.cc:537] Read error [::1]:42: Connection reset by peer. This"
+    )
     assert lost_peer(said) and peer_fault(said) == "Read error [::1]:42: Connection reset by peer"
-    assert lost_peer(RuntimeError("[x.cc:1] Timed out waiting 20000ms for recv operation to complete"))
-    assert not lost_peer(RuntimeError("size mismatch")) and not lost_peer(ValueError("reset by peer"))
+    assert lost_peer(
+        RuntimeError("[x.cc:1] Timed out waiting 20000ms for recv operation to complete")
+    )
+    assert not lost_peer(RuntimeError("size mismatch")) and not lost_peer(
+        ValueError("reset by peer")
+    )
 
 
 @pytest.fixture
@@ -77,7 +92,9 @@ def scene(tmp_path):
             port = str(free.getsockname()[1])
         command = [str(Path(__file__).with_name("rank_pair.py")), name]
         started.extend(
-            forks.start([*command, str(rank), port, str(timeout_s)], stdin=forks.PIPE, stdout=forks.PIPE)
+            forks.start(
+                [*command, str(rank), port, str(timeout_s)], stdin=forks.PIPE, stdout=forks.PIPE
+            )
             for rank in range(2)
         )
         for one in started:
@@ -94,7 +111,8 @@ def test_a_rank_that_scores_for_several_time_outs_is_waited_for(scene):
     for one in scene("rewards", 2.5):
         said = one.stdout.readline()
         assert said.startswith("sum 2, ")
-    assert said == "sum 2, heard True\n"  # rank 1, whose own watchdog must know that it waits for good reason
+    # rank 1, whose own watchdog must know that it waits for good reason
+    assert said == "sum 2, heard True\n"
 
 
 def test_a_rank_that_does_not_come_and_says_nothing_is_found(scene):

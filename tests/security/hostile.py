@@ -28,8 +28,11 @@ TEXTS = (
 ALL = "".join(TEXTS)
 NAME = f"<img src=x onerror=document.title='{TAKEN}'>\x1b]0;{TAKEN}\x07\u202e{{{{7*7}}}}"
 """Of a folder."""
-_KEPT = {"kind", "finish_reason", "started", "time", "rlhf_type", "swift-r1"}  # what readers tell things apart by
-UNSEEN = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u200b-\u200f\u2028-\u202e\u2066-\u2069\ufeff\ud800-\udfff]")
+# what readers tell things apart by
+_KEPT = {"kind", "finish_reason", "started", "time", "rlhf_type", "swift-r1"}
+UNSEEN = re.compile(
+    "[\x00-\x08\x0b-\x1f\x7f-\x9f\u200b-\u200f\u2028-\u202e\u2066-\u2069\ufeff\ud800-\udfff]"
+)
 """What a terminal acts on, or what hides text."""
 
 
@@ -40,7 +43,12 @@ def hostile_run(folder: Path) -> Path:
     for name in ("args.json", "summary.json"):
         content = hostile(json.loads((run / name).read_text()), chance)
         if name == "args.json":
-            content["args"] |= {"reward_funcs": [ALL], "reward_weights": [1.0], "model": ALL, "output_dir": ALL}
+            content["args"] |= {
+                "reward_funcs": [ALL],
+                "reward_weights": [1.0],
+                "model": ALL,
+                "output_dir": ALL,
+            }
             content |= {
                 "command": ["swift", ALL],
                 "versions": {ALL: ALL},
@@ -53,15 +61,40 @@ def hostile_run(folder: Path) -> Path:
         rows = [hostile(json.loads(line), chance) for line in path.read_text().splitlines()]
         for row in rows:
             if path.name.endswith("completions.jsonl"):
-                row |= {f"rewards/{ALL}": 0.5, ALL: ALL, "messages": _conversation(), "tools": [ALL]}
+                row |= {
+                    f"rewards/{ALL}": 0.5,
+                    ALL: ALL,
+                    "messages": _conversation(),
+                    "tools": [ALL],
+                }
             elif path.name == "logging.jsonl":
                 row |= dict.fromkeys(
-                    (f"rewards/{ALL}/mean", f"rewards/{ALL}/invalid", ALL, f"eval/{ALL}/accuracy"), 0.5
+                    (f"rewards/{ALL}/mean", f"rewards/{ALL}/invalid", ALL, f"eval/{ALL}/accuracy"),
+                    0.5,
                 )
         write_rows(path, rows)
-    texts = {"cause": ALL, "reward": ALL, "completion": ALL, "columns": {ALL: ALL}, "step": 1, "kind": "exception"}
-    write_rows(run / "invalid_rewards.jsonl", [texts | {"request_id": f"run/0/{number}"} for number in range(3)])
-    sign = {"step": 2, "time": 1.0, "sign": ALL, "name": ALL, "kind": ALL, "text": ALL, "evidence": ALL, "advice": ALL}
+    texts = {
+        "cause": ALL,
+        "reward": ALL,
+        "completion": ALL,
+        "columns": {ALL: ALL},
+        "step": 1,
+        "kind": "exception",
+    }
+    write_rows(
+        run / "invalid_rewards.jsonl",
+        [texts | {"request_id": f"run/0/{number}"} for number in range(3)],
+    )
+    sign = {
+        "step": 2,
+        "time": 1.0,
+        "sign": ALL,
+        "name": ALL,
+        "kind": ALL,
+        "text": ALL,
+        "evidence": ALL,
+        "advice": ALL,
+    }
     write_rows(run / "diagnosis.jsonl", [sign])
     return run
 

@@ -16,9 +16,27 @@ from typing import Any
 import psutil
 
 NAMES = (
-    *("SWIFT_API_KEY", "SWIFT_HUB_TOKEN", "SWIFT_JUDGE_API_KEY", "SWIFT_REWARD_API_TOKEN", "JUDGE_OF_OURS_KEY"),
-    *("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "MODELSCOPE_API_TOKEN", "WANDB_API_KEY", "SWANLAB_API_KEY"),
-    *("VLLM_API_KEY", "OPENAI_API_KEY", "MLFLOW_TRACKING_PASSWORD", "AWS_SECRET_ACCESS_KEY", "PGPASSWORD"),
+    *(
+        "SWIFT_API_KEY",
+        "SWIFT_HUB_TOKEN",
+        "SWIFT_JUDGE_API_KEY",
+        "SWIFT_REWARD_API_TOKEN",
+        "JUDGE_OF_OURS_KEY",
+    ),
+    *(
+        "HF_TOKEN",
+        "HUGGING_FACE_HUB_TOKEN",
+        "MODELSCOPE_API_TOKEN",
+        "WANDB_API_KEY",
+        "SWANLAB_API_KEY",
+    ),
+    *(
+        "VLLM_API_KEY",
+        "OPENAI_API_KEY",
+        "MLFLOW_TRACKING_PASSWORD",
+        "AWS_SECRET_ACCESS_KEY",
+        "PGPASSWORD",
+    ),
 )
 
 
@@ -32,7 +50,10 @@ def secret(name: str) -> str:
 
 def environ() -> dict[str, str]:
     """All of `NAMES`, and proxies with passwords, which nobody listens behind."""
-    proxies = {name: f"http://me:{secret(name)}@127.0.0.1:9" for name in ("HTTP_PROXY", "HTTPS_PROXY", "all_proxy")}
+    proxies = {
+        name: f"http://me:{secret(name)}@127.0.0.1:9"
+        for name in ("HTTP_PROXY", "HTTPS_PROXY", "all_proxy")
+    }
     database = {"DATABASE_URL": f"postgresql://me:{secret('DATABASE_URL')}@127.0.0.1/x"}
     return {name: secret(name) for name in NAMES} | proxies | database
 
@@ -69,11 +90,15 @@ def found_in(content: bytes, names: tuple[str, ...]) -> set[str]:
 
 def leaks(folder: Path, said: Mapping[str, str], names: tuple[str, ...]) -> list[str]:
     """Which of the secrets are in which file below `folder`, its name included, or in what programs said."""
-    found = [f"{one} in {name}" for name, text in said.items() for one in found_in(text.encode(), names)]
+    found = [
+        f"{one} in {name}" for name, text in said.items() for one in found_in(text.encode(), names)
+    ]
     for path in sorted(folder.rglob("*")):
         found += [f"{one} in the name {path}" for one in found_in(str(path).encode(), names)]
         if path.is_file() and not path.is_symlink():
-            found += [f"{one} in {path}" for content in contents(path) for one in found_in(content, names)]
+            found += [
+                f"{one} in {path}" for content in contents(path) for one in found_in(content, names)
+            ]
     return list(dict.fromkeys(found))
 
 
@@ -94,7 +119,8 @@ class CommandLines(threading.Thread):
                     continue
                 self.looked_at.add(process.pid)
                 self.found |= {
-                    f"{one} on the command line {line[:200]!r}" for one in found_in(line.encode(), self.names)
+                    f"{one} on the command line {line[:200]!r}"
+                    for one in found_in(line.encode(), self.names)
                 }
 
     def __enter__(self) -> CommandLines:
@@ -140,7 +166,11 @@ class _Handler(BaseHTTPRequestHandler):
         else:
             message = {"role": "assistant", "content": "[[5]]"}
             self._answer(
-                200, {"choices": [{"message": message, "finish_reason": "stop"}], "usage": {"total_tokens": 1}}
+                200,
+                {
+                    "choices": [{"message": message, "finish_reason": "stop"}],
+                    "usage": {"total_tokens": 1},
+                },
             )
 
     def _answer(self, status: int, content: Any) -> None:

@@ -21,7 +21,11 @@ orms["tells"] = Tells
 
 
 def load(split, **kwargs):
-    return [{"query": f"count from {number}", "response": "", "solution": "1"} for number in range(200)]
+    return [
+        {"query": f"count from {number}", "response": "", "solution": "1"} for number in range(200)
+    ]
 
 
-register_dataset(DatasetMeta(dataset_name="counting", preprocess_func=ResponsePreprocessor(), loader=load))
+register_dataset(
+    DatasetMeta(dataset_name="counting", preprocess_func=ResponsePreprocessor(), loader=load)
+)

@@ -20,7 +20,13 @@ from tests.fuzz.routes import rollout_server
 from tests.security.hostile import ALL, NAME, TAKEN, TEXTS, UNSEEN, hostile_run
 
 COMMANDS = (
-    *("view {} --text", "view {} --text --prompt nothing", "view {} --text --step 99", "why {}", "why {} --json"),
+    *(
+        "view {} --text",
+        "view {} --text --prompt nothing",
+        "view {} --text --step 99",
+        "why {}",
+        "why {} --json",
+    ),
     *(
         "report {}",
         "replay {}",
@@ -31,9 +37,51 @@ COMMANDS = (
     ),
 )
 HARMLESS = {
-    *("html", "head", "meta", "title", "style", "body", "main", "header", "footer", "section", "article", "nav", "div"),
-    *("h1", "h2", "h3", "p", "pre", "code", "blockquote", "table", "thead", "tbody", "tr", "th", "td", "details"),
-    *("summary", "figure", "figcaption", "svg", "g", "path", "line", "rect", "text", "polyline", "polygon", "circle"),
+    *(
+        "html",
+        "head",
+        "meta",
+        "title",
+        "style",
+        "body",
+        "main",
+        "header",
+        "footer",
+        "section",
+        "article",
+        "nav",
+        "div",
+    ),
+    *(
+        "h1",
+        "h2",
+        "h3",
+        "p",
+        "pre",
+        "code",
+        "blockquote",
+        "table",
+        "thead",
+        "tbody",
+        "tr",
+        "th",
+        "td",
+        "details",
+    ),
+    *(
+        "summary",
+        "figure",
+        "figcaption",
+        "svg",
+        "g",
+        "path",
+        "line",
+        "rect",
+        "text",
+        "polyline",
+        "polygon",
+        "circle",
+    ),
     *(
         "defs",
         "clippath",
@@ -73,7 +121,11 @@ class Tags(HTMLParser):
     @property
     def harmful(self) -> list[object]:
         """What could act, or would be fetched."""
-        acts = [one for one in self.found if one[0] not in HARMLESS or any(name.startswith("on") for name in one[1])]
+        acts = [
+            one
+            for one in self.found
+            if one[0] not in HARMLESS or any(name.startswith("on") for name in one[1])
+        ]
         links = [attrs[name] for _, attrs in self.found for name in LINKS if attrs.get(name)]
         styles = [attrs["style"] for _, attrs in self.found if "//" in (attrs.get("style") or "")]
         return acts + styles + [link for link in links if ":" in str(link).partition("/")[0]]
@@ -86,7 +138,11 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize("command", COMMANDS)
 def test_no_control_character_reaches_the_terminal(
-    command: str, run: Path, capfd: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    command: str,
+    run: Path,
+    capfd: pytest.CaptureFixture[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("FORCE_COLOR", "")
@@ -97,7 +153,9 @@ def test_no_control_character_reaches_the_terminal(
     assert out + err or "--trace" in command
 
 
-def test_nor_by_a_log_line(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nor_by_a_log_line(
+    capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     root = logging.getLogger()
     monkeypatch.setattr(root, "handlers", [])
     log_visibly(logging.WARNING, "%(message)s")
@@ -118,9 +176,17 @@ def test_a_report_and_a_model_card_hold_no_code(run: Path, tmp_path: Path) -> No
     (run / "args.json").write_text(json.dumps(content))
     pages["README.md"] = model_card(run, 4)
     header, _, rest = pages["README.md"].removeprefix("---\n").partition("\n---\n")
-    assert set(yaml.safe_load(header)) == {"library_name", "pipeline_tag", "tags"} and rest.startswith("\n# ")
+    assert set(yaml.safe_load(header)) == {
+        "library_name",
+        "pipeline_tag",
+        "tags",
+    } and rest.startswith("\n# ")
     for name, text in pages.items():
-        html = text if name.endswith("html") else MarkdownIt("commonmark", {"html": True}).enable("table").render(text)
+        html = (
+            text
+            if name.endswith("html")
+            else MarkdownIt("commonmark", {"html": True}).enable("table").render(text)
+        )
         assert TAKEN in html and len(html) > 5_000, "it was shown"
         assert Tags(html).harmful == [], name
         assert UNSEEN.findall(text) == [], name
@@ -134,16 +200,34 @@ def test_the_server_answers_json_and_counts_by_its_own_names() -> None:
         def ask(method: str, path: str, **more: object) -> tuple[int, bytes]:
             return served.call(Request(method, f"http://127.0.0.1:8000{path}", **more).prepare())  # type: ignore[arg-type]
 
-        attacks = ("<script>", "%1b]0;x%07", '"} 1%0aswift_evil{a="', "..%2f..%2f..%2fetc%2fpasswd", "%00", "%e2%80%ae")
+        attacks = (
+            "<script>",
+            "%1b]0;x%07",
+            '"} 1%0aswift_evil{a="',
+            "..%2f..%2f..%2fetc%2fpasswd",
+            "%00",
+            "%e2%80%ae",
+        )
         for attack in attacks:
-            for path in ("/{}", "/v1/models/{}", "/v1/sessions/{}", "/v1/sessions/{}/v1/models", "/static/{}"):
+            for path in (
+                "/{}",
+                "/v1/models/{}",
+                "/v1/sessions/{}",
+                "/v1/sessions/{}/v1/models",
+                "/static/{}",
+            ):
                 status, body = ask("GET", path.format(attack))
                 assert 400 <= status < 500
                 assert isinstance(json.loads(body)["error"], str | dict)
                 body.decode("ascii")
         for text in TEXTS:
             for path in ("/v1/chat/completions", "/v1/completions", "/v1/rollouts"):
-                message = {"role": text, "content": text, "name": text, "tool_calls": [{"function": {"name": text}}]}
+                message = {
+                    "role": text,
+                    "content": text,
+                    "name": text,
+                    "tool_calls": [{"function": {"name": text}}],
+                }
                 content = {"model": text, "messages": [message], "prompt": text, text: text}
                 status, body = ask("POST", path, json=content)
                 assert 400 <= status < 500 and not UNSEEN.findall(body.decode())

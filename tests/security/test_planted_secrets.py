@@ -21,12 +21,29 @@ import pytest
 import yaml
 
 from tests import forks
-from tests.conftest import REPO, ServerProcess, free_port, start_server, start_tiny_server, until, wait_until_serving
+from tests.conftest import (
+    REPO,
+    ServerProcess,
+    free_port,
+    start_server,
+    start_tiny_server,
+    until,
+    wait_until_serving,
+)
 from tests.security import planted
 
 PLUGIN = Path(__file__).parent / "plugin.py"
 JUDGE = {"api_key_env": "JUDGE_OF_OURS_KEY", "model": "judge", "timeout": 20}
-PAGES = ("/", "/completions", "/group?step=1&group=0", "/tokens", "/time", "/prompt", "/try", "/distributions")
+PAGES = (
+    "/",
+    "/completions",
+    "/group?step=1&group=0",
+    "/tokens",
+    "/time",
+    "/prompt",
+    "/try",
+    "/distributions",
+)
 ROUTES = ("/info", "/metrics", "/openapi.json", "/v1/models", "/v1/weights/update", "/nothing")
 FLAGS = {
     "rlhf_type": "grpo",
@@ -60,7 +77,9 @@ class Place:
         self.texts: dict[str, str] = {}
 
     def start(self, name: str, *words: object, forked: bool = False, **flags: Any) -> Any:
-        values = {flag: value if isinstance(value, list) else [value] for flag, value in flags.items()}
+        values = {
+            flag: value if isinstance(value, list) else [value] for flag, value in flags.items()
+        }
         more = [word for flag, listed in values.items() for word in (f"--{flag}", *listed)]
         command = ["-m", "swift_r1", *map(str, (*words, *more))]
         with (self.folder / f"{name}.said").open("w") as out:
@@ -90,15 +109,26 @@ class Place:
                 without = http.get(path)
                 assert without.status_code == 401, path
                 for answer in (with_key, without):
-                    self.texts[f"{url}{path} {answer.status_code}"] = f"{answer.headers}{answer.text}"
+                    self.texts[f"{url}{path} {answer.status_code}"] = (
+                        f"{answer.headers}{answer.text}"
+                    )
 
 
 @pytest.mark.timeout(900)  # the cold one starts each command's Python anew
-@pytest.mark.parametrize("cold", [False, pytest.param(True, marks=pytest.mark.long)], ids=["forked", "cold"])
-def test_no_secret_is_told(cold: bool, tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    "cold", [False, pytest.param(True, marks=pytest.mark.long)], ids=["forked", "cold"]
+)
+def test_no_secret_is_told(
+    cold: bool, tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for name, value in planted.environ().items():
         monkeypatch.setenv(name, value)
-    for name, value in {"HOME": "home", "SWIFT_R1_CACHE": "cache", "TMPDIR": "tmp", "WANDB_DIR": "wandb"}.items():
+    for name, value in {
+        "HOME": "home",
+        "SWIFT_R1_CACHE": "cache",
+        "TMPDIR": "tmp",
+        "WANDB_DIR": "wandb",
+    }.items():
         (tmp_path / value).mkdir()
         monkeypatch.setenv(name, str(tmp_path / value))
     monkeypatch.setenv("WANDB_MODE", "offline")
@@ -136,19 +166,35 @@ def _train(place: Place, model: Path, url: str, service: planted.Service) -> Non
         "reward_api": f"{service.url}/rewards",
     }
     if place.cold:
-        more |= {"report_to": ["tensorboard", "wandb"], "deepspeed": "zero2", "per_device_train_batch_size": 2}
+        more |= {
+            "report_to": ["tensorboard", "wandb"],
+            "deepspeed": "zero2",
+            "per_device_train_batch_size": 2,
+        }
         os.environ["NPROC_PER_NODE"] = "2"
     run = place.folder / "run"
     page = {"view": "true", "view_port": free_port()}
-    code = place.run("train", "rlhf", forked=True, **(flags | more | page | {"log_tokens": "all", "output_dir": run}))
+    code = place.run(
+        "train",
+        "rlhf",
+        forked=True,
+        **(flags | more | page | {"log_tokens": "all", "output_dir": run}),
+    )
     os.environ.pop("NPROC_PER_NODE", None)
     assert code == 0, place.said("train")
     assert "RuntimeError: failed with" in (run / "invalid_rewards.jsonl").read_text()
     assert "'SWIFT_R1_REWARD_POOL'" in place.said("train")  # the reward's variables are in the log
 
-    words = flags | {"reward_funcs": "tells", "max_steps": 100_000, "output_dir": place.folder / "crashed"}
+    words = flags | {
+        "reward_funcs": "tells",
+        "max_steps": 100_000,
+        "output_dir": place.folder / "crashed",
+    }
     crashed = place.start("crashed", "rlhf", forked=True, **words)
-    until(lambda: (place.folder / "crashed" / "checkpoint-1").exists() or crashed.poll() is not None, 120)
+    until(
+        lambda: (place.folder / "crashed" / "checkpoint-1").exists() or crashed.poll() is not None,
+        120,
+    )
     crashed.send_signal(signal.SIGABRT)
     assert crashed.wait(60) != 0
 
@@ -159,10 +205,14 @@ def _read(place: Place, key: str) -> None:
     for number, words in enumerate(
         (("report",), ("report", "--format", "md"), ("why",), ("why", "--json"), ("view", "--text"))
     ):
-        assert place.run(f"read-{number}", words[0], run, *words[1:]) == 0, place.said(f"read-{number}")
+        assert place.run(f"read-{number}", words[0], run, *words[1:]) == 0, place.said(
+            f"read-{number}"
+        )
     page = place.start("page", "view", run, "--port", free_port())
     try:
-        url = until(lambda: page.poll() is not None or re.search(r"http://\S+?(?=[; ])", place.said("page")))[0]
+        url = until(
+            lambda: page.poll() is not None or re.search(r"http://\S+?(?=[; ])", place.said("page"))
+        )[0]
         place.asked(url, key, PAGES)
         place.texts["a visit"] = str(httpx.get(f"{url}/?key={key}", trust_env=False).headers)
     finally:
@@ -175,15 +225,24 @@ def _launch(place: Place, model: Path) -> None:
     content: dict[str, Any] = {
         "rlhf": rlhf | {"model": str(model), "reward_funcs": "tells", "output_dir": "launched"},
         "roles": {"train": {}, "rollout": {}},
-        "environ": {"AWS_SECRET_ACCESS_KEY": None, "PGPASSWORD": None, "HTTPS_PROXY": None, "HF_TOKEN": None},
+        "environ": {
+            "AWS_SECRET_ACCESS_KEY": None,
+            "PGPASSWORD": None,
+            "HTTPS_PROXY": None,
+            "HF_TOKEN": None,
+        },
     }
     for name, options in CLUSTERS.items():
         (place.folder / f"{name}.yaml").write_text(yaml.safe_dump(content | {name: options}))
-        code = place.run(f"dry-{name}", "launch", f"{name}.yaml", "--on", name, "--dry_run", forked=True)
+        code = place.run(
+            f"dry-{name}", "launch", f"{name}.yaml", "--on", name, "--dry_run", forked=True
+        )
         assert code == 0, place.said(f"dry-{name}")
     assert "HF_TOKEN=***" in place.said("dry-ssh")
     if place.cold:
-        assert place.run("launched", "launch", "local.yaml", "--on", "local") == 0, place.said("launched")
+        assert place.run("launched", "launch", "local.yaml", "--on", "local") == 0, place.said(
+            "launched"
+        )
 
 
 def _refused(place: Place, model: Path, url: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -191,15 +250,26 @@ def _refused(place: Place, model: Path, url: str, monkeypatch: pytest.MonkeyPatc
     flags = FLAGS | {"model": model, "reward_funcs": "tells", "vllm_server_base_url": url}
     wrong = planted.secret("VLLM_API_KEY")
     monkeypatch.setenv("SWIFT_API_KEY", wrong)
-    assert place.run("wrong", "rlhf", forked=True, **flags, output_dir="wrong") == 2, place.said("wrong")
+    assert place.run("wrong", "rlhf", forked=True, **flags, output_dir="wrong") == 2, place.said(
+        "wrong"
+    )
     assert "wants another API key" in place.said("wrong")
     monkeypatch.delenv("SWIFT_API_KEY")
-    assert place.run("keyless", "rlhf", forked=True, **flags, output_dir="keyless") == 2, place.said("keyless")
+    assert place.run("keyless", "rlhf", forked=True, **flags, output_dir="keyless") == 2, (
+        place.said("keyless")
+    )
     assert "wants an API key: put it into SWIFT_API_KEY" in place.said("keyless")
-    asked = {"benchmarks": "counting#2", "reward_func": "tells", "external_plugins": PLUGIN, "output_dir": "evaluated"}
+    asked = {
+        "benchmarks": "counting#2",
+        "reward_func": "tells",
+        "external_plugins": PLUGIN,
+        "output_dir": "evaluated",
+    }
     assert place.run("eval-wrong", "eval", forked=True, model=url, **asked) == 2
     monkeypatch.setenv("SWIFT_API_KEY", planted.secret("SWIFT_API_KEY"))
-    assert place.run("eval", "eval", forked=True, model=url, max_completion_length=4, **asked) == 0, place.said("eval")
+    assert (
+        place.run("eval", "eval", forked=True, model=url, max_completion_length=4, **asked) == 0
+    ), place.said("eval")
 
 
 def test_what_is_told_is_found(tmp_path: Path) -> None:
@@ -208,12 +278,16 @@ def test_what_is_told_is_found(tmp_path: Path) -> None:
     value = planted.secret("HF_TOKEN")
     (tmp_path / "log").write_text(f"x{value}x")
     (tmp_path / "log.gz").write_bytes(gzip.compress(value.encode()))
-    parquet.write_table(Table.from_pylist([{"a": [value]}] * 3), tmp_path / "a.parquet", compression="zstd")
+    parquet.write_table(
+        Table.from_pylist([{"a": [value]}] * 3), tmp_path / "a.parquet", compression="zstd"
+    )
     (tmp_path / value).mkdir()
     for number, form in enumerate(planted.forms("HF_TOKEN")):
         (tmp_path / f"form-{number}").write_bytes(b"<" + form + b">")
     found = planted.leaks(tmp_path, {"stdout": value}, planted.EVERYTHING)
-    assert len(found) == 5 + len(planted.forms("HF_TOKEN")) and all("HF_TOKEN" in one for one in found)
+    assert len(found) == 5 + len(planted.forms("HF_TOKEN")) and all(
+        "HF_TOKEN" in one for one in found
+    )
     with (
         planted.CommandLines(("HF_TOKEN",)) as lines,
         subprocess.Popen([sys.executable, "-c", "input()", value], stdin=-1) as one,

@@ -41,10 +41,15 @@ def with_code(tiny_model: Path, tmp_path: Path, mark: Path) -> Path:
     """A model whose classes come with it."""
     folder = Path(shutil.copytree(tiny_model, tmp_path / "model"))
     own = f"open({str(mark)!r}, 'w')\nfrom transformers import *\nclass C(LlamaConfig): model_type = 'own'\n"
-    (folder / "own.py").write_text(own + "class M(LlamaForCausalLM): config_class = C\nT = PreTrainedTokenizerFast\n")
+    (folder / "own.py").write_text(
+        own + "class M(LlamaForCausalLM): config_class = C\nT = PreTrainedTokenizerFast\n"
+    )
     autos = ("AutoConfig", "AutoModelForCausalLM", "AutoModelForSequenceClassification")
     config = json.loads((folder / "config.json").read_text())
-    config |= {"model_type": "own", "auto_map": {name: f"own.{'C' if name == autos[0] else 'M'}" for name in autos}}
+    config |= {
+        "model_type": "own",
+        "auto_map": {name: f"own.{'C' if name == autos[0] else 'M'}" for name in autos},
+    }
     (folder / "config.json").write_text(json.dumps(config))
     about = json.loads((folder / "tokenizer_config.json").read_text())
     about |= {"auto_map": {"AutoTokenizer": ["own.T", "own.T"]}, "tokenizer_class": "Own"}
@@ -52,8 +57,11 @@ def with_code(tiny_model: Path, tmp_path: Path, mark: Path) -> Path:
     return folder
 
 
-def test_code_that_comes_with_a_model_is_not_run(with_code: Path, mark: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("builtins.input", lambda _asked="": "y")  # transformers would ask at a terminal
+def test_code_that_comes_with_a_model_is_not_run(
+    with_code: Path, mark: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # transformers would ask at a terminal
+    monkeypatch.setattr("builtins.input", lambda _asked="": "y")
     [fault] = model_faults(str(with_code), {})
     assert "brings its own code, which is never run" in fault
     for load in LOADERS[:3]:
@@ -71,7 +79,11 @@ def test_a_pickle_is_not_read(tiny_model: Path, tmp_path: Path, mark: Path) -> N
         def __reduce__(self) -> tuple[Any, ...]:
             return open, (str(mark), "w")
 
-    folder = Path(shutil.copytree(tiny_model, tmp_path / "model", ignore=shutil.ignore_patterns("*.safetensors")))
+    folder = Path(
+        shutil.copytree(
+            tiny_model, tmp_path / "model", ignore=shutil.ignore_patterns("*.safetensors")
+        )
+    )
     (folder / "pytorch_model.bin").write_bytes(pickle.dumps(Attack()))
     assert "lacks weights (*.safetensors)" in model_faults(str(folder), {})[0]
     for load in LOADERS[:3]:
@@ -94,12 +106,21 @@ def test_a_chat_template_reaches_nothing(
     about = json.loads((folder / "tokenizer_config.json").read_text()) | {"chat_template": attack}
     (folder / "tokenizer_config.json").write_text(json.dumps(about))
     plugin = REPO / "tests" / "e2e" / "digits_plugin.py"
-    words = ["--external_plugins", str(plugin), "--dataset", "counting#3", "--reward_funcs", "digits"]
+    words = [
+        "--external_plugins",
+        str(plugin),
+        "--dataset",
+        "counting#3",
+        "--reward_funcs",
+        "digits",
+    ]
     assert main(["check", "--model", str(folder), *words]) != 0
     assert not mark.exists() and "Traceback" not in capfd.readouterr().err
 
 
-@pytest.mark.parametrize("name", ["accuracy", "math", "math_tag", "math_tag_strict", "gsm8k", "countdown", "format"])
+@pytest.mark.parametrize(
+    "name", ["accuracy", "math", "math_tag", "math_tag_strict", "gsm8k", "countdown", "format"]
+)
 @pytest.mark.parametrize("verifier", ["fast", "math_verify"])
 def test_a_completion_is_not_evaluated(name: str, verifier: str, mark: Path) -> None:
     code = f"__import__('os').system('touch {mark}')"
@@ -119,7 +140,11 @@ def test_a_completion_is_not_evaluated(name: str, verifier: str, mark: Path) -> 
 
 def test_no_flag_turns_it_on() -> None:
     with pytest.raises(UsageError, match="code that comes with a model is never run"):
-        parse_arguments(RolloutArguments, ["--model", "m", "--vllm_engine_kwargs", '{"trust_remote_code": true}'], {})
+        parse_arguments(
+            RolloutArguments,
+            ["--model", "m", "--vllm_engine_kwargs", '{"trust_remote_code": true}'],
+            {},
+        )
 
 
 def test_every_call_says_so() -> None:
@@ -127,11 +152,17 @@ def test_every_call_says_so() -> None:
     calls = 0
     for path in (REPO / "swift_r1").rglob("*.py"):
         for node in ast.walk(ast.parse(path.read_text())):
-            if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Attribute | ast.Name):
+            if not isinstance(node, ast.Call) or not isinstance(
+                node.func, ast.Attribute | ast.Name
+            ):
                 continue
             way = node.func.attr if isinstance(node.func, ast.Attribute) else node.func.id
             assert way != "eval" or isinstance(node.func, ast.Attribute), f"{path}:{node.lineno}"
-            if way in ("from_pretrained", "from_config") and (told := ast.unparse(node)).startswith(("Auto", "kind.")):
-                assert "trust_remote_code=False" in told or "**SAFE" in told, f"{path}:{node.lineno}"
+            if way in ("from_pretrained", "from_config") and (told := ast.unparse(node)).startswith(
+                ("Auto", "kind.")
+            ):
+                assert "trust_remote_code=False" in told or "**SAFE" in told, (
+                    f"{path}:{node.lineno}"
+                )
                 calls += 1
     assert calls > 8  # it has found them

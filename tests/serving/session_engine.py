@@ -12,7 +12,13 @@ from typing import Any
 import httpx
 import openai
 
-from swift_r1.serving.engines.base import EngineInfo, Generated, Piece, PromptTokenizer, TokenLogprob
+from swift_r1.serving.engines.base import (
+    EngineInfo,
+    Generated,
+    Piece,
+    PromptTokenizer,
+    TokenLogprob,
+)
 from swift_r1.wire.protocol import SamplingParams
 from swift_r1.wire.sessions import RecordedSequence, SessionRecord
 from tests.tiny_server import TinyEngine
@@ -23,7 +29,10 @@ ADD = {
     "function": {
         "name": "add",
         "description": "Adds.",
-        "parameters": {"type": "object", "properties": {"a": {"type": "number"}, "b": {"type": "number"}}},
+        "parameters": {
+            "type": "object",
+            "properties": {"a": {"type": "number"}, "b": {"type": "number"}},
+        },
     },
 }
 CALL = '<tool_call>\n{"name": "add", "arguments": {"a": 1, "b": 2}}\n</tool_call>'
@@ -82,13 +91,25 @@ class ScriptedEngine:
                 if place + 1 == len(ids):
                     reason = "stop" if token == self.prompts.turn_end else "length"
                     entry.ended, entry.versions = reason, ((0, self.version),)
-                text = tokenizer.decode([token], skip_special_tokens=not special_tokens) if reason != "stop" else ""
+                text = (
+                    tokenizer.decode([token], skip_special_tokens=not special_tokens)
+                    if reason != "stop"
+                    else ""
+                )
                 given = (TokenLogprob(tokenizer.decode([token]), entry.logprobs[-1]),)
-                yield Piece((token,), text, given if top_logprobs is not None else (), reason, entry.versions)
+                yield Piece(
+                    (token,),
+                    text,
+                    given if top_logprobs is not None else (),
+                    reason,
+                    entry.versions,
+                )
         finally:
             entry.ended = entry.ended or "stopped"
 
-    async def generate(self, prompt: Sequence[int], sampling: SamplingParams, seed: int | None) -> Generated:
+    async def generate(
+        self, prompt: Sequence[int], sampling: SamplingParams, seed: int | None
+    ) -> Generated:
         raise NotImplementedError
 
     async def load_weights(self, files: Sequence[Path], version: int) -> None:
@@ -104,9 +125,19 @@ class LoggedTinyEngine(TinyEngine):
         super().__init__(folder)
         self.log: list[Entry] = []
 
-    async def generate(self, prompt: Sequence[int], sampling: SamplingParams, seed: int | None) -> Generated:
+    async def generate(
+        self, prompt: Sequence[int], sampling: SamplingParams, seed: int | None
+    ) -> Generated:
         one = await super().generate(prompt, sampling, seed)
-        entry = Entry(tuple(prompt), sampling, seed, one.token_ids, one.logprobs, one.versions, one.finish_reason)
+        entry = Entry(
+            tuple(prompt),
+            sampling,
+            seed,
+            one.token_ids,
+            one.logprobs,
+            one.versions,
+            one.finish_reason,
+        )
         self.log.append(entry)
         return one
 
@@ -120,16 +151,25 @@ class Opened:
             self.http.headers["Authorization"] = f"Bearer {key}"
         answer = self.http.post("/v1/sessions", json=asked)
         assert answer.status_code == 200, answer.text
-        self.id, self.base_url, self.api_key = (answer.json()[name] for name in ("id", "base_url", "api_key"))
+        self.id, self.base_url, self.api_key = (
+            answer.json()[name] for name in ("id", "base_url", "api_key")
+        )
         assert self.base_url == f"{url}/v1/sessions/{self.id}/v1"
         self.client = self.talk()
 
     def talk(self, **more: Any) -> openai.OpenAI:
-        given = {"base_url": self.base_url, "api_key": self.api_key, "timeout": 60, "max_retries": 0}
+        given = {
+            "base_url": self.base_url,
+            "api_key": self.api_key,
+            "timeout": 60,
+            "max_retries": 0,
+        }
         return openai.OpenAI(**given | more)
 
     def chat(self, *messages: Any, **asked: Any) -> Any:
-        return self.client.chat.completions.create(**{"model": "none", "messages": messages or [USER]} | asked)
+        return self.client.chat.completions.create(
+            **{"model": "none", "messages": messages or [USER]} | asked
+        )
 
     def record(self) -> SessionRecord:
         answer = self.http.get(f"/v1/sessions/{self.id}")
@@ -143,12 +183,16 @@ def same_as_logged(record: SessionRecord, log: Sequence[Entry]) -> None:
     expected = []
     for entry in log:
         spans = [*(entry.versions or ()), (len(entry.token_ids), -1)]
-        versions = [spans[i][1] for i in range(len(spans) - 1) for _ in range(spans[i][0], spans[i + 1][0])]
+        versions = [
+            spans[i][1] for i in range(len(spans) - 1) for _ in range(spans[i][0], spans[i + 1][0])
+        ]
         expected.append((entry.prompt, entry.token_ids, entry.logprobs, versions))
     assert sorted(found) == sorted(expected)
 
 
-def trained(one: RecordedSequence) -> list[tuple[tuple[int, ...], tuple[int, ...], tuple[float, ...], list[int]]]:
+def trained(
+    one: RecordedSequence,
+) -> list[tuple[tuple[int, ...], tuple[int, ...], tuple[float, ...], list[int]]]:
     """Of each completion: its prompt, tokens, log-probs and versions."""
     for own, logprob, version in zip(one.loss_mask, one.logprobs, one.versions, strict=True):
         assert own or (logprob == 0 and version is None)

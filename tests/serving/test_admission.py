@@ -21,11 +21,19 @@ from swift_r1.serving.engines.vllm_start import engine_environment
 from swift_r1.serving.service import IdempotencyCache
 from swift_r1.sync.update import UpdateMachine
 from swift_r1.wire.client import RolloutClient
-from swift_r1.wire.protocol import Completion, HTTPError, RolloutOutput, RolloutRequest, SamplingParams
+from swift_r1.wire.protocol import (
+    Completion,
+    HTTPError,
+    RolloutOutput,
+    RolloutRequest,
+    SamplingParams,
+)
 
 
 def admission_with(update_timeout: float, **machine: object) -> tuple[Admission, SimpleNamespace]:
-    state = SimpleNamespace(**{"broken": None, "pending_version": None, "owner": None, "holds": bool} | machine)
+    state = SimpleNamespace(
+        **{"broken": None, "pending_version": None, "owner": None, "holds": bool} | machine
+    )
     config = RolloutArguments(update_timeout=update_timeout, client_grace=60)
     return Admission(config, cast(UpdateMachine, state)), state
 
@@ -69,7 +77,9 @@ def test_waits_for_admission_have_a_deadline_and_say_what_for() -> None:
             with pytest.raises(HTTPError, match=r"the update waited 0.01 s for 1 running requests"):
                 await admission.drained("the update")
         machine.pending_version, machine.owner = 3, "trainer"
-        with pytest.raises(HTTPError, match=r"waited 0.01 s for the update to weight version 3 by trainer to end"):
+        with pytest.raises(
+            HTTPError, match=r"waited 0.01 s for the update to weight version 3 by trainer to end"
+        ):
             async with admission.admitted():
                 raise AssertionError("let in")
         admission, machine = admission_with(60, broken="no whole version")
@@ -103,11 +113,15 @@ def test_work_that_is_cancelled_while_it_waits_takes_no_place() -> None:
 
 
 def request(name: str, **changes: object) -> RolloutRequest:
-    return RolloutRequest(request_id=name, prompt_token_ids=(1,), sampling=SamplingParams(max_tokens=4), **changes)
+    return RolloutRequest(
+        request_id=name, prompt_token_ids=(1,), sampling=SamplingParams(max_tokens=4), **changes
+    )
 
 
 def output(name: str, tokens: int = 4) -> RolloutOutput:
-    one = Completion(token_ids=(1,) * tokens, logprobs=(0.0,) * tokens, finish_reason="length", weight_version=0)
+    one = Completion(
+        token_ids=(1,) * tokens, logprobs=(0.0,) * tokens, finish_reason="length", weight_version=0
+    )
     return RolloutOutput(request_id=name, completions=(one,))
 
 
@@ -184,10 +198,15 @@ def test_a_server_that_is_not_there_is_said_with_a_countdown() -> None:
         port = probe.getsockname()[1]
         lines: list[str] = []
         started = time.monotonic()
-        with RolloutClient(f"http://127.0.0.1:{port}") as client, pytest.raises(ServerUnreachable) as error:
+        with (
+            RolloutClient(f"http://127.0.0.1:{port}") as client,
+            pytest.raises(ServerUnreachable) as error,
+        ):
             client.wait_until_ready(1.0, lines.append)
     assert time.monotonic() - started < 5
-    assert f"http://127.0.0.1:{port} was not ready within 1 s" in str(error.value) and "\n" not in str(error.value)
+    assert f"http://127.0.0.1:{port} was not ready within 1 s" in str(
+        error.value
+    ) and "\n" not in str(error.value)
     assert lines and "s left" in lines[0]
 
 
@@ -215,7 +234,9 @@ def test_a_connection_that_breaks_says_who_waited_for_what() -> None:
         probe.bind(("127.0.0.1", 0))
         with (
             RolloutClient(f"http://127.0.0.1:{probe.getsockname()[1]}") as client,
-            pytest.raises(ServerUnreachable, match="the trainer waited for the completions of a prompt"),
+            pytest.raises(
+                ServerUnreachable, match="the trainer waited for the completions of a prompt"
+            ),
         ):
             client.generate([request("x")])
 
@@ -223,7 +244,9 @@ def test_a_connection_that_breaks_says_who_waited_for_what() -> None:
 def test_the_engines_environment_respects_what_is_set() -> None:
     assert engine_environment({}, has_gpu=False, eager=True)["TORCH_COMPILE_DISABLE"] == "1"
     assert "TORCH_COMPILE_DISABLE" not in engine_environment({}, has_gpu=False, eager=False)
-    assert "TORCH_COMPILE_DISABLE" not in engine_environment({"TORCH_COMPILE_DISABLE": "0"}, has_gpu=False, eager=True)
+    assert "TORCH_COMPILE_DISABLE" not in engine_environment(
+        {"TORCH_COMPILE_DISABLE": "0"}, has_gpu=False, eager=True
+    )
     on_gpu = engine_environment({"VLLM_USE_DEEP_GEMM": "1"}, has_gpu=True, eager=True)
     assert on_gpu["VLLM_USE_FLASHINFER_SAMPLER"] == "0" and "VLLM_USE_DEEP_GEMM" not in on_gpu
     assert "VLLM_USE_FLASHINFER_SAMPLER" not in engine_environment({}, has_gpu=False, eager=True)

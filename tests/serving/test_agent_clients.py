@@ -65,7 +65,11 @@ def test_tools_of_an_mcp_server(session: Opened, engine: ScriptedEngine) -> None
             tools = [
                 {
                     "type": "function",
-                    "function": {"name": one.name, "description": one.description, "parameters": one.input_schema},
+                    "function": {
+                        "name": one.name,
+                        "description": one.description,
+                        "parameters": one.input_schema,
+                    },
                 }
                 for one in (await mcp.list_tools()).tools
             ]
@@ -77,7 +81,9 @@ def test_tools_of_an_mcp_server(session: Opened, engine: ScriptedEngine) -> None
                 if not message.tool_calls:
                     return message.content or ""
                 for call in message.tool_calls:
-                    found = await mcp.call_tool(call.function.name, json.loads(call.function.arguments))
+                    found = await mcp.call_tool(
+                        call.function.name, json.loads(call.function.arguments)
+                    )
                     text = "".join(part.text for part in found.content)
                     messages.append({"role": "tool", "tool_call_id": call.id, "content": text})
 
@@ -113,7 +119,12 @@ def test_langchain(session: Opened, engine: ScriptedEngine, streaming: bool) -> 
         """Adds."""
         return a + b
 
-    asked: Any = {"base_url": session.base_url, "api_key": session.api_key, "model": "any", "max_retries": 0}
+    asked: Any = {
+        "base_url": session.base_url,
+        "api_key": session.api_key,
+        "model": "any",
+        "max_retries": 0,
+    }
     model = ChatOpenAI(**asked, streaming=streaming, temperature=1.0).bind_tools([add])
     messages: list[Any] = [SystemMessage("short"), HumanMessage("1 + 2?")]
     said = model.invoke(messages)
@@ -203,9 +214,15 @@ def test_the_agents_sdk_with_an_mcp_server(session: Opened, engine: ScriptedEngi
         talk = openai.AsyncOpenAI(base_url=session.base_url, api_key=session.api_key, max_retries=0)
         model = agents.OpenAIChatCompletionsModel(model="any", openai_client=talk)
         environ = {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
-        words: Any = {"command": sys.executable, "args": [str(HERE / "adding_server.py")], "env": environ}
+        words: Any = {
+            "command": sys.executable,
+            "args": [str(HERE / "adding_server.py")],
+            "env": environ,
+        }
         async with MCPServerStdio(params=words, client_session_timeout_seconds=60) as server:
-            agent = agents.Agent(name="adder", instructions="short", model=model, mcp_servers=[server])
+            agent = agents.Agent(
+                name="adder", instructions="short", model=model, mcp_servers=[server]
+            )
             return str((await agents.Runner.run(agent, "1 + 2?")).final_output)
 
     assert asyncio.run(asyncio.wait_for(play(), 60)) == "It is 3."

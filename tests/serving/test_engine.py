@@ -45,7 +45,9 @@ def requests(lengths, n=3, **sampling):
     return [
         RolloutRequest(
             request_id=str(i),
-            prompt_token_ids=tuple(torch.randint(2, VOCAB, (length,), generator=generator).tolist()),
+            prompt_token_ids=tuple(
+                torch.randint(2, VOCAB, (length,), generator=generator).tolist()
+            ),
             n=n,
             seeds=tuple(range(100 * i, 100 * i + n)),
             sampling=SamplingParams(**({"max_tokens": 24} | sampling)),
@@ -69,13 +71,19 @@ def test_logprobs_equal_a_full_forward_pass(model, lengths, temperature):
     for request, output in zip(asked, engine(model).generate(asked, 5), strict=True):
         assert output.request_id == request.request_id
         for completion in output.completions:
-            expected = full_forward(model, request.prompt_token_ids, completion.token_ids, temperature)
-            torch.testing.assert_close(torch.tensor(completion.logprobs), expected, rtol=0, atol=1e-4)
+            expected = full_forward(
+                model, request.prompt_token_ids, completion.token_ids, temperature
+            )
+            torch.testing.assert_close(
+                torch.tensor(completion.logprobs), expected, rtol=0, atol=1e-4
+            )
             assert completion.weight_version == 5
             ends.add(completion.finish_reason)
             assert (completion.token_ids[-1] == EOS) == (completion.finish_reason == "stop")
             assert EOS not in completion.token_ids[:-1]
-    assert ends == {"stop", "length"}, "the case should hold rows that end early and rows that do not"
+    assert ends == {"stop", "length"}, (
+        "the case should hold rows that end early and rows that do not"
+    )
 
 
 def test_a_seed_pins_its_completion_whatever_is_beside_it(model):
@@ -87,9 +95,14 @@ def test_a_seed_pins_its_completion_whatever_is_beside_it(model):
         # Matrix products of other sizes round differently.
         assert one.logprobs == pytest.approx(same.logprobs, abs=1e-4)
     reversed_ = engine(model).generate(asked[::-1], 0)
-    assert [c.token_ids for c in reversed_[-1].completions] == [c.token_ids for c in together[0].completions]
+    assert [c.token_ids for c in reversed_[-1].completions] == [
+        c.token_ids for c in together[0].completions
+    ]
     other = asked[2].model_copy(update={"seeds": (7, 8, 9)})
-    assert engine(model).generate([other], 0)[0].completions[0].token_ids != alone[0].completions[0].token_ids
+    assert (
+        engine(model).generate([other], 0)[0].completions[0].token_ids
+        != alone[0].completions[0].token_ids
+    )
 
 
 @pytest.mark.parametrize("cuts", [{}, *CUTS], ids=str)
@@ -113,7 +126,9 @@ def test_greedy_top_k_and_stop_strings(model):
 
 
 def test_min_p_and_the_penalty_change_the_distribution_that_is_sampled_and_reported(model):
-    asked = requests([5, 9], n=40, temperature=1.3, min_p=0.2, repetition_penalty=1.7, ignore_eos=True)
+    asked = requests(
+        [5, 9], n=40, temperature=1.3, min_p=0.2, repetition_penalty=1.7, ignore_eos=True
+    )
     for request, output in zip(asked, engine(model).generate(asked, 1), strict=True):
         for one in output.completions:
             ids = [*request.prompt_token_ids, *one.token_ids]
@@ -125,7 +140,9 @@ def test_min_p_and_the_penalty_change_the_distribution_that_is_sampled_and_repor
                 probs = (torch.tensor(row) / 1.3).softmax(-1)
                 probs = probs.where(probs >= 0.2 * probs.max(), 0.0)
                 assert probs[ids[place]] > 0
-                assert logprob == pytest.approx((probs[ids[place]] / probs.sum()).log().item(), abs=1e-4)
+                assert logprob == pytest.approx(
+                    (probs[ids[place]] / probs.sum()).log().item(), abs=1e-4
+                )
 
 
 def test_a_pattern_is_refused(model):
@@ -146,7 +163,10 @@ def test_outputs_are_given_as_soon_as_a_prompt_has_all_of_its_completions(model)
     # The longer ones are not waited for: when the others are given, six completions of eight have ended.
     assert [ended for ended, number, _ in given if number < 3] == [6, 6, 6]
     stopping = requests([4, 9, 6, 5, 8], stop_token_ids=tuple(range(2, 8)))
-    lengths = [max(len(one.token_ids) for one in output.completions) for output in engine(model).generate(stopping, 0)]
+    lengths = [
+        max(len(one.token_ids) for one in output.completions)
+        for output in engine(model).generate(stopping, 0)
+    ]
     order = []
     engine(model).generate(stopping, 0, on_output=lambda number, _output: order.append(number))
     assert len(set(lengths)) > 2 and [lengths[number] for number in order] == sorted(lengths)
@@ -156,7 +176,10 @@ def test_what_is_wanted_no_more_ends_at_once(model):
     asked, answers = requests([5, 7, 9], ignore_eos=True), iter([False] * 4)
     whole = engine(model).generate(asked, 0)
     for request, ended, full in zip(
-        asked, engine(model).generate(asked, 0, unwanted=lambda: next(answers, True)), whole, strict=True
+        asked,
+        engine(model).generate(asked, 0, unwanted=lambda: next(answers, True)),
+        whole,
+        strict=True,
     ):
         assert len(ended.completions) == request.n
         for one, other in zip(ended.completions, full.completions, strict=True):
@@ -178,7 +201,9 @@ def test_prompts_are_held_once_and_nothing_is_copied_to_grow(model):
         assert layer.keys.data_ptr() == where and layer.length == 3
         # What is left are two rows of the second prompt: the first one is gone.
         assert layer.prompt[0].shape[0] == 1 and state.groups.shape == (1, 2)
-        expected = model.generate(torch.tensor([other]), max_new_tokens=4, do_sample=False, eos_token_id=None)[0, -1]
+        expected = model.generate(
+            torch.tensor([other]), max_new_tokens=4, do_sample=False, eos_token_id=None
+        )[0, -1]
         assert tokens.tolist() == [expected] * 2
 
 
@@ -189,7 +214,9 @@ def test_training_mode_and_attention_are_put_back(model):
 
 
 def test_an_architecture_whose_cache_is_not_carried_is_refused(model, monkeypatch):
-    monkeypatch.setattr(model.config, "layer_types", ["full_attention", "chunked_attention"], raising=False)
+    monkeypatch.setattr(
+        model.config, "layer_types", ["full_attention", "chunked_attention"], raising=False
+    )
     monkeypatch.setattr(model.config, "attention_chunk_size", 8, raising=False)
     with pytest.raises(UsageError, match="no cache for the chunked_attention layers of llama"):
         engine(model)
@@ -198,18 +225,34 @@ def test_an_architecture_whose_cache_is_not_carried_is_refused(model, monkeypatc
 def test_keys_that_are_changed_after_the_cache_are_refused():
     from transformers import JetMoeConfig, JetMoeForCausalLM
 
-    sizes = {"vocab_size": VOCAB, "hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1}
+    sizes = {
+        "vocab_size": VOCAB,
+        "hidden_size": 32,
+        "intermediate_size": 32,
+        "num_hidden_layers": 1,
+    }
     changing = JetMoeForCausalLM(
-        JetMoeConfig(**sizes, num_key_value_heads=2, kv_channels=8, num_local_experts=2, num_experts_per_tok=2)
+        JetMoeConfig(
+            **sizes,
+            num_key_value_heads=2,
+            kv_channels=8,
+            num_local_experts=2,
+            num_experts_per_tok=2,
+        )
     )
-    with pytest.raises(UsageError, match="cannot serve JetMoeAttention, which changes the keys that its cache holds"):
+    with pytest.raises(
+        UsageError,
+        match="cannot serve JetMoeAttention, which changes the keys that its cache holds",
+    ):
         engine(changing).generate(requests([5]), 0)
 
 
 def test_requests_of_different_lengths_are_decoded_together(model):
     """Each as it is alone: turns of one round have different room left."""
     asked = [
-        request.model_copy(update={"sampling": request.sampling.model_copy(update={"max_tokens": limit})})
+        request.model_copy(
+            update={"sampling": request.sampling.model_copy(update={"max_tokens": limit})}
+        )
         for request, limit in zip(requests([5, 9, 7], ignore_eos=True), (3, 24, 11), strict=True)
     ]
     waves = list(engine(model)._waves(asked, [_Row(number, 0) for number in range(3)]))
@@ -219,8 +262,12 @@ def test_requests_of_different_lengths_are_decoded_together(model):
     assert sum(told) == 9
     for request, output, limit in zip(asked, together, (3, 24, 11), strict=True):
         (alone,) = engine(model).generate([request], 0)
-        assert [one.token_ids for one in output.completions] == [one.token_ids for one in alone.completions]
-        assert {(len(one.token_ids), one.finish_reason) for one in output.completions} == {(limit, "length")}
+        assert [one.token_ids for one in output.completions] == [
+            one.token_ids for one in alone.completions
+        ]
+        assert {(len(one.token_ids), one.finish_reason) for one in output.completions} == {
+            (limit, "length")
+        }
 
 
 def test_sampling_from_a_part_leaves_the_trainers_ratio_whole(model):
@@ -233,8 +280,12 @@ def test_sampling_from_a_part_leaves_the_trainers_ratio_whole(model):
         for completion in output.completions:
             ids = torch.tensor([[*request.prompt_token_ids, *completion.token_ids]])
             with torch.no_grad():
-                probs = (model(ids).logits[0, len(request.prompt_token_ids) - 1 : -1].float() / 1.2).softmax(-1)
-            for row, token, logprob in zip(probs, completion.token_ids, completion.logprobs, strict=True):
+                probs = (
+                    model(ids).logits[0, len(request.prompt_token_ids) - 1 : -1].float() / 1.2
+                ).softmax(-1)
+            for row, token, logprob in zip(
+                probs, completion.token_ids, completion.logprobs, strict=True
+            ):
                 kept = 0.0
                 for value in sorted(row.tolist(), reverse=True):
                     kept += value
@@ -245,13 +296,24 @@ def test_sampling_from_a_part_leaves_the_trainers_ratio_whole(model):
                 whole.append(row[token].log())
                 reported.append(logprob)
                 mass.append(kept)
-    old, rollout, mass = torch.stack(whole)[None], torch.tensor(reported)[None], torch.tensor(mass)[None]
+    old, rollout, mass = (
+        torch.stack(whole)[None],
+        torch.tensor(reported)[None],
+        torch.tensor(mass)[None],
+    )
     assert len(tokens) > 60 and mass.min() >= 0.8 and mass.mean() < 0.97
     torch.testing.assert_close(rollout, old - mass.log(), atol=2e-5, rtol=0)
-    config = LossConfig(cuts_sampling=True, rollout_importance_sampling_mode="token_truncate", loss_type="bnpo")
+    config = LossConfig(
+        cuts_sampling=True, rollout_importance_sampling_mode="token_truncate", loss_type="bnpo"
+    )
     logps = old.clone().requires_grad_()
     out = policy_loss(
-        logps, old, torch.tensor([2.0]), torch.ones_like(old, dtype=torch.bool), config, rollout_logps=rollout
+        logps,
+        old,
+        torch.tensor([2.0]),
+        torch.ones_like(old, dtype=torch.bool),
+        config,
+        rollout_logps=rollout,
     )
     means = mean_metrics(out.metrics)
     assert means["ratio"] == 1.0

@@ -45,7 +45,9 @@ class QuickEngine:
         assert 0 < len(prompt) < LENGTH and min(prompt) >= 0 and max(prompt) < VOCABULARY
         assert len(prompt) + sampling.max_tokens <= LENGTH and all(sampling.stop)
 
-    async def generate(self, prompt: Sequence[int], sampling: SamplingParams, seed: int | None) -> Generated:
+    async def generate(
+        self, prompt: Sequence[int], sampling: SamplingParams, seed: int | None
+    ) -> Generated:
         self._check(prompt, sampling)
         return Generated((1,), (-0.5,), "length")
 
@@ -59,9 +61,13 @@ class QuickEngine:
     ) -> AsyncIterator[Piece]:
         self._check(prompt, sampling)
         await asyncio.sleep(0)
-        yield Piece((1,), "a", (TokenLogprob("a", -0.5),) if top_logprobs is not None else (), "length")
+        yield Piece(
+            (1,), "a", (TokenLogprob("a", -0.5),) if top_logprobs is not None else (), "length"
+        )
 
-    def render(self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Any] = ()) -> tuple[int, ...]:
+    def render(
+        self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Any] = ()
+    ) -> tuple[int, ...]:
         return self.encode("".join(one["role"] + one["content"] for one in messages))
 
     def encode(self, text: str) -> tuple[int, ...]:
@@ -71,7 +77,9 @@ class QuickEngine:
 
     encode_more = encode
 
-    def behind(self, messages: Sequence[Mapping[str, Any]], place: int, tools: Sequence[Any] = ()) -> tuple[int, ...]:
+    def behind(
+        self, messages: Sequence[Mapping[str, Any]], place: int, tools: Sequence[Any] = ()
+    ) -> tuple[int, ...]:
         return self.render([*messages[place + 1 :], {"role": "assistant", "content": ""}])
 
     def texts(self, token_ids: Sequence[int]) -> list[str]:
@@ -97,7 +105,9 @@ def quick_url(serve_engine: Callable[..., str]) -> str:
 
 
 @pytest.mark.parametrize("mode", GenerationMode, ids=[mode.value for mode in GenerationMode])
-def test_what_the_document_allows_and_forbids_is_answered(quick_url: str, mode: GenerationMode) -> None:
+def test_what_the_document_allows_and_forbids_is_answered(
+    quick_url: str, mode: GenerationMode
+) -> None:
     """Every route of the OpenAPI document, with values that it allows and with such that it does not."""
     document = schemathesis.openapi.from_url(f"{quick_url}/openapi.json")
     tried: set[str] = set()
@@ -111,25 +121,57 @@ def test_what_the_document_allows_and_forbids_is_answered(quick_url: str, mode: 
         assert str(answer.status_code) in case.operation.definition.raw["responses"], answer.text
 
     quiet = settings(
-        max_examples=10, deadline=None, derandomize=True, database=None, suppress_health_check=[*HealthCheck]
+        max_examples=10,
+        deadline=None,
+        derandomize=True,
+        database=None,
+        suppress_health_check=[*HealthCheck],
     )
     for operation in document.get_all_operations():
         strategy = operation.ok().as_strategy(generation_mode=mode)
         with contextlib.suppress(Unsatisfiable):  # what has no parameters cannot be given wrongly
             quiet(given(strategy)(examine))()
-    assert tried >= {"/v1/rollouts", "/v1/score", "/v1/chat/completions", "/v1/completions", "/v1/weights/begin"}
+    assert tried >= {
+        "/v1/rollouts",
+        "/v1/score",
+        "/v1/chat/completions",
+        "/v1/completions",
+        "/v1/weights/begin",
+    }
 
 
 def good_bodies(model: str, end: int) -> dict[str, dict[str, Any]]:
     """A good request for each route, new ids each time; prompts of tokens below `end`."""
     name = uuid.uuid4().hex
-    sampling = {"max_tokens": 2, "temperature": 1.0, "top_p": 1.0, "top_k": -1, "stop": ["xy"], "ignore_eos": False}
-    request = {"request_id": name, "prompt_token_ids": [1, 2, end - 1], "n": 1, "seeds": [1], "sampling": sampling}
-    talk = {"model": model, "max_tokens": 2, "temperature": 1, "n": 1, "stop": ["xy"], "seed": 1, "stream": False}
+    sampling = {
+        "max_tokens": 2,
+        "temperature": 1.0,
+        "top_p": 1.0,
+        "top_k": -1,
+        "stop": ["xy"],
+        "ignore_eos": False,
+    }
+    request = {
+        "request_id": name,
+        "prompt_token_ids": [1, 2, end - 1],
+        "n": 1,
+        "seeds": [1],
+        "sampling": sampling,
+    }
+    talk = {
+        "model": model,
+        "max_tokens": 2,
+        "temperature": 1,
+        "n": 1,
+        "stop": ["xy"],
+        "seed": 1,
+        "stream": False,
+    }
     return {
         "/v1/rollouts": {"requests": [request]},
         "/v1/score": {"sequences": [[1, 2, 3]], "temperature": 1.0},
-        "/v1/chat/completions": talk | {"messages": [{"role": "user", "content": "a"}], "logprobs": True},
+        "/v1/chat/completions": talk
+        | {"messages": [{"role": "user", "content": "a"}], "logprobs": True},
         "/v1/completions": talk | {"prompt": "ab", "logprobs": 1},
         "/v1/weights/lease": {"owner": "fuzz", "ttl_seconds": 0.1},
         "/v1/weights/begin": {"version": 1},
@@ -162,12 +204,29 @@ WRONG = (
     ),
     *({"a": 1}, ["a"] * 300, "y" * 3000, [0] * 3000, [-1], [2**70]),
 )
-RAW = (b"", b"null", b"[]", b"{", b"[" * 5000, b'{"a":' * 3000, b"\xff\xfe", b"NaN", b'"\\ud800"', b"0" * 5000)
+RAW = (
+    b"",
+    b"null",
+    b"[]",
+    b"{",
+    b"[" * 5000,
+    b'{"a":' * 3000,
+    b"\xff\xfe",
+    b"NaN",
+    b'"\\ud800"',
+    b"0" * 5000,
+)
 
 
 def places(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
     yield path
-    items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    items = (
+        value.items()
+        if isinstance(value, dict)
+        else enumerate(value)
+        if isinstance(value, list)
+        else ()
+    )
     for key, item in items:
         yield from places(item, (*path, key))
 
@@ -180,7 +239,11 @@ def malformed(rng: random.Random, body: dict[str, Any]) -> bytes:
     text = json.dumps(body).encode()
     if kind == 1:
         place = rng.randrange(len(text))
-        return text[:place] if rng.random() < 0.3 else text[:place] + rng.randbytes(1) + text[place + 1 :]
+        return (
+            text[:place]
+            if rng.random() < 0.3
+            else text[:place] + rng.randbytes(1) + text[place + 1 :]
+        )
     body = json.loads(text)
     path = rng.choice([place for place in places(body) if place])
     parent = body
@@ -202,7 +265,9 @@ def bombard(url: str, count: int, seed: int, model: str, end: int) -> dict[int, 
         for _ in range(count):
             route, body = rng.choice(list(good_bodies(model, end).items()))
             content = malformed(rng, body)
-            kind = rng.choice(("application/json", "application/json", "application/json", "text/plain", ""))
+            kind = rng.choice(
+                ("application/json", "application/json", "application/json", "text/plain", "")
+            )
             answer = http.post(route, content=content, headers={"Content-Type": kind})
             statuses[answer.status_code] = statuses.get(answer.status_code, 0) + 1
             assert answer.status_code != 500, (route, content[:500], answer.text)
@@ -233,7 +298,9 @@ def test_half_a_character_is_refused_wherever_text_is_taken(quick_url: str) -> N
                 for key in path[:-1]:
                     parent = parent[key]
                 parent[path[-1]] = "\ud800"
-                answer = http.post(route, content=json.dumps(changed), headers={"Content-Type": "application/json"})
+                answer = http.post(
+                    route, content=json.dumps(changed), headers={"Content-Type": "application/json"}
+                )
                 assert answer.status_code in (400, 422), (route, path, answer.text)
                 tried += 1
     assert tried > 10
@@ -246,14 +313,34 @@ def test_a_bucket_of_nonsense_and_headers_that_are_none(serve_engine: Callable[.
         lease = {"X-Swift-Lease": token}
         assert http.post("/v1/weights/begin", json={"version": 1}, headers=lease).status_code == 200
         about = {"X-Swift-Weight-Version": "1", "X-Swift-Bucket": "0"}
-        for body in (b"", b"\x00" * 8, b"\xff" * 8, b"\x02" + b"\x00" * 7 + b"[]", b"\x02" + b"\x00" * 7 + b"{}"):
-            assert http.put("/v1/weights/bucket", content=body, headers=lease | about).status_code == 422
-        bad = [{"X-Swift-Bucket": "-1"}, {"X-Swift-Weight-Version": "9" * 5000}, {"X-Swift-Bucket-XXH3": "zz"}]
+        for body in (
+            b"",
+            b"\x00" * 8,
+            b"\xff" * 8,
+            b"\x02" + b"\x00" * 7 + b"[]",
+            b"\x02" + b"\x00" * 7 + b"{}",
+        ):
+            assert (
+                http.put("/v1/weights/bucket", content=body, headers=lease | about).status_code
+                == 422
+            )
+        bad = [
+            {"X-Swift-Bucket": "-1"},
+            {"X-Swift-Weight-Version": "9" * 5000},
+            {"X-Swift-Bucket-XXH3": "zz"},
+        ]
         for change in bad:
-            assert http.put("/v1/weights/bucket", content=b"x", headers=lease | about | change).status_code == 422
+            assert (
+                http.put(
+                    "/v1/weights/bucket", content=b"x", headers=lease | about | change
+                ).status_code
+                == 422
+            )
         assert http.put("/v1/weights/bucket", content=b"x", headers=about).status_code == 409
         wrong = {"X-Swift-Lease": "\u00e9".encode("latin-1")}
-        assert http.put("/v1/weights/bucket", content=b"x", headers=about | wrong).status_code == 409
+        assert (
+            http.put("/v1/weights/bucket", content=b"x", headers=about | wrong).status_code == 409
+        )
 
 
 @pytest.mark.long
@@ -268,7 +355,11 @@ def test_ten_thousand_malformed_requests_and_vllm_still_serves(
     def answer() -> Any:
         sampling = SamplingParams(max_tokens=16, ignore_eos=True)
         asked = RolloutRequest(
-            request_id=uuid.uuid4().hex, prompt_token_ids=(1, 20, 31), n=2, seeds=(1, 2), sampling=sampling
+            request_id=uuid.uuid4().hex,
+            prompt_token_ids=(1, 20, 31),
+            n=2,
+            seeds=(1, 2),
+            sampling=sampling,
         )
         return client.generate([asked])[0].completions
 
@@ -284,7 +375,9 @@ def test_ten_thousand_malformed_requests_and_vllm_still_serves(
 
 def test_numbers_and_names_beyond_what_is_kept(serve_engine: Callable[..., str]) -> None:
     """What the fuzzers of `tests/fuzz` have found: each was a 500."""
-    url = serve_engine(QuickEngine(), EXPECTED, update_timeout=20, vllm_enable_lora=True, vllm_max_lora_rank=8)
+    url = serve_engine(
+        QuickEngine(), EXPECTED, update_timeout=20, vllm_enable_lora=True, vllm_max_lora_rank=8
+    )
     with httpx.Client(base_url=url, trust_env=False, timeout=30) as http:
         address = http.post("/v1/sessions", json={"id": "s"}).json()["base_url"]
         asked = {"model": "none", "prompt": [2**31], "max_tokens": 1}
@@ -294,11 +387,19 @@ def test_numbers_and_names_beyond_what_is_kept(serve_engine: Callable[..., str])
         adapter = {"rank": 4, "alpha": 1, "target_modules": ["\ud800"]}
         begin = json.dumps({"version": 1, "adapter": adapter})
         kind = {"Content-Type": "application/json"}
-        assert http.post("/v1/weights/begin", content=begin, headers=lease | kind).status_code == 422
+        assert (
+            http.post("/v1/weights/begin", content=begin, headers=lease | kind).status_code == 422
+        )
         for version in (2**53, 10**400):
-            assert http.post("/v1/weights/begin", json={"version": version}, headers=lease).status_code == 422
+            assert (
+                http.post("/v1/weights/begin", json={"version": version}, headers=lease).status_code
+                == 422
+            )
             about = {"X-Swift-Weight-Version": str(version), "X-Swift-Bucket": "0"}
-            assert http.put("/v1/weights/bucket", content=b"x", headers=lease | about).status_code == 422
+            assert (
+                http.put("/v1/weights/bucket", content=b"x", headers=lease | about).status_code
+                == 422
+            )
 
 
 def test_a_client_that_hangs_up_in_a_bucket_leaves_no_traceback(
@@ -306,10 +407,22 @@ def test_a_client_that_hangs_up_in_a_bucket_leaves_no_traceback(
 ) -> None:
     url = httpx.URL(serve_engine(QuickEngine(), EXPECTED, update_timeout=20))
     with httpx.Client(base_url=url, trust_env=False, timeout=30) as http:
-        lease = {"X-Swift-Lease": http.post("/v1/weights/lease", json={"owner": "w"}).json()["token"]}
+        lease = {
+            "X-Swift-Lease": http.post("/v1/weights/lease", json={"owner": "w"}).json()["token"]
+        }
         http.post("/v1/weights/begin", json={"version": 1}, headers=lease)
-        lines = ["PUT /v1/weights/bucket HTTP/1.1", "Host: 127.0.0.1", "Content-Length: 1000", "X-Swift-Bucket: 0"]
-        lines += ["X-Swift-Weight-Version: 1", f"X-Swift-Lease: {lease['X-Swift-Lease']}", "", "half"]
+        lines = [
+            "PUT /v1/weights/bucket HTTP/1.1",
+            "Host: 127.0.0.1",
+            "Content-Length: 1000",
+            "X-Swift-Bucket: 0",
+        ]
+        lines += [
+            "X-Swift-Weight-Version: 1",
+            f"X-Swift-Lease: {lease['X-Swift-Lease']}",
+            "",
+            "half",
+        ]
         with socket.create_connection((url.host, url.port)) as connection:
             connection.sendall("\r\n".join(lines).encode())
         text = 'swift_http_requests_total{route="/v1/weights/bucket",status="499"} 1.0'

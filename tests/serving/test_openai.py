@@ -28,7 +28,9 @@ def name(client: RolloutClient) -> str:
 
 @pytest.fixture
 def talk(server_url: str, client: RolloutClient) -> Iterator[openai.OpenAI]:
-    with openai.OpenAI(base_url=f"{server_url}/v1", api_key="none", timeout=120, max_retries=0) as talk:
+    with openai.OpenAI(
+        base_url=f"{server_url}/v1", api_key="none", timeout=120, max_retries=0
+    ) as talk:
         yield talk
 
 
@@ -48,7 +50,9 @@ def test_chat_with_logprobs_that_are_the_models(
         model=name, messages=MESSAGES, max_tokens=12, n=2, seed=3, logprobs=True, top_logprobs=2
     )
     again = talk.chat.completions.create(model=name, messages=MESSAGES, max_tokens=12, n=2, seed=3)
-    assert [one.message.content for one in answer.choices] == [one.message.content for one in again.choices]
+    assert [one.message.content for one in answer.choices] == [
+        one.message.content for one in again.choices
+    ]
     assert [one.index for one in answer.choices] == [0, 1]
     assert answer.choices[0].message.content != answer.choices[1].message.content
     prompt = tokenizer.apply_chat_template(MESSAGES, add_generation_prompt=True, return_dict=False)
@@ -61,10 +65,14 @@ def test_chat_with_logprobs_that_are_the_models(
         own = table.gather(-1, torch.tensor(tokens)[:, None]).squeeze(-1)
         said = torch.tensor([one.logprob for one in choice.logprobs.content])
         torch.testing.assert_close(said, own, atol=2e-3, rtol=0)
-        best = torch.tensor([[other.logprob for other in one.top_logprobs] for one in choice.logprobs.content])
+        best = torch.tensor(
+            [[other.logprob for other in one.top_logprobs] for one in choice.logprobs.content]
+        )
         torch.testing.assert_close(best, table.topk(2).values, atol=2e-3, rtol=0)
     assert answer.usage.prompt_tokens == len(prompt)
-    assert answer.usage.completion_tokens == sum(len(one.logprobs.content) for one in answer.choices)
+    assert answer.usage.completion_tokens == sum(
+        len(one.logprobs.content) for one in answer.choices
+    )
     assert answer.system_fingerprint == f"weights-{client.info().weight_version}"
 
 
@@ -72,7 +80,9 @@ def test_a_stream_says_what_the_whole_answer_says(talk: openai.OpenAI, name: str
     asked = {"model": name, "messages": MESSAGES, "max_tokens": 96, "n": 2, "seed": 11}
     whole = talk.chat.completions.create(**asked)
     texts, ends, usage, chunks = {0: "", 1: ""}, {}, None, 0
-    for chunk in talk.chat.completions.create(**asked, stream=True, stream_options={"include_usage": True}):
+    for chunk in talk.chat.completions.create(
+        **asked, stream=True, stream_options={"include_usage": True}
+    ):
         chunks += 1
         usage = chunk.usage or usage
         for choice in chunk.choices:
@@ -85,17 +95,31 @@ def test_a_stream_says_what_the_whole_answer_says(talk: openai.OpenAI, name: str
 
 
 def test_plain_completions_stop_and_tell_offsets(talk: openai.OpenAI, name: str) -> None:
-    free = talk.completions.create(model=name, prompt=["ab", "cd"], max_tokens=20, seed=5, logprobs=1)
+    free = talk.completions.create(
+        model=name, prompt=["ab", "cd"], max_tokens=20, seed=5, logprobs=1
+    )
     assert [one.index for one in free.choices] == [0, 1] and free.usage.completion_tokens <= 40
     text, logprobs = free.choices[0].text, free.choices[0].logprobs
     starts = dict(zip(logprobs.text_offset, logprobs.tokens, strict=True))
-    assert all(text[start:].startswith(token) for start, token in starts.items() if not token.startswith("<|"))
+    assert all(
+        text[start:].startswith(token)
+        for start, token in starts.items()
+        if not token.startswith("<|")
+    )
     word = text[6:8]
     stopped = talk.completions.create(model=name, prompt="ab", max_tokens=20, seed=5, stop=[word])
-    assert stopped.choices[0].text == text[: text.index(word)] and stopped.choices[0].finish_reason == "stop"
+    assert (
+        stopped.choices[0].text == text[: text.index(word)]
+        and stopped.choices[0].finish_reason == "stop"
+    )
     by_ids = talk.completions.create(model=name, prompt=[40, 41], max_tokens=3, temperature=0)
-    streamed = talk.completions.create(model=name, prompt=[40, 41], max_tokens=3, temperature=0, stream=True)
-    assert "".join(chunk.choices[0].text for chunk in streamed if chunk.choices) == by_ids.choices[0].text
+    streamed = talk.completions.create(
+        model=name, prompt=[40, 41], max_tokens=3, temperature=0, stream=True
+    )
+    assert (
+        "".join(chunk.choices[0].text for chunk in streamed if chunk.choices)
+        == by_ids.choices[0].text
+    )
 
 
 def test_talking_while_the_weights_change(
@@ -109,7 +133,11 @@ def test_talking_while_the_weights_change(
     def chat() -> None:
         try:
             while not stop.is_set():
-                chunks = list(talk.chat.completions.create(model=name, messages=MESSAGES, max_tokens=16, stream=True))
+                chunks = list(
+                    talk.chat.completions.create(
+                        model=name, messages=MESSAGES, max_tokens=16, stream=True
+                    )
+                )
                 assert chunks[-1].choices[0].finish_reason in ("stop", "length")
                 assert len({chunk.system_fingerprint for chunk in chunks}) == 1
                 versions.append(int(chunks[0].system_fingerprint.removeprefix("weights-")))
@@ -129,9 +157,13 @@ def test_talking_while_the_weights_change(
 
 
 @pytest.mark.long
-def test_an_update_stops_vllms_work_for_clients(rollout_server: Callable[..., str], tiny_model: Path) -> None:
+def test_an_update_stops_vllms_work_for_clients(
+    rollout_server: Callable[..., str], tiny_model: Path
+) -> None:
     """64 completions at once, which do not all end within the grace."""
-    url = rollout_server(tiny_model, torch_dtype="float32", client_grace=0.1, max_pending_requests=64)
+    url = rollout_server(
+        tiny_model, torch_dtype="float32", client_grace=0.1, max_pending_requests=64
+    )
     model = AutoModelForCausalLM.from_pretrained(tiny_model, dtype=torch.float32)
     talking = openai.OpenAI(base_url=f"{url}/v1", api_key="none", timeout=120, max_retries=0)
     with RolloutClient(url) as client, WeightWriter(client) as writer, talking as talk:
@@ -141,10 +173,15 @@ def test_an_update_stops_vllms_work_for_clients(rollout_server: Callable[..., st
             chunks = iter(talk.chat.completions.create(**asked, stream=True))
             next(chunks)
             assert writer.push(version, [list(model.named_parameters())]).weight_version == version
-            with pytest.raises(openai.APIError, match=f"the update to weight version {version} stopped it; ask again"):
+            with pytest.raises(
+                openai.APIError,
+                match=f"the update to weight version {version} stopped it; ask again",
+            ):
                 list(chunks)
             sampling = SamplingParams(max_tokens=4, ignore_eos=True)
-            own = RolloutRequest(request_id=f"own {version}", prompt_token_ids=(40,), n=64, sampling=sampling)
+            own = RolloutRequest(
+                request_id=f"own {version}", prompt_token_ids=(40,), n=64, sampling=sampling
+            )
             [output] = client.generate([own])
             assert {one.weight_version for one in output.completions} == {version}
 
@@ -158,12 +195,23 @@ def test_an_update_stops_vllms_work_for_clients(rollout_server: Callable[..., st
         ({"n": 100_000}, openai.BadRequestError, "n = 100000"),
         ({"messages": []}, openai.BadRequestError, "messages"),
         (
-            {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "data:,"}}]}]},
+            {
+                "messages": [
+                    {
+                        "role": "user",
+                        "content": [{"type": "image_url", "image_url": {"url": "data:,"}}],
+                    }
+                ]
+            },
             openai.BadRequestError,
             "the content has parts of image_url, and only text is read here",
         ),
         ({"top_logprobs": 3}, openai.BadRequestError, "needs logprobs"),
-        ({"extra_body": {"best_of": 3}}, openai.BadRequestError, "best_of: Extra inputs are not permitted"),
+        (
+            {"extra_body": {"best_of": 3}},
+            openai.BadRequestError,
+            "best_of: Extra inputs are not permitted",
+        ),
         (
             {"messages": [{"role": "user", "content": "x" * 2000}]},
             openai.BadRequestError,
@@ -180,10 +228,16 @@ def test_faults_are_the_clients_own_exceptions(
     assert said in error.value.body["message"] and error.value.body["type"]
 
 
-def test_metrics_count_what_was_done(server_url: str, client: RolloutClient, talk: openai.OpenAI, name: str) -> None:
+def test_metrics_count_what_was_done(
+    server_url: str, client: RolloutClient, talk: openai.OpenAI, name: str
+) -> None:
     def read() -> dict[str, float]:
         lines = httpx.get(f"{server_url}/metrics", trust_env=False).text.splitlines()
-        return {line.rsplit(" ", 1)[0]: float(line.rsplit(" ", 1)[1]) for line in lines if not line.startswith("#")}
+        return {
+            line.rsplit(" ", 1)[0]: float(line.rsplit(" ", 1)[1])
+            for line in lines
+            if not line.startswith("#")
+        }
 
     chats = 'swift_http_requests_total{route="/v1/chat/completions",status="200"}'
     before = read()
@@ -199,7 +253,9 @@ def test_metrics_count_what_was_done(server_url: str, client: RolloutClient, tal
 
 def test_events_end_with_done(server_url: str, name: str) -> None:
     body = {"model": name, "messages": MESSAGES, "max_tokens": 3, "stream": True}
-    with httpx.stream("POST", f"{server_url}/v1/chat/completions", json=body, trust_env=False, timeout=60) as answer:
+    with httpx.stream(
+        "POST", f"{server_url}/v1/chat/completions", json=body, trust_env=False, timeout=60
+    ) as answer:
         assert answer.headers["content-type"].startswith("text/event-stream")
         lines = [line for line in answer.iter_lines() if line]
     assert lines[-1] == "data: [DONE]"

@@ -36,16 +36,32 @@ def test_it_answers_to_its_own_names(http: httpx.Client, host: str) -> None:
 def test_another_sites_page_may_not_ask(http: httpx.Client) -> None:
     for origin in ("http://evil.example", "null", "http://127.0.0.1:1"):
         assert http.get("/info", headers={"Origin": origin}).status_code == 403
-        assert http.post("/v1/weights/lease", json=LEASE, headers={"Origin": origin}).status_code == 403
+        assert (
+            http.post("/v1/weights/lease", json=LEASE, headers={"Origin": origin}).status_code
+            == 403
+        )
 
 
 def test_what_a_form_could_send_is_not_taken_for_json(http: httpx.Client) -> None:
-    for kind in ("text/plain", "application/x-www-form-urlencoded", "multipart/form-data; boundary=x"):
-        answer = http.post("/v1/weights/lease", content=b'{"owner": "page"}', headers={"Content-Type": kind})
+    for kind in (
+        "text/plain",
+        "application/x-www-form-urlencoded",
+        "multipart/form-data; boundary=x",
+    ):
+        answer = http.post(
+            "/v1/weights/lease", content=b'{"owner": "page"}', headers={"Content-Type": kind}
+        )
         assert answer.status_code == 422
 
 
 def test_with_a_key_any_name_is_the_servers(serve_engine: Callable[..., str]) -> None:
     url = serve_engine(QuickEngine(), EXPECTED, api_key="k")
-    with httpx.Client(base_url=url, trust_env=False, timeout=30, headers={"Authorization": "Bearer k"}) as http:
-        assert http.get("/info", headers={"Host": "gpu7:8000", "Origin": "http://evil.example"}).status_code == 200
+    with httpx.Client(
+        base_url=url, trust_env=False, timeout=30, headers={"Authorization": "Bearer k"}
+    ) as http:
+        assert (
+            http.get(
+                "/info", headers={"Host": "gpu7:8000", "Origin": "http://evil.example"}
+            ).status_code
+            == 200
+        )

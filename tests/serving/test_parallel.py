@@ -88,7 +88,9 @@ def test_each_copy_has_its_part_of_the_cpu() -> None:
     name = "VLLM_CPU_OMP_THREADS_BIND"
 
     def parts(copies: int, each: int, binding: str) -> list[dict[str, str]]:
-        config = RolloutArguments(model="m", vllm_data_parallel_size=copies, vllm_tensor_parallel_size=each)
+        config = RolloutArguments(
+            model="m", vllm_data_parallel_size=copies, vllm_tensor_parallel_size=each
+        )
         return replica_environments({name: binding}, config, has_gpu=False)
 
     assert parts(1, 2, "0|1") == [{}]
@@ -100,7 +102,10 @@ def test_each_copy_has_its_part_of_the_cpu() -> None:
 def test_each_copy_has_its_gpus() -> None:
     config = RolloutArguments(model="m", vllm_data_parallel_size=2, vllm_tensor_parallel_size=2)
     name = "CUDA_VISIBLE_DEVICES"
-    assert replica_environments({name: "4,5,6,7"}, config, has_gpu=True) == [{name: "4,5"}, {name: "6,7"}]
+    assert replica_environments({name: "4,5,6,7"}, config, has_gpu=True) == [
+        {name: "4,5"},
+        {name: "6,7"},
+    ]
     with pytest.raises(UsageError, match="2 copies of 2 GPUs each need 4 GPUs, and 3 are here"):
         replica_environments({name: "0,1,2"}, config, has_gpu=True)
 
@@ -130,10 +135,19 @@ def test_vllm_on_two_workers_takes_new_weights(
         for version in (1, 2):
             for weight in model.parameters():
                 weight.add_(0.2 * torch.randn(weight.shape, generator=generator))
-            own = model(ids).logits[:, :-1].log_softmax(-1).gather(-1, ids[:, 1:, None]).squeeze(-1).tolist()
+            own = (
+                model(ids)
+                .logits[:, :-1]
+                .log_softmax(-1)
+                .gather(-1, ids[:, 1:, None])
+                .squeeze(-1)
+                .tolist()
+            )
             before = client.score(sequences)
             assert mean_difference(before.logprobs, own) > 0.1
-            push_weights(client, version, [[(name, weight)] for name, weight in model.named_parameters()])
+            push_weights(
+                client, version, [[(name, weight)] for name, weight in model.named_parameters()]
+            )
             answer = client.score(sequences)
             assert len(answer.copies) == (how == "vllm_data_parallel_size")
             for rows in (answer.logprobs, *answer.copies):
@@ -148,7 +162,9 @@ def test_vllm_on_two_workers_takes_new_weights(
             )
             for _ in range(2)
         ]
-        written = {one.token_ids for output in client.generate(requests) for one in output.completions}
+        written = {
+            one.token_ids for output in client.generate(requests) for one in output.completions
+        }
         assert len(written) == 1  # whichever copy writes it
 
 
@@ -156,17 +172,34 @@ def test_vllm_on_two_workers_takes_new_weights(
 @pytest.mark.parametrize(
     ("argument", "line"),
     [
-        ('{"no_such_thing": 1}', "--vllm_engine_kwargs: vLLM's engine has no argument no_such_thing"),
+        (
+            '{"no_such_thing": 1}',
+            "--vllm_engine_kwargs: vLLM's engine has no argument no_such_thing",
+        ),
         (
             '{"max_num_batched_tokens": "many"}',
             """vLLM does not take --vllm_engine_kwargs {"max_num_batched_tokens": "many"}: """,
         ),
     ],
 )
-def test_engine_arguments_that_vllm_does_not_take(tiny_model: Path, argument: str, line: str) -> None:
-    words = ["rollout", "--model", str(tiny_model), "--port", "18432", "--vllm_engine_kwargs", argument]
+def test_engine_arguments_that_vllm_does_not_take(
+    tiny_model: Path, argument: str, line: str
+) -> None:
+    words = [
+        "rollout",
+        "--model",
+        str(tiny_model),
+        "--port",
+        "18432",
+        "--vllm_engine_kwargs",
+        argument,
+    ]
     ended = subprocess.run(
-        [sys.executable, "-m", "swift_r1", *words], capture_output=True, text=True, timeout=VLLM_WAIT_S, check=False
+        [sys.executable, "-m", "swift_r1", *words],
+        capture_output=True,
+        text=True,
+        timeout=VLLM_WAIT_S,
+        check=False,
     )
     assert ended.returncode == 2 and ended.stderr.splitlines()[-1].startswith(line)
     assert "Traceback" not in ended.stderr

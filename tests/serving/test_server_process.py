@@ -51,8 +51,26 @@ def test_an_open_address_needs_a_key(tmp_path: Path) -> None:
 def certificate(folder: Path, name: str) -> tuple[Path, Path]:
     """A self-signed certificate for 127.0.0.1 and its key."""
     files = folder / f"{name}.pem", folder / f"{name}.key"
-    words = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", "-subj", "/CN=127.0.0.1"]
-    extra = ["-addext", "subjectAltName=IP:127.0.0.1", "-out", str(files[0]), "-keyout", str(files[1])]
+    words = [
+        "openssl",
+        "req",
+        "-x509",
+        "-newkey",
+        "rsa:2048",
+        "-nodes",
+        "-days",
+        "2",
+        "-subj",
+        "/CN=127.0.0.1",
+    ]
+    extra = [
+        "-addext",
+        "subjectAltName=IP:127.0.0.1",
+        "-out",
+        str(files[0]),
+        "-keyout",
+        str(files[1]),
+    ]
     subprocess.run([*words, *extra], check=True, capture_output=True, timeout=60)
     return files
 
@@ -66,7 +84,10 @@ def test_a_certificate_that_cannot_be_used_is_said_at_once(tmp_path: Path) -> No
     (one, key), (_other, wrong_key) = certificate(tmp_path, "one"), certificate(tmp_path, "other")
     for words, said in (
         (("--ssl_certfile", str(one)), "--ssl_certfile and --ssl_keyfile go together"),
-        (("--ssl_certfile", str(one), "--ssl_keyfile", str(tmp_path / "none")), "none: no readable file"),
+        (
+            ("--ssl_certfile", str(one), "--ssl_keyfile", str(tmp_path / "none")),
+            "none: no readable file",
+        ),
         (("--ssl_certfile", str(one), "--ssl_keyfile", str(wrong_key)), "are not a pair in PEM"),
         (("--ssl_certfile", str(key), "--ssl_keyfile", str(key)), "are not a pair in PEM"),
     ):
@@ -74,14 +95,18 @@ def test_a_certificate_that_cannot_be_used_is_said_at_once(tmp_path: Path) -> No
         assert done.returncode == EXIT_USAGE and said in done.stderr, done.stderr
 
 
-def test_vllm_beside_another_torch(tmp_path: Path, tiny_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_vllm_beside_another_torch(
+    tmp_path: Path, tiny_model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Told by their metadata, in place of an engine that dies with `undefined symbol`."""
     (tmp_path / "torch-0.dist-info").mkdir()
     (tmp_path / "torch-0.dist-info" / "METADATA").write_text("Name: torch\nVersion: 2.12.0\n")
     monkeypatch.setenv("PYTHONPATH", f"{tmp_path}:{os.getcwd()}")
     done = run_server(tmp_path, model=str(tiny_model), port=0)
     assert done.returncode == EXIT_USAGE, done.stderr
-    assert done.stderr.splitlines()[-1].endswith("needs torch 2.13, and 2.12.0 is installed: pip install torch==2.13.0")
+    assert done.stderr.splitlines()[-1].endswith(
+        "needs torch 2.13, and 2.12.0 is installed: pip install torch==2.13.0"
+    )
     assert "Traceback" not in done.stderr
 
 
@@ -104,7 +129,9 @@ def test_what_vllm_does_not_serve_on_a_cpu(tmp_path: Path, family: str, why: str
         start_vllm(RolloutArguments(model=str(tmp_path), torch_dtype="float32"), 0)
 
 
-def test_https(tmp_path: Path, tiny_model: Path, start_tiny: Callable[..., Any], monkeypatch: Any) -> None:
+def test_https(
+    tmp_path: Path, tiny_model: Path, start_tiny: Callable[..., Any], monkeypatch: Any
+) -> None:
     """The client takes the certificates that SSL_CERT_FILE names, and no others."""
     one, key = certificate(tmp_path, "one")
     server = start_tiny(tiny_model, ssl_certfile=str(one), ssl_keyfile=str(key))
@@ -113,11 +140,17 @@ def test_https(tmp_path: Path, tiny_model: Path, start_tiny: Callable[..., Any],
     with RolloutClient(url) as client:
         assert client.wait_until_ready(120).engine == "tiny"
         asked = RolloutRequest(
-            request_id="r", prompt_token_ids=(1, 2), seeds=(1,), sampling=SamplingParams(max_tokens=2)
+            request_id="r",
+            prompt_token_ids=(1, 2),
+            seeds=(1,),
+            sampling=SamplingParams(max_tokens=2),
         )
         assert client.generate([asked])[0].completions
     monkeypatch.setenv("SSL_CERT_FILE", str(certificate(tmp_path, "stranger")[0]))
-    with RolloutClient(url) as stranger, pytest.raises(Exception, match="CERTIFICATE_VERIFY_FAILED"):
+    with (
+        RolloutClient(url) as stranger,
+        pytest.raises(Exception, match="CERTIFICATE_VERIFY_FAILED"),
+    ):
         stranger.info()
 
 
@@ -151,7 +184,9 @@ def test_a_signal_while_the_model_loads_ends_it(
     check_end(server, number, code)
 
 
-@pytest.mark.parametrize(("number", "code"), [ENDS[0], pytest.param(*ENDS[1], marks=pytest.mark.long), ENDS[2]])
+@pytest.mark.parametrize(
+    ("number", "code"), [ENDS[0], pytest.param(*ENDS[1], marks=pytest.mark.long), ENDS[2]]
+)
 def test_a_signal_while_vllm_loads_leaves_nothing_behind(
     tiny_model: Path, tmp_path: Path, number: signal.Signals, code: int
 ) -> None:
@@ -165,11 +200,15 @@ def test_a_signal_while_vllm_loads_leaves_nothing_behind(
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("flags", [{}, {"vllm_tensor_parallel_size": 2}, {"vllm_data_parallel_size": 2}])
+@pytest.mark.parametrize(
+    "flags", [{}, {"vllm_tensor_parallel_size": 2}, {"vllm_data_parallel_size": 2}]
+)
 def test_sigkill_of_the_server_alone_ends_vllm(
     tiny_model: Path, launch_server: Callable[..., Any], flags: dict[str, int]
 ) -> None:
-    check_end(launch_server(tiny_model, torch_dtype="float32", **flags), signal.SIGKILL, -signal.SIGKILL)
+    check_end(
+        launch_server(tiny_model, torch_dtype="float32", **flags), signal.SIGKILL, -signal.SIGKILL
+    )
 
 
 def check_end(server: Any, number: signal.Signals, code: int) -> None:
@@ -198,7 +237,9 @@ def check_drain(server: Any, number: signal.Signals, code: int) -> None:
     lengths: list[int] = []
 
     def generate() -> None:
-        asked = RolloutRequest(request_id="r", prompt_token_ids=(1, 2), n=2, seeds=(1, 2), sampling=sampling)
+        asked = RolloutRequest(
+            request_id="r", prompt_token_ids=(1, 2), n=2, seeds=(1, 2), sampling=sampling
+        )
         with RolloutClient(server.url) as client:
             lengths.extend(len(one.token_ids) for one in client.generate([asked])[0].completions)
 

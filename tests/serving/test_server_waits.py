@@ -17,7 +17,13 @@ from swift_r1.sync.writer import WeightWriter
 from swift_r1.wire import client as client_module
 from swift_r1.wire.client import RolloutClient
 from swift_r1.wire.connections import KEEP_ALIVE
-from swift_r1.wire.protocol import RolloutOutput, RolloutRequest, SamplingParams, ServerInfo, ServerRefused
+from swift_r1.wire.protocol import (
+    RolloutOutput,
+    RolloutRequest,
+    SamplingParams,
+    ServerInfo,
+    ServerRefused,
+)
 from tests.live_servers import push_weights
 
 EXPECTED = {"w": (2,)}
@@ -36,7 +42,9 @@ class StandingEngine:
         self.may_end = threading.Event()
         self.loaded: list[bytes] = []
 
-    async def generate(self, prompt: Sequence[int], sampling: SamplingParams, seed: int | None) -> Generated:
+    async def generate(
+        self, prompt: Sequence[int], sampling: SamplingParams, seed: int | None
+    ) -> Generated:
         self.started.set()
         try:
             while not self.may_end.is_set():
@@ -75,7 +83,9 @@ def url(serve: Serve) -> str:
 
 
 def request(name: str = "r") -> RolloutRequest:
-    return RolloutRequest(request_id=name, prompt_token_ids=(1,), sampling=SamplingParams(max_tokens=1))
+    return RolloutRequest(
+        request_id=name, prompt_token_ids=(1,), sampling=SamplingParams(max_tokens=1)
+    )
 
 
 def test_a_client_that_hangs_up_stops_its_generation(url: str, engine: StandingEngine) -> None:
@@ -128,13 +138,18 @@ def test_a_rollout_does_not_wait_for_ever_for_an_update(url: str, engine: Standi
         answer = http.post("/v1/rollouts", json={"requests": [request().model_dump()]})
         # Either its own wait ended first, or the update that stood still was given up first; never silence.
         if answer.status_code == 503:
-            assert "waited 0.5 s for the update to weight version 1 by slow to end" in answer.json()["error"]
+            assert (
+                "waited 0.5 s for the update to weight version 1 by slow to end"
+                in answer.json()["error"]
+            )
             assert int(answer.headers["Retry-After"]) > 0
         client.wait_until_ready(WAIT_S)
         assert client.generate([request("again")])[0].completions[0].weight_version == 0
 
 
-def test_an_update_called_off_by_a_failing_trainer_leaves_the_version(url: str, engine: StandingEngine) -> None:
+def test_an_update_called_off_by_a_failing_trainer_leaves_the_version(
+    url: str, engine: StandingEngine
+) -> None:
     engine.may_end.set()
 
     def broken_buckets() -> Iterator[list[tuple[str, torch.Tensor]]]:
@@ -159,7 +174,9 @@ def test_a_generation_has_no_deadline_but_the_servers_silence(
     answers: list[RolloutOutput] = []
     looks = 0
 
-    async def looked(http: httpx.AsyncClient, method: str, address: str, **options: Any) -> httpx.Response:
+    async def looked(
+        http: httpx.AsyncClient, method: str, address: str, **options: Any
+    ) -> httpx.Response:
         nonlocal looks
         looks += address.endswith("/health")
         if looks == 10:
@@ -184,10 +201,15 @@ def test_a_generation_has_no_deadline_but_the_servers_silence(
     assert all(one.read is one.write is one.pool is None for one in limits) and limits
 
 
-def test_policy_abort_stops_running_rollouts_with_a_word(serve: Serve, engine: StandingEngine) -> None:
+def test_policy_abort_stops_running_rollouts_with_a_word(
+    serve: Serve, engine: StandingEngine
+) -> None:
     url = serve(update_policy="abort", update_timeout=WAIT_S)
     refusals: list[httpx.Response] = []
-    with RolloutClient(url) as trainer, httpx.Client(base_url=url, trust_env=False, timeout=WAIT_S) as http:
+    with (
+        RolloutClient(url) as trainer,
+        httpx.Client(base_url=url, trust_env=False, timeout=WAIT_S) as http,
+    ):
 
         def generate() -> None:
             refusals.append(http.post("/v1/rollouts", json={"requests": [request().model_dump()]}))
@@ -203,48 +225,64 @@ def test_policy_abort_stops_running_rollouts_with_a_word(serve: Serve, engine: S
         assert trainer.generate([request()])[0].completions[0].weight_version == 1
 
 
-def test_policy_keep_tells_the_versions_that_a_completion_spans(serve: Serve, engine: StandingEngine) -> None:
+def test_policy_keep_tells_the_versions_that_a_completion_spans(
+    serve: Serve, engine: StandingEngine
+) -> None:
     url = serve(update_policy="keep")
     versions: list[tuple[int, int | None]] = []
     with RolloutClient(url) as client, RolloutClient(url) as trainer:
 
         def generate() -> None:
             [output] = client.generate([request()])
-            versions.append((output.completions[0].weight_version, output.completions[0].newest_weight_version))
+            versions.append(
+                (output.completions[0].weight_version, output.completions[0].newest_weight_version)
+            )
 
         running = threading.Thread(target=generate)
         running.start()
         assert engine.started.wait(WAIT_S)
         for version in (1, 2):
-            assert push_weights(trainer, version, [[("w", torch.ones(2))]]).weight_version == version
+            assert (
+                push_weights(trainer, version, [[("w", torch.ones(2))]]).weight_version == version
+            )
         assert not versions
         engine.may_end.set()
         running.join(WAIT_S)
         assert versions == [(0, 2)]
         [output] = trainer.generate([request("next")])
-        assert (output.completions[0].weight_version, output.completions[0].newest_weight_version) == (2, None)
+        assert (
+            output.completions[0].weight_version,
+            output.completions[0].newest_weight_version,
+        ) == (2, None)
 
 
 def test_more_requests_than_it_takes_are_sent_away(serve: Serve, engine: StandingEngine) -> None:
     url = serve(max_pending_requests=2, update_timeout=WAIT_S)
     with RolloutClient(url) as client, httpx.Client(base_url=url, trust_env=False) as http:
-        threads = [threading.Thread(target=client.generate, args=([request(name)],)) for name in "ab"]
+        threads = [
+            threading.Thread(target=client.generate, args=([request(name)],)) for name in "ab"
+        ]
         for thread in threads:
             thread.start()
         while "swift_running_requests 2.0" not in http.get("/metrics").text:
             assert all(thread.is_alive() for thread in threads)
         refused = http.post("/v1/rollouts", json={"requests": [request("c").model_dump()]})
         assert refused.status_code == 503 and int(refused.headers["Retry-After"]) > 0
-        assert refused.json() == {"error": "2 completions are under way, 1 more are over the limit of 2"}
+        assert refused.json() == {
+            "error": "2 completions are under way, 1 more are over the limit of 2"
+        }
         # The trainer is not sent away for others' sake, and nobody is taken for lost: who asks waits.
         with RolloutClient(url) as own, WeightWriter(own) as writer:
             writer.hold(WAIT_S)
-            threads += [threading.Thread(target=own.generate, args=([request(name)],)) for name in "def"]
+            threads += [
+                threading.Thread(target=own.generate, args=([request(name)],)) for name in "def"
+            ]
             for thread in threads[2:]:
                 thread.start()
             while "swift_running_requests 4.0" not in (counted := http.get("/metrics").text):
                 assert all(thread.is_alive() for thread in threads)
-            while 'route="/v1/rollouts",status="503"} 2.0' not in counted:  # the sixth one asks in vain
+            # the sixth one asks in vain
+            while 'route="/v1/rollouts",status="503"} 2.0' not in counted:
                 counted = http.get("/metrics").text
             assert "swift_running_requests 4.0" in counted
             engine.may_end.set()
@@ -254,19 +292,27 @@ def test_more_requests_than_it_takes_are_sent_away(serve: Serve, engine: Standin
             assert 'route="/v1/rollouts",status="200"} 5.0' in counted
 
 
-def test_one_post_of_more_than_it_takes_generates_nothing(serve: Serve, engine: StandingEngine) -> None:
+def test_one_post_of_more_than_it_takes_generates_nothing(
+    serve: Serve, engine: StandingEngine
+) -> None:
     """What counts is completions, in whatever requests and posts they come."""
     engine.may_end.set()
     url = serve(max_pending_requests=3)
     alone, several = request("n").model_copy(update={"n": 4}), [request(name) for name in "abcd"]
     with httpx.Client(base_url=url, trust_env=False) as http:
         for requests in ([alone], several):
-            refused = http.post("/v1/rollouts", json={"requests": [one.model_dump() for one in requests]})
+            refused = http.post(
+                "/v1/rollouts", json={"requests": [one.model_dump() for one in requests]}
+            )
             assert refused.status_code == 422, refused.text
-        assert refused.json() == {"error": "4 completions at once are more than this server takes (3): ask for fewer"}
+        assert refused.json() == {
+            "error": "4 completions at once are more than this server takes (3): ask for fewer"
+        }
         assert not engine.started.is_set()
         assert http.get("/info").json()["max_n"] == 3
-        taken = http.post("/v1/rollouts", json={"requests": [one.model_dump() for one in several[:3]]})
+        taken = http.post(
+            "/v1/rollouts", json={"requests": [one.model_dump() for one in several[:3]]}
+        )
         assert taken.status_code == 200
 
 
@@ -274,22 +320,30 @@ def test_large_bodies_and_headers_are_refused(url: str, monkeypatch: pytest.Monk
     monkeypatch.setattr("swift_r1.serving.answers.MAX_BODY_BYTES", 10_000)
     body = b'{"requests": "' + b"x" * 20_000 + b'"}'
     with httpx.Client(base_url=url, trust_env=False) as http:
-        promised = http.post("/v1/rollouts", content=body, headers={"Content-Type": "application/json"})
+        promised = http.post(
+            "/v1/rollouts", content=body, headers={"Content-Type": "application/json"}
+        )
         assert promised.status_code == 413 and "larger than 10000 bytes" in promised.json()["error"]
 
         def in_pieces() -> Iterator[bytes]:
             yield from (body[:8000], body[8000:16000], body[16000:])
 
-        unannounced = http.post("/v1/rollouts", content=in_pieces(), headers={"Content-Type": "application/json"})
+        unannounced = http.post(
+            "/v1/rollouts", content=in_pieces(), headers={"Content-Type": "application/json"}
+        )
         assert unannounced.status_code == 413
-        chat = http.post("/v1/chat/completions", content=body, headers={"Content-Type": "application/json"})
+        chat = http.post(
+            "/v1/chat/completions", content=body, headers={"Content-Type": "application/json"}
+        )
         assert chat.status_code == 413 and "larger than" in chat.json()["error"]["message"]
         headers = {f"X-Long-{number}": "y" * 4000 for number in range(10)}
         assert http.get("/ready", headers=headers).status_code == 431
         assert http.get("/ready").status_code == 200
 
 
-def test_a_bucket_larger_than_the_model_is_refused(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_bucket_larger_than_the_model_is_refused(
+    url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("swift_r1.serving.answers.MAX_BODY_BYTES", 100)  # not for buckets
     with RolloutClient(url) as client:
         with pytest.raises(ServerRefused, match="bucket 0 is larger than the whole model"):

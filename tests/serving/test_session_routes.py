@@ -47,7 +47,9 @@ def url(engine: ScriptedEngine, serve_engine: Callable[..., str]) -> str:
     return serve_engine(engine, {})
 
 
-def test_an_agent_with_tools_is_one_sequence_of_the_engines_own_tokens(url: str, engine: ScriptedEngine) -> None:
+def test_an_agent_with_tools_is_one_sequence_of_the_engines_own_tokens(
+    url: str, engine: ScriptedEngine
+) -> None:
     session = Opened(url)
     engine.says = [f"  I  add.\n{CALL}", "It is 3. ", "Bye."]
     first = session.chat(tools=[ADD])
@@ -59,17 +61,37 @@ def test_an_agent_with_tools_is_one_sequence_of_the_engines_own_tokens(url: str,
     echoed = {
         "role": "assistant",
         "content": "I add.",
-        "tool_calls": [{"id": call.id, "type": "function", "function": {"name": "add", "arguments": '{"b":2,"a":1}'}}],
+        "tool_calls": [
+            {
+                "id": call.id,
+                "type": "function",
+                "function": {"name": "add", "arguments": '{"b":2,"a":1}'},
+            }
+        ],
     }
-    said = [USER, echoed, answer, {"role": "assistant", "content": "It is 3."}, {"role": "user", "content": "thanks"}]
+    said = [
+        USER,
+        echoed,
+        answer,
+        {"role": "assistant", "content": "It is 3."},
+        {"role": "user", "content": "thanks"},
+    ]
     session.chat(*said, tools=[ADD], stream=False)
     record = session.record()
     assert record.kinds == {"new": 1, "extends": 2} and len(record.sequences) == 1
     same_as_logged(record, engine.log)
     [sequence] = record.sequences
     shown = engine.prompts.tokenizer.decode([*sequence.prompt_token_ids, *sequence.token_ids])
-    assert shown.count(f"assistant\n  I  add.\n{CALL}<|im_end|>\n<|im_start|>user\n<tool_response>\n3\n") == 1
-    assert sequence.tools == (ADD,) and sequence.messages[-1] == {"role": "assistant", "content": "Bye."}
+    assert (
+        shown.count(
+            f"assistant\n  I  add.\n{CALL}<|im_end|>\n<|im_start|>user\n<tool_response>\n3\n"
+        )
+        == 1
+    )
+    assert sequence.tools == (ADD,) and sequence.messages[-1] == {
+        "role": "assistant",
+        "content": "Bye.",
+    }
     ids = [f"chatcmpl-{one.completion_id}" for one in record.calls]
     assert ids[:2] == [first.id, second.id] and [one.parent for one in record.calls] == [None, 0, 1]
 
@@ -78,13 +100,19 @@ def test_streams_and_the_asynchronous_client(url: str, engine: ScriptedEngine) -
     session = Opened(url, seed=3)
     engine.says = [f"so: {CALL}", "done"]
     chunks = list(session.chat(tools=[ADD], stream=True, stream_options={"include_usage": True}))
-    [call] = [one for chunk in chunks for choice in chunk.choices for one in choice.delta.tool_calls or []]
+    [call] = [
+        one for chunk in chunks for choice in chunk.choices for one in choice.delta.tool_calls or []
+    ]
     text = "".join(choice.delta.content or "" for chunk in chunks for choice in chunk.choices)
     assert chunks[-1].usage.prompt_tokens == len(engine.log[0].prompt)
 
     async def go_on() -> str:
         talk = openai.AsyncOpenAI(base_url=session.base_url, api_key=session.api_key, max_retries=0)
-        said = {"id": call.id, "type": "function", "function": call.function.model_dump(include={"name", "arguments"})}
+        said = {
+            "id": call.id,
+            "type": "function",
+            "function": call.function.model_dump(include={"name", "arguments"}),
+        }
         made = {"role": "assistant", "content": text, "tool_calls": [said]}
         answer = {"role": "tool", "tool_call_id": call.id, "content": "3"}
         asked = {"model": "none", "messages": [USER, made, answer], "tools": [ADD]}
@@ -104,7 +132,9 @@ def test_streams_and_the_asynchronous_client(url: str, engine: ScriptedEngine) -
 
 def test_plain_completions(url: str, engine: ScriptedEngine) -> None:
     session = Opened(url)
-    first = session.client.completions.create(model="none", prompt="ab", max_tokens=9).choices[0].text
+    first = (
+        session.client.completions.create(model="none", prompt="ab", max_tokens=9).choices[0].text
+    )
     prompt = f"ab{first}<|im_end|>more"
     session.client.completions.create(model="none", prompt=prompt, max_tokens=9)
     ids = [*engine.log[1].prompt, *engine.log[1].token_ids, 40]
@@ -121,7 +151,9 @@ def test_the_session_overrules_and_counts(url: str, engine: ScriptedEngine) -> N
     session = Opened(url, seed=1, sampling=sampling, limits={"calls": 3, "tokens": 12})
     session.chat(temperature=0.1, top_p=0.5, seed=4)
     session.chat(temperature=0.7, model="gpt-4o", max_tokens=2)
-    assert [(one.sampling.temperature, one.sampling.min_p, one.sampling.top_p) for one in engine.log] == [
+    assert [
+        (one.sampling.temperature, one.sampling.min_p, one.sampling.top_p) for one in engine.log
+    ] == [
         (0.7, 0.1, 0.5),
         (0.7, 0.1, 1.0),
     ]
@@ -152,7 +184,13 @@ def test_what_changes_no_token_is_accepted_and_the_rest_refused(url: str) -> Non
         "presence_penalty": 0.0,
         "logit_bias": {},
         "modalities": ["text"],
-        "extra_body": {"temperature": None, "n": None, "stop": None, "tools": None, "reasoning_effort": None},
+        "extra_body": {
+            "temperature": None,
+            "n": None,
+            "stop": None,
+            "tools": None,
+            "reasoning_effort": None,
+        },
     }
     strict = {"type": "function", "function": ADD["function"] | {"strict": True}}
     developer = {"role": "developer", "content": [{"type": "text", "text": "short"}]}
@@ -174,7 +212,9 @@ def test_what_changes_no_token_is_accepted_and_the_rest_refused(url: str) -> Non
         session.client.responses.create(model="none", input="hi")
 
 
-def test_what_clients_add_to_the_models_message_is_ignored(url: str, engine: ScriptedEngine) -> None:
+def test_what_clients_add_to_the_models_message_is_ignored(
+    url: str, engine: ScriptedEngine
+) -> None:
     """As openai's `parse` and LiteLLM send it back, and `null` for an answer without a word."""
     session = Opened(url)
     engine.says = [CALL, "", "yes"]
@@ -195,7 +235,10 @@ def test_what_clients_add_to_the_models_message_is_ignored(url: str, engine: Scr
     record = session.record()
     assert record.kinds == {"new": 1, "extends": 2}
     same_as_logged(record, engine.log)
-    for wrong in ({"role": "user", "content": "a", "parsed": 1}, {"role": "assistant", "refusal": "no"}):
+    for wrong in (
+        {"role": "user", "content": "a", "parsed": 1},
+        {"role": "assistant", "refusal": "no"},
+    ):
         with pytest.raises(openai.BadRequestError):
             session.chat(wrong)
 
@@ -218,13 +261,18 @@ def test_arguments_of_the_template(tool_tokenizer: Any, serve_engine: Callable[.
     assert record.kinds == {"new": 1, "extends": 1, "tools": 1}
     same_as_logged(record, engine.log)
     for arguments, why in (
-        ({"thinking": True}, "chat_template_kwargs: the chat template does not read thinking, so it would have no"),
+        (
+            {"thinking": True},
+            "chat_template_kwargs: the chat template does not read thinking, so it would have no",
+        ),
         ({"tools": []}, "has 'tools', which is not an argument of a chat template"),
     ):
         with pytest.raises(openai.BadRequestError, match=why):
             session.chat(extra_body={"chat_template_kwargs": arguments})
     with pytest.raises(UsageError, match="the chat template does not read thinking"):
-        RolloutService(RolloutArguments(chat_template_kwargs={"thinking": 1}), engine, {}, ServerMetrics())
+        RolloutService(
+            RolloutArguments(chat_template_kwargs={"thinking": 1}), engine, {}, ServerMetrics()
+        )
 
 
 def test_a_developers_message_is_the_systems_where_the_template_knows_no_other(
@@ -233,7 +281,10 @@ def test_a_developers_message_is_the_systems_where_the_template_knows_no_other(
     session = Opened(url)
     session.chat({"role": "developer", "content": "short"}, USER)
     session.chat({"role": "system", "content": "short"}, USER)
-    assert engine.log[0].prompt == engine.log[1].prompt and session.record().kinds == {"new": 1, "branch": 1}
+    assert engine.log[0].prompt == engine.log[1].prompt and session.record().kinds == {
+        "new": 1,
+        "branch": 1,
+    }
 
 
 def test_retries_of_the_client_are_one_call(url: str, engine: ScriptedEngine) -> None:
@@ -272,7 +323,10 @@ def test_keys(engine: ScriptedEngine, serve_engine: Callable[..., str]) -> None:
         ("GET", "/info"),
     ):
         assert one.http.request(method, path, headers=own).status_code == 401
-    assert httpx.get(f"{url}/v1/sessions/{one.id}/v1/models", headers=own, trust_env=False).status_code == 200
+    assert (
+        httpx.get(f"{url}/v1/sessions/{one.id}/v1/models", headers=own, trust_env=False).status_code
+        == 200
+    )
     one.http.delete(f"/v1/sessions/{one.id}")
     one.client = one.talk()
     with pytest.raises(openai.NotFoundError, match="there is no session"):
@@ -329,10 +383,14 @@ def test_bad_input_and_a_session_that_is_opened_again(url: str) -> None:
     # Which no template and no record can write.
     for schema in (b'{"a":' * 300 + b"1" + b"}" * 300, b'{"a": ["\\ud800"]}'):
         tool = b'{"type": "function", "function": {"name": "add", "parameters": %s}}' % schema
-        bodies.append(b'{"model": "", "messages": [{"role": "user", "content": ""}], "tools": [%s]}' % tool)
+        bodies.append(
+            b'{"model": "", "messages": [{"role": "user", "content": ""}], "tools": [%s]}' % tool
+        )
     for content in bodies:
         headers = {"Content-Type": "application/json"}
-        answer = session.http.post(f"/v1/sessions/{session.id}/v1/chat/completions", content=content, headers=headers)
+        answer = session.http.post(
+            f"/v1/sessions/{session.id}/v1/chat/completions", content=content, headers=headers
+        )
         assert answer.status_code == 400 and answer.json()["error"]["message"]
     record = session.record()
     assert (record.calls, record.failed) == ((), 0)
@@ -350,7 +408,9 @@ def test_a_client_that_hangs_up_in_a_stream_ends_the_work(url: str, engine: Scri
     assert (record.running, record.calls) == (0, ())
     # The client tries again: a call with the seed that the lost one had.
     session.chat(max_tokens=3, extra_headers={"X-Stainless-Retry-Count": "1"})
-    session.chat(max_tokens=3000, stream=True, extra_headers={"X-Stainless-Retry-Count": "1"}).close()
+    session.chat(
+        max_tokens=3000, stream=True, extra_headers={"X-Stainless-Retry-Count": "1"}
+    ).close()
     until(lambda: len(engine.log) == 3)
     assert engine.log[2].seed == engine.log[0].seed != engine.log[1].seed
 
@@ -372,12 +432,16 @@ def test_a_session_is_deleted_during_its_calls(url: str, engine: ScriptedEngine)
     assert session.http.get(f"/v1/sessions/{session.id}").status_code == 404
 
 
-def test_a_session_expires_but_not_during_a_call(engine: ScriptedEngine, serve_engine: Callable[..., str]) -> None:
+def test_a_session_expires_but_not_during_a_call(
+    engine: ScriptedEngine, serve_engine: Callable[..., str]
+) -> None:
     url = serve_engine(engine, {}, session_timeout=2, max_sessions=1)
     session = Opened(url, id="a")
     full = session.http.post("/v1/sessions", json={"id": "b"})
     assert (
-        full.status_code == 503 and int(full.headers["Retry-After"]) >= 1 and "--max_sessions" in full.json()["error"]
+        full.status_code == 503
+        and int(full.headers["Retry-After"]) >= 1
+        and "--max_sessions" in full.json()["error"]
     )
     engine.endless = True
     session.chat(max_tokens=2400)  # 2.4 s and more
@@ -389,11 +453,16 @@ def test_a_session_expires_but_not_during_a_call(engine: ScriptedEngine, serve_e
     with pytest.raises(openai.APIStatusError, match="has expired"):
         session.chat()
     metrics = session.http.get("/metrics").text
-    assert 'swift_sessions_total{event="expired"} 1.0' in metrics and "swift_open_sessions 1.0" in metrics
+    assert (
+        'swift_sessions_total{event="expired"} 1.0' in metrics
+        and "swift_open_sessions 1.0" in metrics
+    )
     assert 'swift_session_calls_total{kind="new"} 1.0' in metrics
 
 
-def test_the_records_are_bounded_in_memory(engine: ScriptedEngine, serve_engine: Callable[..., str]) -> None:
+def test_the_records_are_bounded_in_memory(
+    engine: ScriptedEngine, serve_engine: Callable[..., str]
+) -> None:
     url = serve_engine(engine, {}, session_memory=16_000 / 2**30)
     session = Opened(url)
     with pytest.raises(openai.InternalServerError, match="--session_memory") as error:
@@ -417,7 +486,9 @@ def test_many_sessions_at_once(url: str, engine: ScriptedEngine, many: int) -> N
                 async with room:
                     session = (await http.post("/v1/sessions", json={"id": f"s{number}"})).json()
                     headers = {"Authorization": f"Bearer {session['api_key']}"}
-                    answer = await http.post(f"{path}/v1/chat/completions", json=said, headers=headers)
+                    answer = await http.post(
+                        f"{path}/v1/chat/completions", json=said, headers=headers
+                    )
                     assert answer.status_code == 200, answer.text
                 await everybody.wait()
                 async with room:
@@ -442,7 +513,9 @@ def test_many_sessions_at_once(url: str, engine: ScriptedEngine, many: int) -> N
     assert len(engine.log) == many
 
 
-def test_the_transformers_engine_token_by_token(tiny_model: Path, serve_engine: Callable[..., str]) -> None:
+def test_the_transformers_engine_token_by_token(
+    tiny_model: Path, serve_engine: Callable[..., str]
+) -> None:
     """Real sampling: turns that are cut off or contain anything, branches, edits, parallel calls; repeated with its
     seed, the session has the same tokens."""
     engine = LoggedTinyEngine(str(tiny_model))
@@ -467,14 +540,19 @@ def test_the_transformers_engine_token_by_token(tiny_model: Path, serve_engine: 
     two = play(5)
 
     def tokens(record: SessionRecord) -> list[Any]:
-        return sorted((row.prompt_token_ids, row.token_ids, row.loss_mask, row.logprobs) for row in record.sequences)
+        return sorted(
+            (row.prompt_token_ids, row.token_ids, row.loss_mask, row.logprobs)
+            for row in record.sequences
+        )
 
     assert tokens(one) == tokens(two)
     assert tokens(play(6)) != tokens(one)
     assert json.loads(one.model_dump_json())["sequences"]
 
 
-def test_weights_change_in_the_middle_of_a_session(engine: ScriptedEngine, serve_engine: Callable[..., str]) -> None:
+def test_weights_change_in_the_middle_of_a_session(
+    engine: ScriptedEngine, serve_engine: Callable[..., str]
+) -> None:
     """Each token has the version of the weights that wrote it; a call that the update stops is asked again."""
     weights = {"w": torch.zeros(2)}
     url = serve_engine(engine, {"w": (2,)}, client_grace=0.0)
@@ -521,11 +599,16 @@ def test_vllm_token_by_token(rollout_server: Callable[..., str], tiny_model: Pat
         found = [span for one in record.sequences for span in trained(one)]
         requests = [
             RolloutRequest(
-                request_id=f"again-{number}", prompt_token_ids=span[0], seeds=(call.seed,), sampling=call.sampling
+                request_id=f"again-{number}",
+                prompt_token_ids=span[0],
+                seeds=(call.seed,),
+                sampling=call.sampling,
             )
             for number, (call, span) in enumerate(zip(record.calls, found, strict=True))
         ]
         for output, span in zip(client.generate(requests), found, strict=True):
             [one] = output.completions
-            assert (one.token_ids, one.weight_version) == (span[1], version) and set(span[3]) == {version}
+            assert (one.token_ids, one.weight_version) == (span[1], version) and set(span[3]) == {
+                version
+            }
             assert one.logprobs == pytest.approx(span[2], abs=1e-5)

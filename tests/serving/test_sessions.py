@@ -99,10 +99,15 @@ def test_calls_that_extend_one_another_are_one_sequence_of_the_models_own_tokens
     record = state.record()
     [sequence] = record.sequences
     assert shown(sequence.prompt_token_ids) == "[system|s$][user|a$][assistant|"
-    assert shown(sequence.token_ids) == " yes\n$][user|b$][assistant|no$"  # not the text that the agent sent back
-    trained = [token for token, own in zip(sequence.token_ids, sequence.loss_mask, strict=True) if own]
+    # not the text that the agent sent back
+    assert shown(sequence.token_ids) == " yes\n$][user|b$][assistant|no$"
+    trained = [
+        token for token, own in zip(sequence.token_ids, sequence.loss_mask, strict=True) if own
+    ]
     assert shown(trained) == " yes\n$no$"
-    for own, logprob, version in zip(sequence.loss_mask, sequence.logprobs, sequence.versions, strict=True):
+    for own, logprob, version in zip(
+        sequence.loss_mask, sequence.logprobs, sequence.versions, strict=True
+    ):
         assert (logprob, version) == ((-0.5, 3) if own else (0.0, None))
     assert record.kinds == {"new": 1, "extends": 1}
     assert [one.parent for one in record.calls] == [None, 0]
@@ -116,24 +121,50 @@ def test_an_answered_call_that_was_given_up_leaves_the_record_as_it_was() -> Non
     before, size = state.record(), state.bytes
     state.fail(call(state, user("a"), model("yes"), user("b"), model("yes"), user("c"), says="no"))
     after = state.record()
-    assert (after.calls, after.sequences, after.kinds) == (before.calls, before.sequences, before.kinds)
+    assert (after.calls, after.sequences, after.kinds) == (
+        before.calls,
+        before.sequences,
+        before.kinds,
+    )
     assert (after.tokens, after.failed) == (before.tokens, 1)
-    assert call(state, user("a"), model("yes"), user("b"), model("yes"), user("d")).kind == "extends"
+    assert (
+        call(state, user("a"), model("yes"), user("b"), model("yes"), user("d")).kind == "extends"
+    )
     state.fail(state.calls[-1])
     assert state.bytes <= size
 
 
 def test_a_call_of_tools_that_comes_back_as_other_json_is_no_edit() -> None:
     def made(name: str, arguments: str) -> dict[str, Any]:
-        return {"tool_calls": [{"id": name, "type": "function", "function": {"name": "add", "arguments": arguments}}]}
+        return {
+            "tool_calls": [
+                {
+                    "id": name,
+                    "type": "function",
+                    "function": {"name": "add", "arguments": arguments},
+                }
+            ]
+        }
 
     state = opened()
-    call(state, user("a"), says="x", tools=[TOOL], more={"content": None} | made("one", '{"a": 1, "b": 2}'))
+    call(
+        state,
+        user("a"),
+        says="x",
+        tools=[TOOL],
+        more={"content": None} | made("one", '{"a": 1, "b": 2}'),
+    )
     echoed = {"role": "assistant", "content": ""} | made("two", '{"b":2,"a":1}')
     answer = {"role": "tool", "tool_call_id": "two", "content": "3"}
     assert call(state, user("a"), echoed, answer, tools=[TOOL]).kind == "extends"
     # JavaScript knows no 1.0, and some agents name the model.
-    call(state, user("b"), says="x", tools=[TOOL], more={"content": None} | made("one", '{"a": 1.0, "b": 2e1}'))
+    call(
+        state,
+        user("b"),
+        says="x",
+        tools=[TOOL],
+        more={"content": None} | made("one", '{"a": 1.0, "b": 2e1}'),
+    )
     named = {"role": "assistant", "name": "adder", "content": ""} | made("two", '{"a":1,"b":20}')
     assert call(state, user("b"), named, answer, tools=[TOOL]).kind == "extends"
     # Whatever the model writes as arguments, it is recorded.
@@ -159,7 +190,8 @@ def test_reasoning_that_clients_take_out_of_the_text_is_no_edit(opening: str) ->
         assert shown(state.record().sequences[0].token_ids).startswith(says)
     state = opened()
     call(state, A, says=says)
-    assert call(state, A, model("It is 3."), B).kind == "edited"  # the model no longer reads what it thought
+    # the model no longer reads what it thought
+    assert call(state, A, model("It is 3."), B).kind == "edited"
 
 
 A, B, C, D = (user(letter) for letter in "abcd")
@@ -204,7 +236,11 @@ def test_other_tools_make_another_prompt() -> None:
 
 def test_plain_completions_continue_in_tokens() -> None:
     state = opened()
-    for prompt, says, kind in (("ab", "cd", "new"), ("abcd$ef", "gh", "extends"), ("abcd more", "x", "edited")):
+    for prompt, says, kind in (
+        ("ab", "cd", "new"),
+        ("abcd$ef", "gh", "extends"),
+        ("abcd more", "x", "edited"),
+    ):
         done, ids = state.begin(Asked(prompt=prompt), Letters())
         assert (shown(ids), done.kind) == (prompt, kind)
         done.sampling = SamplingParams(max_tokens=50)
@@ -222,7 +258,8 @@ def test_seeds_come_from_what_is_said_whatever_the_order() -> None:
     assert len(seeds((A,), (B,), (A,))) == 3  # asked twice, it is answered twice
     assert call(opened(), A).seed is None
     state = opened(seed=7)
-    late, early = (state.begin(Asked((A,)), Letters(), before=before)[0] for before in (1, 0))  # as the client counts
+    # as the client counts
+    late, early = (state.begin(Asked((A,)), Letters(), before=before)[0] for before in (1, 0))
     state = opened(seed=7)
     assert [call(state, A).seed, call(state, A).seed] == [early.seed, late.seed]
 
@@ -233,7 +270,15 @@ def test_equal_answers_are_continued_in_the_same_order_whichever_came_first() ->
         begun = [state.begin(Asked((A,)), Letters())[0] for _ in range(2)]
         for number in order:
             says = " " * number + "yes"
-            state.finish(begun[number], [*map(ord, says)], [-1.0] * len(says), [(0, 0)], "stop", says, model(says))
+            state.finish(
+                begun[number],
+                [*map(ord, says)],
+                [-1.0] * len(says),
+                [(0, 0)],
+                "stop",
+                says,
+                model(says),
+            )
         return [shown(state.begin(Asked((A, Y, B)), Letters())[1]) for _ in range(2)]
 
     assert prompts(0, 1) == prompts(1, 0) and "| yes" in prompts(0, 1)[1]
@@ -307,7 +352,16 @@ class Spoken:
                     self.began.set()
                     await self.go.wait()
                 reason: Any = self.ends if place + 1 == len(self.text) else None
-                yield 0, Piece((ord(letter),), letter, (TokenLogprob(letter, -float(place)),), reason, self.versions)
+                yield (
+                    0,
+                    Piece(
+                        (ord(letter),),
+                        letter,
+                        (TokenLogprob(letter, -float(place)),),
+                        reason,
+                        self.versions,
+                    ),
+                )
         finally:
             await self.closing.wait()
             self.closed = True
@@ -321,7 +375,9 @@ class SpokenCall:
     seen: list[RolloutRequest]
 
     def request(self, prompt: tuple[int, ...]) -> RolloutRequest:
-        return RolloutRequest(request_id="-", prompt_token_ids=prompt, sampling=SamplingParams(max_tokens=50))
+        return RolloutRequest(
+            request_id="-", prompt_token_ids=prompt, sampling=SamplingParams(max_tokens=50)
+        )
 
     def generate(self, request: RolloutRequest, seed: int | None) -> Spoken:
         self.seen.append(request)
@@ -339,7 +395,9 @@ def asking(
     retried: bool = False,
     **given: Any,
 ) -> AnswerStream:
-    return gateway.ask(state, Asked((A,)), given, {}, Attempt(retried), Letters(), SpokenCall(spoken, seen))
+    return gateway.ask(
+        state, Asked((A,)), given, {}, Attempt(retried), Letters(), SpokenCall(spoken, seen)
+    )
 
 
 def test_a_retry_joins_what_runs_and_is_recorded_once() -> None:
@@ -347,7 +405,9 @@ def test_a_retry_joins_what_runs_and_is_recorded_once() -> None:
         kinds: list[str] = []
         gateway = Gateway(SessionStore(9, 1 << 20, 60), kinds.append)
         sampling = SessionSampling(temperature=1.0, max_tokens=20)
-        state = gateway.store.open(SessionRequest(sampling=sampling, limits=SessionLimits(tokens=9)))
+        state = gateway.store.open(
+            SessionRequest(sampling=sampling, limits=SessionLimits(tokens=9))
+        )
         spoken, seen = Spoken("word"), list[RolloutRequest]()
         first = asking(gateway, state, spoken, seen, temperature=0.2)
         reading = asyncio.create_task(collected(first))
@@ -356,7 +416,11 @@ def test_a_retry_joins_what_runs_and_is_recorded_once() -> None:
         [one], [two] = await reading, await collected(second)
         assert one == two and one.text == "word" and first.name == second.name
         [again] = await collected(asking(gateway, state, Spoken("other"), seen, retried=True))
-        assert (again.token_ids, again.logprobs, again.finish_reason) == (one.token_ids, one.logprobs, "length")
+        assert (again.token_ids, again.logprobs, again.finish_reason) == (
+            one.token_ids,
+            one.logprobs,
+            "length",
+        )
         assert kinds == ["retried", "new", "retried"] and len(seen) == 1
         assert (seen[0].sampling.max_tokens, seen[0].sampling.temperature) == (9, 1.0)
         record = state.record()
@@ -365,7 +429,12 @@ def test_a_retry_joins_what_runs_and_is_recorded_once() -> None:
         later.go.set()
         await collected(asking(gateway, state, later, seen))
         assert [one.versions for one in state.record().sequences] == [(5,) * 4, (5, 6, 6, 8)]
-        assert record.sequences[0].versions == (5,) * 4 and record.sequences[0].logprobs == (0.0, -1.0, -2.0, -3.0)
+        assert record.sequences[0].versions == (5,) * 4 and record.sequences[0].logprobs == (
+            0.0,
+            -1.0,
+            -2.0,
+            -3.0,
+        )
 
     asyncio.run(asyncio.wait_for(scene(), 20))
 
@@ -433,7 +502,9 @@ def test_what_the_engine_breaks_off_is_no_answer() -> None:
 
 
 @pytest.mark.parametrize("seed", range(40))
-def test_whatever_an_agent_sends_each_token_is_trained_once_behind_what_the_model_read(seed: int) -> None:
+def test_whatever_an_agent_sends_each_token_is_trained_once_behind_what_the_model_read(
+    seed: int,
+) -> None:
     """Histories that are extended, edited, cut and mixed, with calls that overlap, fail and are never answered."""
     draw = random.Random(seed)
     state = opened(seed=1 if seed % 2 else None)
@@ -472,13 +543,18 @@ def test_whatever_an_agent_sends_each_token_is_trained_once_behind_what_the_mode
     assert record.running == 0 and sum(record.kinds.values()) == len(record.calls) == len(read)
     found = {}
     for sequence in record.sequences:
-        ids, place = [*sequence.prompt_token_ids, *sequence.token_ids], len(sequence.prompt_token_ids)
+        ids, place = (
+            [*sequence.prompt_token_ids, *sequence.token_ids],
+            len(sequence.prompt_token_ids),
+        )
         for number in sequence.calls:
             place += sequence.loss_mask[place - len(sequence.prompt_token_ids) :].index(True)
             assert ids[:place] == read[number]
             found[number] = ids[place : place + len(wrote[number])]
             place += len(wrote[number])
         assert sum(sequence.loss_mask) == sum(len(wrote[number]) for number in sequence.calls)
-        assert {one for one in sequence.versions if one is None} == ({None} if not all(sequence.loss_mask) else set())
+        assert {one for one in sequence.versions if one is None} == (
+            {None} if not all(sequence.loss_mask) else set()
+        )
     assert found == wrote
     assert state.bytes > 0

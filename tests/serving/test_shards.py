@@ -25,7 +25,9 @@ def mapped_kib(path: Path) -> int:
 
 def test_a_worker_reads_its_rows_alone(tmp_path: Path) -> None:
     path = tmp_path / "bucket"
-    save_file({"weight": torch.arange(ROWS * COLUMNS, dtype=torch.float32).view(ROWS, COLUMNS)}, path)
+    save_file(
+        {"weight": torch.arange(ROWS * COLUMNS, dtype=torch.float32).view(ROWS, COLUMNS)}, path
+    )
     for name, tensor in _read([str(path)]):
         assert name == "weight" and mapped_kib(path) < 1024
         shard = tensor.narrow(0, ROWS // 4, ROWS // 4).clone()

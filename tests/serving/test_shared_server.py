@@ -44,7 +44,9 @@ class EndlessEngine:
         self.streams = self.stopped = 0
         self.loads = 0
 
-    async def generate(self, prompt: Sequence[int], sampling: SamplingParams, seed: int | None) -> Generated:
+    async def generate(
+        self, prompt: Sequence[int], sampling: SamplingParams, seed: int | None
+    ) -> Generated:
         while tuple(prompt) == (2,) and not self.may_end.is_set():
             await asyncio.sleep(0.01)
         return Generated((1,), (-0.5,), "length")
@@ -76,7 +78,9 @@ class EndlessEngine:
     async def load_weights(self, files: Sequence[Path], version: int) -> None:
         self.loads += 1
 
-    def render(self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Any] = ()) -> tuple[int, ...]:
+    def render(
+        self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Any] = ()
+    ) -> tuple[int, ...]:
         return (1, 2)
 
     def encode(self, text: str) -> tuple[int, ...]:
@@ -120,7 +124,9 @@ def trainer(url: str) -> Iterator[ServerPool]:
 
 
 def one(name: str, token: int = 1, n: int = 1) -> RolloutRequest:
-    return RolloutRequest(request_id=name, prompt_token_ids=(token,), n=n, sampling=SamplingParams(max_tokens=1))
+    return RolloutRequest(
+        request_id=name, prompt_token_ids=(token,), n=n, sampling=SamplingParams(max_tokens=1)
+    )
 
 
 def push(trainer: ServerPool, version: int) -> None:
@@ -131,7 +137,10 @@ def push(trainer: ServerPool, version: int) -> None:
 def asked(trainer: ServerPool, name: str, version: int) -> None:
     """One round of the trainer's: all is answered, by these weights."""
     outputs: list[RolloutOutput] = []
-    trainer.ask(OpenCalls(outputs.append, requests=[one(f"{name}/{number}") for number in range(4)]), (version,))
+    trainer.ask(
+        OpenCalls(outputs.append, requests=[one(f"{name}/{number}") for number in range(4)]),
+        (version,),
+    )
     assert len(outputs) == 4
 
 
@@ -158,7 +167,9 @@ def test_clients_with_endless_generations_do_not_hold_up_five_updates(
     def streams() -> None:
         while not over.is_set():
             try:
-                for chunk in talk.chat.completions.create(model="none", messages=MESSAGES, stream=True):
+                for chunk in talk.chat.completions.create(
+                    model="none", messages=MESSAGES, stream=True
+                ):
                     assert chunk.choices[0].delta.content in ("x", "y")
             except openai.APIError as error:
                 cut.append(error)
@@ -193,9 +204,13 @@ def test_an_update_stops_clients_and_scores_and_not_the_trainers_rollouts(
     body = {"sequences": [[1, 2, 3]]}
     with httpx.Client(base_url=url, trust_env=False, timeout=WAIT_S) as http:
         scores: list[httpx.Response] = []
-        client = expect(openai.InternalServerError, lambda: talk.completions.create(model="none", prompt="a"))
+        client = expect(
+            openai.InternalServerError, lambda: talk.completions.create(model="none", prompt="a")
+        )
         scoring = in_thread(lambda: scores.append(http.post("/v1/score", json=body)))
-        own = in_thread(lambda: trainer.ask(OpenCalls(answers.append, requests=[one("own", 2)]), (0,)))
+        own = in_thread(
+            lambda: trainer.ask(OpenCalls(answers.append, requests=[one("own", 2)]), (0,))
+        )
         until(lambda: "swift_running_requests 3.0" in http.get("/metrics").text)
         pushing = in_thread(lambda: push(trainer, 1))
         client.join(WAIT_S)
@@ -216,14 +231,18 @@ def test_scoring_alone_gives_way_too(engine: EndlessEngine, url: str, trainer: S
     body, answers = {"sequences": [[1, 2, 3]], "temperature": 0.5}, []
     with httpx.Client(base_url=url, trust_env=False, timeout=WAIT_S) as http:
         scoring = in_thread(lambda: answers.append(http.post("/v1/score", json=body)))
-        until(lambda: "scoring that has the engine" in httpx.get(f"{url}/ready", trust_env=False).text)
+        until(
+            lambda: "scoring that has the engine" in httpx.get(f"{url}/ready", trust_env=False).text
+        )
         push(trainer, 1)
         asked(trainer, "round", 1)
         scoring.join(WAIT_S)
     assert engine.loads == 1 and [one.status_code for one in answers] == [503]
 
 
-def test_clients_that_fill_the_server_do_not_refuse_the_trainer(engine: EndlessEngine, serve_engine: Serve) -> None:
+def test_clients_that_fill_the_server_do_not_refuse_the_trainer(
+    engine: EndlessEngine, serve_engine: Serve
+) -> None:
     url = serve_engine(engine, {"w": (2,)}, max_pending_requests=4, client_grace=0.2)
     with (
         openai.OpenAI(base_url=f"{url}/v1", api_key="none", timeout=WAIT_S, max_retries=0) as talk,
@@ -234,18 +253,29 @@ def test_clients_that_fill_the_server_do_not_refuse_the_trainer(engine: EndlessE
             talk.completions.create(model="none", prompt="a", n=5)
         with pytest.raises(openai.BadRequestError, match="8 completions at once are more"):
             talk.completions.create(model="none", prompt=["a", "b"], n=4)
-        full = expect(openai.APIError, lambda: talk.completions.create(model="none", prompt="a", n=4))
+        full = expect(
+            openai.APIError, lambda: talk.completions.create(model="none", prompt="a", n=4)
+        )
         until(lambda: engine.streams == 4)
-        with pytest.raises(openai.InternalServerError, match="4 completions are under way") as refused:
+        with pytest.raises(
+            openai.InternalServerError, match="4 completions are under way"
+        ) as refused:
             talk.chat.completions.create(model="none", messages=MESSAGES)
-        assert refused.value.status_code == 503 and int(refused.value.response.headers["Retry-After"]) > 0
-        with pytest.raises(UsageError, match="at most 4 completions of a prompt, and this run asks for 5"):
+        assert (
+            refused.value.status_code == 503
+            and int(refused.value.response.headers["Retry-After"]) > 0
+        )
+        with pytest.raises(
+            UsageError, match="at most 4 completions of a prompt, and this run asks for 5"
+        ):
             pool_of([client], Expected("none", "", 10, None, 5), WAIT_S)
         client.lease = None
         pool = pool_of([client], Expected("none", "", 10, None), WAIT_S)
         # Twice what the server takes at once: the trainer waits for its own, and nothing is lost.
         outputs: list[RolloutOutput] = []
-        pool.ask(OpenCalls(outputs.append, requests=[one(str(number), n=2) for number in range(4)]), (0,))
+        pool.ask(
+            OpenCalls(outputs.append, requests=[one(str(number), n=2) for number in range(4)]), (0,)
+        )
         assert len(outputs) == 4 and full.is_alive()
         push(pool, 1)
         full.join(WAIT_S)

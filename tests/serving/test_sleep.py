@@ -33,7 +33,14 @@ ONE_RANK = Ranks(0, 1, torch.device("cpu"), None)
 WAIT_S = 60
 ASKING: dict[str, dict[str, Any]] = {
     "/v1/rollouts": {
-        "requests": [{"request_id": "r", "prompt_token_ids": [1, 2], "sampling": {"max_tokens": 2}, "seeds": [1]}]
+        "requests": [
+            {
+                "request_id": "r",
+                "prompt_token_ids": [1, 2],
+                "sampling": {"max_tokens": 2},
+                "seeds": [1],
+            }
+        ]
     },
     "/v1/score": {"sequences": [[1, 2, 3]]},
     "/v1/completions": {"model": "none", "prompt": [1, 2], "max_tokens": 2},
@@ -46,8 +53,12 @@ def engine(tiny_model: Path) -> TinyEngine:
 
 
 @pytest.fixture
-def client(engine: TinyEngine, serve_engine: Callable[..., str], tiny_model: Path) -> Iterator[RolloutClient]:
-    with RolloutClient(serve_engine(engine, expected_weights(str(tiny_model)), update_timeout=WAIT_S)) as client:
+def client(
+    engine: TinyEngine, serve_engine: Callable[..., str], tiny_model: Path
+) -> Iterator[RolloutClient]:
+    with RolloutClient(
+        serve_engine(engine, expected_weights(str(tiny_model)), update_timeout=WAIT_S)
+    ) as client:
         yield client
 
 
@@ -59,7 +70,9 @@ def writer(client: RolloutClient) -> Iterator[WeightWriter]:
 
 @pytest.fixture
 def backend(tiny_model: Path) -> LocalBackend:
-    backend = LocalBackend(load_model(tiny_model, "float32", False), OptimizerConfig(1e-3, 0.0, 0.9, 0.99, 1e-8, 1.0))
+    backend = LocalBackend(
+        load_model(tiny_model, "float32", False), OptimizerConfig(1e-3, 0.0, 0.9, 0.99, 1e-8, 1.0)
+    )
     learn(backend, 0.3)  # far from what an engine that was started anew holds
     return backend
 
@@ -71,10 +84,20 @@ def weights(backend: LocalBackend) -> list[list[tuple[str, torch.Tensor]]]:
 def sampled(client: RolloutClient, run: str) -> list[tuple[tuple[int, ...], int]]:
     sampling = SamplingParams(max_tokens=16, ignore_eos=True)
     asked = [
-        RolloutRequest(request_id=f"{run}/{n}", prompt_token_ids=(1, 20 + n), n=1, seeds=(n,), sampling=sampling)
+        RolloutRequest(
+            request_id=f"{run}/{n}",
+            prompt_token_ids=(1, 20 + n),
+            n=1,
+            seeds=(n,),
+            sampling=sampling,
+        )
         for n in range(3)
     ]
-    return [(one.token_ids, one.weight_version) for output in client.generate(asked) for one in output.completions]
+    return [
+        (one.token_ids, one.weight_version)
+        for output in client.generate(asked)
+        for one in output.completions
+    ]
 
 
 def refused(client: RolloutClient, sentence: str) -> None:
@@ -97,12 +120,19 @@ def test_nothing_is_answered_while_it_sleeps(
     writer.sleep(level)
     refused(client, f"the engine sleeps (level {level})")
     health = httpx.get(f"{client.base_url}/health", trust_env=False)
-    assert (health.status_code, health.json()) == (200, {"status": "asleep"}) and client.info().asleep == level
-    assert f"swift_asleep {level}.0" in httpx.get(f"{client.base_url}/metrics", trust_env=False).text
+    assert (health.status_code, health.json()) == (
+        200,
+        {"status": "asleep"},
+    ) and client.info().asleep == level
+    assert (
+        f"swift_asleep {level}.0" in httpx.get(f"{client.base_url}/metrics", trust_env=False).text
+    )
     writer.sleep(3 - level)
     assert client.info().asleep == level
     for path, body in (("/v1/wake", None), ("/v1/sleep", {"level": 1})):
-        answer = httpx.post(client.base_url + path, json=body, headers={"X-Swift-Lease": "0" * 32}, trust_env=False)
+        answer = httpx.post(
+            client.base_url + path, json=body, headers={"X-Swift-Lease": "0" * 32}, trust_env=False
+        )
         assert answer.status_code == 409 and "not the lease in force" in answer.json()["error"]
     writer.wake()
     writer.wake()
@@ -114,12 +144,19 @@ def test_nothing_is_answered_while_it_sleeps(
     after = sampled(client, "after")
     assert [tokens for tokens, _ in after] == [tokens for tokens, _ in before]
     assert {version for _, version in after} == {level}
-    assert httpx.post(f"{client.base_url}/v1/sleep", json={"level": 3}, trust_env=False).status_code == 422
+    assert (
+        httpx.post(f"{client.base_url}/v1/sleep", json={"level": 3}, trust_env=False).status_code
+        == 422
+    )
 
 
 @pytest.mark.parametrize("level", [1, 2])
 def test_new_weights_come_while_it_sleeps(
-    client: RolloutClient, writer: WeightWriter, backend: LocalBackend, engine: TinyEngine, level: int
+    client: RolloutClient,
+    writer: WeightWriter,
+    backend: LocalBackend,
+    engine: TinyEngine,
+    level: int,
 ) -> None:
     """A load wakes the weights and nothing else; one that is not whole leaves all as it was."""
     writer.sleep(level)
@@ -148,7 +185,9 @@ class Standing:
         self.started, self.may_end = threading.Event(), threading.Event()
         self.slept: list[int] = []
 
-    async def generate(self, prompt: Sequence[int], sampling: SamplingParams, seed: int | None) -> Generated:
+    async def generate(
+        self, prompt: Sequence[int], sampling: SamplingParams, seed: int | None
+    ) -> Generated:
         self.started.set()
         while not self.may_end.is_set():
             await asyncio.sleep(0.01)
@@ -199,34 +238,53 @@ def test_what_runs_ends_first_and_what_comes_is_refused(serve_engine: Callable[.
 
 def test_it_stays_awake_where_work_does_not_end(serve_engine: Callable[..., str]) -> None:
     engine = Standing()
-    with RolloutClient(serve_engine(engine, {"w": (2,)}, update_timeout=0.3)) as client, WeightWriter(client) as writer:
+    with (
+        RolloutClient(serve_engine(engine, {"w": (2,)}, update_timeout=0.3)) as client,
+        WeightWriter(client) as writer,
+    ):
         writer.hold(WAIT_S)
         running = in_thread(lambda: sampled(client, "running"))
         assert engine.started.wait(WAIT_S)
         lease = {"X-Swift-Lease": writer.token}
-        refused = httpx.post(f"{client.base_url}/v1/sleep", json={"level": 2}, headers=lease, trust_env=False)
+        refused = httpx.post(
+            f"{client.base_url}/v1/sleep", json={"level": 2}, headers=lease, trust_env=False
+        )
         assert refused.status_code == 503
         assert re.search(r"the engine's sleep waited 0.3 s for \d running requests", refused.text)
         engine.may_end.set()
         assert len(running()) == 3 and not engine.slept
-        assert client.info().asleep == 0 and client.info().broken is None and len(sampled(client, "more")) == 3
+        assert (
+            client.info().asleep == 0
+            and client.info().broken is None
+            and len(sampled(client, "more")) == 3
+        )
 
 
 def test_who_may_not_sleep(serve_engine: Callable[..., str]) -> None:
-    with RolloutClient(serve_engine(Standing(False), {"w": (2,)})) as client, WeightWriter(client) as writer:
+    with (
+        RolloutClient(serve_engine(Standing(False), {"w": (2,)})) as client,
+        WeightWriter(client) as writer,
+    ):
         with pytest.raises(ServerRefused, match=r"422.* cannot sleep: vLLM can on a GPU"):
             writer.sleep(1)
         assert client.info().asleep == 0
     adapters = serve_engine(Standing(), {"w": (2,)}, vllm_enable_lora=True)
     with RolloutClient(adapters) as client, WeightWriter(client) as writer:
-        with pytest.raises(ServerRefused, match="adapters need the weights that sleep level 2 discards"):
+        with pytest.raises(
+            ServerRefused, match="adapters need the weights that sleep level 2 discards"
+        ):
             writer.sleep(2)
         writer.sleep(1)
     open_update = Standing()
-    with RolloutClient(serve_engine(open_update, {"w": (2,)})) as client, WeightWriter(client) as writer:
+    with (
+        RolloutClient(serve_engine(open_update, {"w": (2,)})) as client,
+        WeightWriter(client) as writer,
+    ):
         writer.take()
         headers = {"X-Swift-Lease": writer.token}
-        assert httpx.post(f"{client.base_url}/v1/weights/begin", json={"version": 1}, headers=headers).is_success
+        assert httpx.post(
+            f"{client.base_url}/v1/weights/begin", json={"version": 1}, headers=headers
+        ).is_success
         with pytest.raises(ServerRefused, match="the update to weight version 1 is open"):
             writer.sleep(1)
 
@@ -277,7 +335,11 @@ def test_no_change_is_sent_to_discarded_weights(
         sent.append(metrics["rollout/bytes"])
         rollouts.sleep(level)
     assert sent[0] > whole
-    assert all(size < whole / 50 for size in sent[2:]) if level == 1 else all(size > whole for size in sent)
+    assert (
+        all(size < whole / 50 for size in sent[2:])
+        if level == 1
+        else all(size > whole for size in sent)
+    )
 
 
 @pytest.mark.parametrize(
@@ -341,7 +403,9 @@ def test_a_run_begins_with_an_engine_that_sleeps(
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("level", [1, 2])
-def test_vllm_sleeps(launch_server: Callable[..., Any], tiny_model: Path, backend: LocalBackend, level: int) -> None:
+def test_vllm_sleeps(
+    launch_server: Callable[..., Any], tiny_model: Path, backend: LocalBackend, level: int
+) -> None:
     """With real vLLM on a GPU: its memory is free meanwhile, and log-probs are those of what was pushed."""
     server = launch_server(
         tiny_model,
@@ -357,7 +421,13 @@ def test_vllm_sleeps(launch_server: Callable[..., Any], tiny_model: Path, backen
             writer.push(version, weights(backend))
             writer.wake()
             with torch.no_grad():
-                own = backend.model(ids).logits[0, :-1].log_softmax(-1).gather(-1, ids[0, 1:, None]).squeeze(-1)
+                own = (
+                    backend.model(ids)
+                    .logits[0, :-1]
+                    .log_softmax(-1)
+                    .gather(-1, ids[0, 1:, None])
+                    .squeeze(-1)
+                )
             served = torch.tensor(client.score([sequence]).logprobs[0])
             torch.testing.assert_close(served, own, rtol=0, atol=2e-3)
             assert len(sampled(client, f"run {version}")) == 3

@@ -44,7 +44,9 @@ class NotingEngine:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
 
-    async def generate(self, prompt: Sequence[int], sampling: SamplingParams, seed: int | None) -> Generated:
+    async def generate(
+        self, prompt: Sequence[int], sampling: SamplingParams, seed: int | None
+    ) -> Generated:
         return Generated((1, 2), (-0.5, -0.5), "length")
 
     async def load_weights(self, files: Sequence[Path], version: int) -> None:

@@ -12,7 +12,12 @@ import torch
 
 from swift_r1.errors import RunFailed
 from swift_r1.flags.adapters import AdapterArguments
-from swift_r1.models.expected import adapter_in_checkpoint, adapter_shapes, expected_weights, write_adapter
+from swift_r1.models.expected import (
+    adapter_in_checkpoint,
+    adapter_shapes,
+    expected_weights,
+    write_adapter,
+)
 from swift_r1.models.loading import load_model
 from swift_r1.models.lora import adapter_config
 from swift_r1.models.weights import adapter_weights
@@ -48,10 +53,17 @@ class PeftEngine:
         self.model: Any = self.base
         size = self.base.config.vocab_size
         self.info = EngineInfo(
-            "peft", "0", size, tokenizer_hash(AutoTokenizer.from_pretrained(folder)), 1024, "float32"
+            "peft",
+            "0",
+            size,
+            tokenizer_hash(AutoTokenizer.from_pretrained(folder)),
+            1024,
+            "float32",
         )
 
-    async def load_adapter(self, files: Sequence[Path], config: AdapterConfig, version: int) -> None:
+    async def load_adapter(
+        self, files: Sequence[Path], config: AdapterConfig, version: int
+    ) -> None:
         from peft import PeftModel
 
         folder = self.room / str(len(list(self.room.iterdir())))
@@ -86,7 +98,9 @@ def engine(tiny_model: Path, tmp_path: Path) -> PeftEngine:
 
 @pytest.fixture
 def url(engine: PeftEngine, tiny_model: Path, serve_engine: Callable[..., str]) -> str:
-    return serve_engine(engine, expected_weights(str(tiny_model)), vllm_enable_lora=True, vllm_max_lora_rank=8)
+    return serve_engine(
+        engine, expected_weights(str(tiny_model)), vllm_enable_lora=True, vllm_max_lora_rank=8
+    )
 
 
 @pytest.fixture
@@ -105,17 +119,23 @@ def learn(model: torch.nn.Module, seed: int) -> None:
 
 
 @pytest.fixture
-def rollouts(url: str, engine: PeftEngine, tiny_model: Path, policy: torch.nn.Module) -> Iterator[ServerRollouts]:
+def rollouts(
+    url: str, engine: PeftEngine, tiny_model: Path, policy: torch.nn.Module
+) -> Iterator[ServerRollouts]:
     backend = LocalBackend(policy, OptimizerConfig(0.1, 0.0, 0.9, 0.99, 1e-8, 1.0))
     with RolloutClient(url) as client:
-        expected = Expected(str(tiny_model), engine.info.tokenizer_hash, engine.info.vocab_size, None)
+        expected = Expected(
+            str(tiny_model), engine.info.tokenizer_hash, engine.info.vocab_size, None
+        )
         pool = pool_of([client], expected, 60)
         assert pool.first.max_lora_rank == 8
         yield ServerRollouts(pool, backend, ONE_RANK, adapter=adapter_config(policy, SETTINGS))
         pool.close()
 
 
-def test_the_engine_uses_the_adapter_of_each_version(rollouts: ServerRollouts, policy: Any, url: str) -> None:
+def test_the_engine_uses_the_adapter_of_each_version(
+    rollouts: ServerRollouts, policy: Any, url: str
+) -> None:
     base = None
     with RolloutClient(url) as client:
         for version in (1, 2):
@@ -131,10 +151,14 @@ def test_the_engine_uses_the_adapter_of_each_version(rollouts: ServerRollouts, p
     assert rollouts.take_metrics()["rollout/weight_check"] < 1e-4
 
 
-def test_another_base_under_the_adapter_is_noticed(rollouts: ServerRollouts, engine: PeftEngine) -> None:
+def test_another_base_under_the_adapter_is_noticed(
+    rollouts: ServerRollouts, engine: PeftEngine
+) -> None:
     with torch.no_grad():
         engine.base.model.norm.weight.mul_(3.0)
-    with pytest.raises(RunFailed, match=r"or its base weights \(its --model\) are not those of --model"):
+    with pytest.raises(
+        RunFailed, match=r"or its base weights \(its --model\) are not those of --model"
+    ):
         rollouts.publish_weights()
 
 
@@ -149,12 +173,16 @@ def test_only_the_adapters_weights_travel(policy: torch.nn.Module, tiny_model: P
 
 @pytest.mark.parametrize("regex", [None, r".*layers\.1.*q_proj"])
 @pytest.mark.parametrize("family", ["gemma3", "qwen2_5_vl"])
-def test_an_adapter_goes_by_the_names_of_the_checkpoint(tmp_path: Path, family: str, regex: str | None) -> None:
+def test_an_adapter_goes_by_the_names_of_the_checkpoint(
+    tmp_path: Path, family: str, regex: str | None
+) -> None:
     """Which are not those that transformers has in memory."""
     folder, settings = save_family(tmp_path, family), replace(SETTINGS, target_regex=regex)
     policy = load_model(folder, "float32", False, settings)
     weights = {weight.name: weight.value() for weight in adapter_weights(policy)}
-    sent = {name: tuple(tensor.shape) for name, tensor in adapter_in_checkpoint(policy, weights).items()}
+    sent = {
+        name: tuple(tensor.shape) for name, tensor in adapter_in_checkpoint(policy, weights).items()
+    }
     assert sent == adapter_shapes(expected_weights(str(folder)), adapter_config(policy, settings))
     assert len(sent) == (2 if regex else 28) and sent.keys().isdisjoint(weights)
 
@@ -185,7 +213,9 @@ def test_a_missing_half_of_an_adapter_is_refused(url: str, policy: torch.nn.Modu
         for weight in adapter_weights(policy)
         if "layers.0.mlp.up_proj.lora_B" not in weight.name
     ]
-    refusal = pytest.raises(ServerRefused, match=r"1 of \d+ weights were not sent: .*up_proj.lora_B.weight")
+    refusal = pytest.raises(
+        ServerRefused, match=r"1 of \d+ weights were not sent: .*up_proj.lora_B.weight"
+    )
     with RolloutClient(url) as client, WeightWriter(client) as writer, refusal:
         writer.push(1, [bucket], adapter=adapter_config(policy, SETTINGS))
 
@@ -215,7 +245,11 @@ def test_a_server_says_whether_an_adapter_would_be_on_its_own_base(
 
 
 def test_an_adapter_does_not_repair_a_base_that_is_half_loaded(
-    url: str, engine: PeftEngine, policy: torch.nn.Module, tiny_model: Path, monkeypatch: pytest.MonkeyPatch
+    url: str,
+    engine: PeftEngine,
+    policy: torch.nn.Module,
+    tiny_model: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     async def breaks_off(_files: Sequence[Path], _version: int) -> None:
         raise RuntimeError("out of memory")
@@ -235,8 +269,13 @@ def test_an_adapter_does_not_repair_a_base_that_is_half_loaded(
 
 
 def test_target_modules_are_matched_as_peft_does(tiny_model: Path) -> None:
-    model = {"model.layers.0.mlp.up_proj.weight": (6, 4), "model.layers.1.mlp.up_proj.weight": (6, 4)}
-    one = adapter_shapes(model, AdapterConfig(rank=2, alpha=1, target_modules=("layers.1.mlp.up_proj",)))
+    model = {
+        "model.layers.0.mlp.up_proj.weight": (6, 4),
+        "model.layers.1.mlp.up_proj.weight": (6, 4),
+    }
+    one = adapter_shapes(
+        model, AdapterConfig(rank=2, alpha=1, target_modules=("layers.1.mlp.up_proj",))
+    )
     assert one == {
         "base_model.model.model.layers.1.mlp.up_proj.lora_A.weight": (2, 4),
         "base_model.model.model.layers.1.mlp.up_proj.lora_B.weight": (6, 2),

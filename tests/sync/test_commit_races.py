@@ -40,7 +40,9 @@ class Engine:
         self.started, self.may_end = threading.Event(), threading.Event()
         self.loaded = b""
 
-    async def generate(self, prompt: Sequence[int], sampling: SamplingParams, seed: int | None) -> Generated:
+    async def generate(
+        self, prompt: Sequence[int], sampling: SamplingParams, seed: int | None
+    ) -> Generated:
         self.started.set()
         while not self.may_end.is_set():
             await asyncio.sleep(0.01)
@@ -60,7 +62,9 @@ def engine() -> Iterator[Engine]:
 
 
 def request(name: str) -> RolloutRequest:
-    return RolloutRequest(request_id=name, prompt_token_ids=(1,), sampling=SamplingParams(max_tokens=1))
+    return RolloutRequest(
+        request_id=name, prompt_token_ids=(1,), sampling=SamplingParams(max_tokens=1)
+    )
 
 
 def in_thread(work: Callable[[], object]) -> threading.Thread:
@@ -80,13 +84,17 @@ def test_a_dead_trainers_commit_leaves_its_successors_update_alone(
         assert engine.started.wait(WAIT_S)
         dead.take()
         headers = {wire.LEASE_HEADER: dead.token}
-        client.call("POST", "/v1/weights/begin", wire.UpdateStatus, wire.UpdateBegin(version=1), headers)
+        client.call(
+            "POST", "/v1/weights/begin", wire.UpdateStatus, wire.UpdateBegin(version=1), headers
+        )
         body = to_bytes(OLD)
         about = {wire.VERSION_HEADER: "1", wire.BUCKET_HEADER: "0"}
         with httpx.Client(base_url=url, trust_env=False, headers=headers) as http:
             digest = bucket_digest(body)
             assert http.put("/v1/weights/bucket", content=body, headers=about).status_code == 200
-            commit = wire.UpdateCommit(version=1, buckets=1, content_hash=content_hash([digest])).model_dump()
+            commit = wire.UpdateCommit(
+                version=1, buckets=1, content_hash=content_hash([digest])
+            ).model_dump()
             with pytest.raises(httpx.ReadTimeout):
                 http.post("/v1/weights/commit", json=commit, timeout=0.5)
 
@@ -125,7 +133,9 @@ def test_nothing_comes_in_between_a_load_that_failed_and_the_word_of_it() -> Non
     assert asyncio.run(admitted()) == 0
 
 
-def test_a_commit_that_waited_too_long_can_be_repeated(engine: Engine, serve_engine: Callable[..., str]) -> None:
+def test_a_commit_that_waited_too_long_can_be_repeated(
+    engine: Engine, serve_engine: Callable[..., str]
+) -> None:
     url = serve_engine(engine, {"w": (2,)}, update_timeout=1.5)
     with RolloutClient(url) as client, RolloutClient(url) as asker:
         refused: list[ServerRefused] = []
@@ -146,10 +156,19 @@ def test_a_commit_that_waited_too_long_can_be_repeated(engine: Engine, serve_eng
             about = {wire.VERSION_HEADER: "1", wire.BUCKET_HEADER: "0"}
             assert http.put("/v1/weights/bucket", content=body, headers=about).status_code == 200
             digest = bucket_digest(body)
-            commit = wire.UpdateCommit(version=1, buckets=1, content_hash=content_hash([digest])).model_dump()
+            commit = wire.UpdateCommit(
+                version=1, buckets=1, content_hash=content_hash([digest])
+            ).model_dump()
             first = http.post("/v1/weights/commit", json=commit, timeout=WAIT_S)
-            assert first.status_code == 503 and "running requests to finish" in first.json()["error"]
+            assert (
+                first.status_code == 503 and "running requests to finish" in first.json()["error"]
+            )
             engine.may_end.set()
             running.join(WAIT_S)
             assert "ask again" in str(refused)
-            assert http.post("/v1/weights/commit", json=commit, timeout=WAIT_S).json()["weight_version"] == 1
+            assert (
+                http.post("/v1/weights/commit", json=commit, timeout=WAIT_S).json()[
+                    "weight_version"
+                ]
+                == 1
+            )

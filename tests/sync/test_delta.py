@@ -50,7 +50,15 @@ def test_a_change_that_is_none_is_refused_and_changes_nothing() -> None:
     new[[3, 400, 999]] = 7
     body = encode_change(new, changed_words(new, old))
     beyond = encode_change(np.append(new, [1, 1]), np.array([1001]))
-    for bad in (b"", body[:15], body[:-1], body + b"x", b"XXXX" + body[4:], beyond, body[:4] + b"\x07" + body[5:]):
+    for bad in (
+        b"",
+        body[:15],
+        body[:-1],
+        body + b"x",
+        b"XXXX" + body[4:],
+        beyond,
+        body[:4] + b"\x07" + body[5:],
+    ):
         with pytest.raises(BadChange):
             apply_change(bad, old)
     assert np.array_equal(old, np.arange(1000))
@@ -64,7 +72,12 @@ def bucket(*values: float) -> list[tuple[str, torch.Tensor]]:
     ]
 
 
-def written(kept: WeightSnapshot, version: int, *buckets: list[tuple[str, torch.Tensor]], compare: bool = True) -> None:
+def written(
+    kept: WeightSnapshot,
+    version: int,
+    *buckets: list[tuple[str, torch.Tensor]],
+    compare: bool = True,
+) -> None:
     kept.begin(version, None, compare, shared=False)
     for one in buckets:
         kept.add(one)
@@ -75,11 +88,16 @@ def test_kept_weights_are_the_newest_version_and_what_has_changed() -> None:
     kept = WeightSnapshot()
     written(kept, 1, bucket(1, 2), bucket(3, 4))
     first = list(SnapshotReader(kept, 1, copy=True))
-    assert [b"".join(one.parts()) for one in first] == [to_bytes(bucket(1, 2)), to_bytes(bucket(3, 4))]
+    assert [b"".join(one.parts()) for one in first] == [
+        to_bytes(bucket(1, 2)),
+        to_bytes(bucket(3, 4)),
+    ]
     assert [one.change for one in first] == [None, None]
     written(kept, 2, bucket(1, 5), bucket(3, 4))
     second = list(SnapshotReader(kept, 2, copy=False))
-    assert [one.digest for one in second] == [bucket_digest(to_bytes(b)) for b in (bucket(1, 5), bucket(3, 4))]
+    assert [one.digest for one in second] == [
+        bucket_digest(to_bytes(b)) for b in (bucket(1, 5), bucket(3, 4))
+    ]
     assert (kept.changed, kept.total) == (1, 2 * 2002)
     words = np.frombuffer(b"".join(first[0].parts()), np.uint16).copy()
     assert second[0].change is not None and apply_change(second[0].change, words) == 1
@@ -123,9 +141,16 @@ def test_the_server_makes_the_new_file_of_the_old_one(staging: Staging) -> None:
         staging.hold(1, "h")
         assert staging.base == "h"
         made = await staging.change(0, chunks(change), bucket_digest(new))
-        assert staging.base is None and made.path.read_bytes() == new and made.digest == bucket_digest(new)
+        assert (
+            staging.base is None
+            and made.path.read_bytes() == new
+            and made.digest == bucket_digest(new)
+        )
         # Its file was used up; another outcome than promised is refused, and no file is left of it.
-        for index, promised, says in ((0, "0" * 32, "not here any more"), (1, "0" * 32, "not here")):
+        for index, promised, says in (
+            (0, "0" * 32, "not here any more"),
+            (1, "0" * 32, "not here"),
+        ):
             with pytest.raises(HTTPError, match=says):
                 await staging.change(index, chunks(change), promised)
         staging.forget([made])

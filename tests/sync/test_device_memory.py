@@ -22,7 +22,17 @@ from swift_r1.sync.writer import WeightWriter
 from swift_r1.wire.client import RolloutClient
 from swift_r1.wire.protocol import DeviceMemory, HTTPError, ServerRefused
 from tests.live_servers import pool_of
-from tests.sync.test_nccl import BUCKETS, DEADLINE_S, SHAPES, Cable, Engine, FakeNccl, cable, engine, writer_with
+from tests.sync.test_nccl import (
+    BUCKETS,
+    DEADLINE_S,
+    SHAPES,
+    Cable,
+    Engine,
+    FakeNccl,
+    cable,
+    engine,
+    writer_with,
+)
 
 __all__ = ["cable", "engine"]  # fixtures
 GPU = "01234567-89ab-cdef-0123-456789abcdef"
@@ -103,16 +113,26 @@ def test_several_engines_get_a_snapshot(
     for one in engines:
         one.load_weights = load_weights
     with ExitStack() as opened:
-        clients = [opened.enter_context(RolloutClient(serve_engine(one, SHAPES))) for one in engines]
-        pool = opened.enter_context(closing(pool_of(clients, Expected("none", "hash", 100, None), DEADLINE_S)))
-        assert [one.shares_gpu for one in pool.sessions] == [True, False] and not pool.from_device(adapter=False)
+        clients = [
+            opened.enter_context(RolloutClient(serve_engine(one, SHAPES))) for one in engines
+        ]
+        pool = opened.enter_context(
+            closing(pool_of(clients, Expected("none", "hash", 100, None), DEADLINE_S))
+        )
+        assert [one.shares_gpu for one in pool.sessions] == [True, False] and not pool.from_device(
+            adapter=False
+        )
         pool.publish(BUCKETS)
         assert loaded == [1, 1] and not lent
 
 
 @pytest.mark.parametrize(("policy", "gpu"), [("keep", GPU), ("wait", None)])
 def test_it_is_not_chosen(
-    client: RolloutClient, lent: dict[str, torch.Tensor], monkeypatch: pytest.MonkeyPatch, policy: Any, gpu: str | None
+    client: RolloutClient,
+    lent: dict[str, torch.Tensor],
+    monkeypatch: pytest.MonkeyPatch,
+    policy: Any,
+    gpu: str | None,
 ) -> None:
     """Where completions are to go on over an update, and where the engine is on another GPU."""
     monkeypatch.setattr("swift_r1.rollout.pool.session.own_gpu", lambda: gpu)
@@ -128,7 +148,10 @@ def test_memory_of_another_gpu_is_refused(
     lent: dict[str, torch.Tensor],
 ) -> None:
     engine.info = replace(engine.info, gpu=None)
-    with writer_with(client, FakeNccl(cable)) as writer, pytest.raises(ServerRefused, match="only whole models"):
+    with (
+        writer_with(client, FakeNccl(cable)) as writer,
+        pytest.raises(ServerRefused, match="only whole models"),
+    ):
         writer.push(1, BUCKETS, "ipc")
     assert client.info().broken is None and "worker: start" not in cable.events
 
@@ -161,11 +184,18 @@ print(a.tolist(), b.tolist())
 
 @pytest.mark.gpu
 def test_another_process_reads_it() -> None:
-    bucket = [("a", torch.arange(3.0, device="cuda")), ("b", torch.ones(2, 2, dtype=torch.bfloat16, device="cuda"))]
+    bucket = [
+        ("a", torch.arange(3.0, device="cuda")),
+        ("b", torch.ones(2, 2, dtype=torch.bfloat16, device="cuda")),
+    ]
     for _ in range(2):
         block = transport.packed(bucket)
         memory = transport.shared(block)
         done = subprocess.run(
-            [sys.executable, "-c", OTHER], input=memory.model_dump_json(), capture_output=True, text=True, timeout=120
+            [sys.executable, "-c", OTHER],
+            input=memory.model_dump_json(),
+            capture_output=True,
+            text=True,
+            timeout=120,
         )
         assert done.stdout == "[0.0, 1.0, 2.0] [[1.0, 1.0], [1.0, 1.0]]\n", done.stderr

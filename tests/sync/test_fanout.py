@@ -45,7 +45,9 @@ class Served:
 
     @property
     def url(self) -> str:
-        return str(until(lambda: (self.folder / "url").exists() and (self.folder / "url").read_text()))
+        return str(
+            until(lambda: (self.folder / "url").exists() and (self.folder / "url").read_text())
+        )
 
     @property
     def client(self) -> RolloutClient:
@@ -90,8 +92,12 @@ def serve(tmp_path: Path) -> Iterator[Callable[[int], list[Served]]]:
 def pool(request: pytest.FixtureRequest) -> Iterator[Callable[..., ServerPool]]:
     with contextlib.ExitStack() as cleanup:
 
-        def of(servers: list[Served], fanout: int, silence_s: float = 60, **options: Any) -> ServerPool:
-            clients = [cleanup.enter_context(RolloutClient(one.url, KEY, silence_s)) for one in servers]
+        def of(
+            servers: list[Served], fanout: int, silence_s: float = 60, **options: Any
+        ) -> ServerPool:
+            clients = [
+                cleanup.enter_context(RolloutClient(one.url, KEY, silence_s)) for one in servers
+            ]
             made = pool_of(clients, EXPECTED, 60, "http", fanout=fanout, **options)
             cleanup.callback(made.close)
             return made
@@ -99,12 +105,16 @@ def pool(request: pytest.FixtureRequest) -> Iterator[Callable[..., ServerPool]]:
         yield of
 
 
-def weights(of: float, dtype: torch.dtype = torch.float32) -> Iterator[list[tuple[str, torch.Tensor]]]:
+def weights(
+    of: float, dtype: torch.dtype = torch.float32
+) -> Iterator[list[tuple[str, torch.Tensor]]]:
     for number, (name, shape) in enumerate(SHAPES.items()):
         yield [(name, torch.arange(shape[0], dtype=dtype).remainder(97) + of + number)]
 
 
-def disturbed(servers: list[Served], disturb: Callable[[], None]) -> Iterator[list[tuple[str, torch.Tensor]]]:
+def disturbed(
+    servers: list[Served], disturb: Callable[[], None]
+) -> Iterator[list[tuple[str, torch.Tensor]]]:
     """The weights of 2; in the middle, when the servers have two buckets of them, something happens."""
     for index, bucket in enumerate(weights(2)):
         if index == 2:
@@ -131,7 +141,9 @@ def test_the_tree() -> None:
     def shape(count: int, fanout: int) -> list[int | None]:
         links = [Link(RolloutClient("http://127.0.0.1:1"), "0") for _ in range(count)]
         found = list(joined(links, fanout))
-        assert [one.children for one in found] == [sum(other.parent is one for other in found) for one in found]
+        assert [one.children for one in found] == [
+            sum(other.parent is one for other in found) for one in found
+        ]
         return [None if one.parent is None else links.index(one.parent) for one in found]
 
     assert shape(7, 2) == [None, None, 0, 0, 1, 1, 2]
@@ -141,13 +153,18 @@ def test_the_tree() -> None:
     assert [fanout_of(3, count) for count in (2, 3, 4)] == [0, 0, 3] and fanout_of(0, 100) == 0
 
 
-def test_all_get_what_a_direct_push_brings(serve: Any, pool: Any, caplog: pytest.LogCaptureFixture) -> None:
+def test_all_get_what_a_direct_push_brings(
+    serve: Any, pool: Any, caplog: pytest.LogCaptureFixture
+) -> None:
     servers = serve(7)
     run = pool(servers, 2)
     caplog.set_level(logging.INFO)
     run.publish(weights(1))
     assert run.take_metrics()["rollout/bytes"] == pytest.approx(2 * SIZE, rel=0.01)
-    assert "weights go to 2 of 7 servers, which pass them on" in caplog.text and "straight" not in caplog.text
+    assert (
+        "weights go to 2 of 7 servers, which pass them on" in caplog.text
+        and "straight" not in caplog.text
+    )
     run.publish(weights(2))
     run.close()
     direct = pool(servers, 0)
@@ -184,7 +201,11 @@ def test_a_relay_dies(serve: Any, pool: Any, phase: str, caplog: pytest.LogCaptu
     assert not pushing.is_alive()
     # A version that is being loaded when its server dies may be lost there, and nowhere is a mixture.
     assert [one.loaded for one in servers[1:]] == [[line(1, 1), line(2, 2)]] * 2
-    straight = [record.getMessage() for record in caplog.records if "goes straight to" in record.getMessage()]
+    straight = [
+        record.getMessage()
+        for record in caplog.records
+        if "goes straight to" in record.getMessage()
+    ]
     assert not any(servers[2].url in text.partition(":")[0] for text in straight)
     if phase == "bucket":
         [told] = straight
@@ -200,7 +221,9 @@ def test_a_relay_dies(serve: Any, pool: Any, phase: str, caplog: pytest.LogCaptu
 
 
 @pytest.mark.parametrize("level", range(3))
-def test_a_relay_is_stopped(serve: Any, pool: Any, level: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_relay_is_stopped(
+    serve: Any, pool: Any, level: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """It holds up nobody for longer than `_RELAY_S`; what it still sends when it goes on changes nothing."""
     monkeypatch.setattr(writer, "_RELAY_S", 2.0)
     servers = serve(3)
@@ -244,7 +267,9 @@ def test_one_joins_and_one_leaves_in_a_push(serve: Any, pool: Any, who: int) -> 
     assert servers[who].loaded == [line(1, 1)]
 
 
-def test_bytes_that_changed_on_the_way(serve: Any, pool: Any, caplog: pytest.LogCaptureFixture) -> None:
+def test_bytes_that_changed_on_the_way(
+    serve: Any, pool: Any, caplog: pytest.LogCaptureFixture
+) -> None:
     servers = serve(3)
     servers[0].mark("corrupt")
     run = pool(servers, 1, compare=False)
@@ -270,13 +295,21 @@ def test_a_name_that_only_the_trainer_knows(
         return resolve("127.0.0.1" if host in ("known.invalid", b"known.invalid") else host, *more)
 
     monkeypatch.setattr(socket, "getaddrinfo", resolved)
-    monkeypatch.setattr(Served, "url", property(lambda one: url_of(one).replace("127.0.0.1", "known.invalid")))
+    monkeypatch.setattr(
+        Served, "url", property(lambda one: url_of(one).replace("127.0.0.1", "known.invalid"))
+    )
     run = pool(servers, 1)
     run.publish(weights(1))
-    assert caplog.text.count("bucket 0 was not passed on") == caplog.text.count("from now on weights go straight") == 2
+    assert (
+        caplog.text.count("bucket 0 was not passed on")
+        == caplog.text.count("from now on weights go straight")
+        == 2
+    )
     caplog.clear()
     run.publish(weights(2))
-    assert [one.loaded for one in servers] == [[line(1, 1), line(2, 2)]] * 3 and "straight" not in caplog.text
+    assert [one.loaded for one in servers] == [
+        [line(1, 1), line(2, 2)]
+    ] * 3 and "straight" not in caplog.text
 
 
 def test_a_url_with_a_password_is_shown_to_no_other_server() -> None:
@@ -326,7 +359,10 @@ def test_changes_go_down_the_tree(serve: Any, pool: Any) -> None:
 
 def test_only_the_holder_of_both_leases_has_weights_passed_on(serve: Any) -> None:
     one, other = serve(2)
-    with WeightWriter(one.client, "trainer") as holder, WeightWriter(other.client, "another") as theirs:
+    with (
+        WeightWriter(one.client, "trainer") as holder,
+        WeightWriter(other.client, "another") as theirs,
+    ):
         holder.take()
         theirs.take()
         for status, token, version, says in (
@@ -345,8 +381,12 @@ def test_only_the_holder_of_both_leases_has_weights_passed_on(serve: Any) -> Non
             for bucket in weights(1):
                 yield bucket
                 ask = wire.RelayRequest(version=1, url=other.url, lease="1" * 32)
-                with pytest.raises(ServerRefused, match=r"bucket 0 was not passed on: .*another holds it") as refused:
-                    one.client.call("POST", "/v1/weights/relay", wire.RelayStatus, ask, holder.headers)
+                with pytest.raises(
+                    ServerRefused, match=r"bucket 0 was not passed on: .*another holds it"
+                ) as refused:
+                    one.client.call(
+                        "POST", "/v1/weights/relay", wire.RelayStatus, ask, holder.headers
+                    )
                 assert refused.value.status == 502
 
         holder.push(1, buckets(), "http", link=own)

@@ -59,7 +59,9 @@ def test_a_second_trainer_is_told_who_writes_also_between_pushes(client: Rollout
         first.hold(WAIT_S)
         with (
             WeightWriter(client, "second") as second,
-            pytest.raises(UsageError, match=r"first writes this server's weights .* stop that trainer") as error,
+            pytest.raises(
+                UsageError, match=r"first writes this server's weights .* stop that trainer"
+            ) as error,
         ):
             second.hold(WAIT_S)
         assert "409" in str(error.value)
@@ -91,7 +93,9 @@ def test_a_resumed_run_takes_its_own_lease_back(client: RolloutClient, tmp_path:
     assert saved_token(tmp_path) is None and saved_token(None) is None
 
 
-def test_a_silent_server_holds_nobody_for_longer_than_it_may(tiny_server: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_silent_server_holds_nobody_for_longer_than_it_may(
+    tiny_server: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Stopped, it keeps its connections: only the deadlines of each call end the waiting."""
     monkeypatch.setattr(writer_module, "QUICK_S", 0.5)
     monkeypatch.setattr(client_module, "QUICK_S", 0.5)
@@ -114,12 +118,16 @@ def test_a_silent_server_holds_nobody_for_longer_than_it_may(tiny_server: Any, m
     assert "is gone" in lines[0] and "waiting for a lease" in lines[-1]
 
 
-def test_servers_that_hang_hold_up_no_other_ones_lease(client: RolloutClient, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_servers_that_hang_hold_up_no_other_ones_lease(
+    client: RolloutClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """More of them than are asked at a time: a stopped server's connections are taken by its system, and stay."""
     with contextlib.ExitStack() as cleanup:
         for _ in range(40):
             silent = cleanup.enter_context(socket.create_server(("127.0.0.1", 0)))
-            asked = cleanup.enter_context(RolloutClient(f"http://127.0.0.1:{silent.getsockname()[1]}"))
+            asked = cleanup.enter_context(
+                RolloutClient(f"http://127.0.0.1:{silent.getsockname()[1]}")
+            )
             renewing = asked.loop.start(WeightWriter(asked, ttl_s=1.0)._renew())
             cleanup.callback(renewing.cancel)
         renewed, take = [], WeightWriter._take
@@ -156,14 +164,40 @@ def test_a_lease_is_renewed_on_a_server_that_was_started_anew(tiny_server: Any) 
         assert "first writes" in until(refusal_of_another)
 
 
-def test_swift_rlhf_stops_before_it_loads_a_model(tiny_server: Any, tiny_model: Path, tmp_path: Path) -> None:
+def test_swift_rlhf_stops_before_it_loads_a_model(
+    tiny_server: Any, tiny_model: Path, tmp_path: Path
+) -> None:
     plugin = Path(__file__).parents[1] / "e2e" / "digits_plugin.py"
     words = [
-        *("--model", str(tiny_model), "--external_plugins", str(plugin), "--dataset", "counting#50"),
-        *("--reward_funcs", "digits", "--use_vllm", "true", "--vllm_server_base_url", tiny_server.url),
-        *("--num_generations", "4", "--per_device_train_batch_size", "4", "--output_dir", str(tmp_path / "out")),
+        *(
+            "--model",
+            str(tiny_model),
+            "--external_plugins",
+            str(plugin),
+            "--dataset",
+            "counting#50",
+        ),
+        *(
+            "--reward_funcs",
+            "digits",
+            "--use_vllm",
+            "true",
+            "--vllm_server_base_url",
+            tiny_server.url,
+        ),
+        *(
+            "--num_generations",
+            "4",
+            "--per_device_train_batch_size",
+            "4",
+            "--output_dir",
+            str(tmp_path / "out"),
+        ),
     ]
-    with RolloutClient(tiny_server.url) as client, WeightWriter(client, "somebody", ttl_s=3) as somebody:
+    with (
+        RolloutClient(tiny_server.url) as client,
+        WeightWriter(client, "somebody", ttl_s=3) as somebody,
+    ):
         client.wait_until_ready(WAIT_S)
         somebody.hold(WAIT_S)
         ended = forks.run(["-m", "swift_r1", "rlhf", "--rlhf_type", "grpo", *words], timeout=WAIT_S)

@@ -16,7 +16,9 @@ from swift_r1.sync.staging import Staging, remove_leftovers
 from tests.conftest import until
 
 
-def test_only_what_no_server_holds_is_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_what_no_server_holds_is_removed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(staging, "_SHARED_MEMORY", tmp_path)
     monkeypatch.setattr(staging.tempfile, "gettempdir", lambda: str(tmp_path))
     living = Staging(1)
@@ -30,12 +32,16 @@ def test_only_what_no_server_holds_is_removed(tmp_path: Path, monkeypatch: pytes
         living.close()
 
 
-def test_marks_of_processes_that_have_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_marks_of_processes_that_have_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(staging, "_SHARED_MEMORY", tmp_path)
     monkeypatch.setattr(staging.tempfile, "gettempdir", lambda: str(tmp_path))
     ended, living = subprocess.Popen(["true"]), subprocess.Popen(["sleep", "60"])
     try:
-        marks = [tmp_path / f"__KMP_REGISTERED_LIB_{one.pid}_{os.getuid()}" for one in (ended, living)]
+        marks = [
+            tmp_path / f"__KMP_REGISTERED_LIB_{one.pid}_{os.getuid()}" for one in (ended, living)
+        ]
         for mark in marks:
             mark.touch()
         until(lambda: psutil.Process(ended.pid).status() == psutil.STATUS_ZOMBIE)
@@ -47,7 +53,9 @@ def test_marks_of_processes_that_have_ended(tmp_path: Path, monkeypatch: pytest.
             one.wait(10)
 
 
-def test_a_new_folder_is_not_taken_for_a_leftover(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_new_folder_is_not_taken_for_a_leftover(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(staging, "_SHARED_MEMORY", tmp_path)
     monkeypatch.setattr(staging.tempfile, "gettempdir", lambda: str(tmp_path))
     enough = threading.Event()
@@ -70,10 +78,14 @@ def test_a_new_folder_is_not_taken_for_a_leftover(tmp_path: Path, monkeypatch: p
             one.join()
 
 
-def test_segments_of_vllms_workers_go_once_nobody_has_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_segments_of_vllms_workers_go_once_nobody_has_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(staging, "_SHARED_MEMORY", tmp_path)
     monkeypatch.setattr(staging.tempfile, "gettempdir", lambda: str(tmp_path))
-    used, new, left = (tmp_path / f"vllm_dist_{name}-tp:0-[0-1]-cpushm_0" for name in ("used", "new", "left"))
+    used, new, left = (
+        tmp_path / f"vllm_dist_{name}-tp:0-[0-1]-cpushm_0" for name in ("used", "new", "left")
+    )
     for segment in (used, new, left):
         segment.write_bytes(bytes(4096))
     for segment in (used, left):

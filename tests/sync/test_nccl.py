@@ -29,7 +29,10 @@ from swift_r1.wire.protocol import DeviceMemory, EngineDead, ServerRefused, Stre
 from tests.live_servers import pool_of
 
 DEADLINE_S = 20
-BUCKETS = [[("a", torch.arange(6.0).view(2, 3))], [("b", torch.ones(4)), ("c", torch.full((1,), 7.0))]]
+BUCKETS = [
+    [("a", torch.arange(6.0).view(2, 3))],
+    [("b", torch.ones(4)), ("c", torch.full((1,), 7.0))],
+]
 SHAPES = {"a": (2, 3), "b": (4,), "c": (1,)}
 
 
@@ -97,7 +100,9 @@ class Worker(SwiftWorker):
 
     def receive(self, info: dict[str, Any]) -> None:
         self.cable.receiving.release()
-        for name, dtype, shape in zip(info["names"], info["dtype_names"], info["shapes"], strict=True):
+        for name, dtype, shape in zip(
+            info["names"], info["dtype_names"], info["shapes"], strict=True
+        ):
             tensor = self.cable.tensors.get(timeout=1.0)
             assert (str(tensor.dtype), list(tensor.shape)) == (f"torch.{dtype}", shape)
             self.model.load_weights([(name, tensor)])
@@ -154,7 +159,9 @@ class FakeNccl:
     def broadcast(self, tensors: Sequence[torch.Tensor]) -> Callable[[], bool]:
         self.broadcasts += 1
         if self.broadcasts == self.fails_at:
-            assert self.cable.receiving.acquire(timeout=DEADLINE_S) and self.cable.receiving.acquire(timeout=DEADLINE_S)
+            assert self.cable.receiving.acquire(
+                timeout=DEADLINE_S
+            ) and self.cable.receiving.acquire(timeout=DEADLINE_S)
             raise RuntimeError("unhandled cuda error")
         for tensor in tensors:
             self.cable.tensors.put(tensor)
@@ -172,8 +179,14 @@ def cable() -> Cable:
 @pytest.fixture
 def engine(cable: Cable, monkeypatch: pytest.MonkeyPatch) -> Engine:
     # Both need vLLM's model classes.
-    monkeypatch.setattr(vllm_worker, "repack_embeddings", lambda _model: cable.events.append("worker: repack"))
-    monkeypatch.setattr(vllm_worker, "_leave_reload", lambda _model, _runner: cable.events.append("worker: break off"))
+    monkeypatch.setattr(
+        vllm_worker, "repack_embeddings", lambda _model: cable.events.append("worker: repack")
+    )
+    monkeypatch.setattr(
+        vllm_worker,
+        "_leave_reload",
+        lambda _model, _runner: cable.events.append("worker: break off"),
+    )
     return Engine(cable)
 
 
@@ -199,7 +212,10 @@ def test_the_order_of_calls(client: RolloutClient, cable: Cable, engine: Engine)
         assert writer.push(2, more, "nccl").weight_version == 2
         assert cable.events[8:] == [f"worker: {what}" for what in version]
     assert cable.events[-1] == "trainer: leave"
-    assert torch.equal(engine.worker.model.a, BUCKETS[0][0][1] + 1) and engine.worker.model.c.item() == 8.0
+    assert (
+        torch.equal(engine.worker.model.a, BUCKETS[0][0][1] + 1)
+        and engine.worker.model.c.item() == 8.0
+    )
 
 
 def test_the_next_bucket_is_gathered_while_one_is_sent(client: RolloutClient, cable: Cable) -> None:
@@ -216,7 +232,9 @@ def test_the_next_bucket_is_gathered_while_one_is_sent(client: RolloutClient, ca
     def buckets() -> Iterator[list[tuple[str, torch.Tensor]]]:
         for number, one in enumerate(tensors):
             gathered[number].set()
-            assert all(f"worker: {name}" in cable.events for name, _ in tensors[: max(0, number - 1)])
+            assert all(
+                f"worker: {name}" in cable.events for name, _ in tensors[: max(0, number - 1)]
+            )
             yield [one]
 
     with writer_with(client, Waiting(cable)) as writer:
@@ -228,14 +246,21 @@ def test_a_missing_weight_leaves_no_version(client: RolloutClient, cable: Cable)
         with pytest.raises(ServerRefused, match="1 of 3 weights were not sent: a"):
             writer.push(1, BUCKETS[1:], "nccl")
         info = client.info()
-        assert info.weight_version == 0 and "a full push of a version repairs it" in str(info.broken)
+        assert info.weight_version == 0 and "a full push of a version repairs it" in str(
+            info.broken
+        )
         assert writer.push(1, BUCKETS, "nccl").weight_version == 1
         assert client.info().broken is None
 
 
-def test_a_broadcast_that_fails_ends_the_wait_of_both_sides(client: RolloutClient, cable: Cable) -> None:
+def test_a_broadcast_that_fails_ends_the_wait_of_both_sides(
+    client: RolloutClient, cable: Cable
+) -> None:
     """The workers are stuck in a collective then, which on a GPU nothing ends: the server gives up on its engine."""
-    with writer_with(client, FakeNccl(cable, fails_at=2)) as writer, pytest.raises(RuntimeError, match="cuda error"):
+    with (
+        writer_with(client, FakeNccl(cable, fails_at=2)) as writer,
+        pytest.raises(RuntimeError, match="cuda error"),
+    ):
         writer.push(1, BUCKETS, "nccl")
     assert "trainer: leave" in cable.events
     with httpx.Client(base_url=client.base_url, trust_env=False) as http:
@@ -277,13 +302,18 @@ def test_an_announcement_that_is_never_followed_up_breaks_the_update_only(
 def test_what_does_not_fit_is_refused_before_the_engine_is_touched(
     client: RolloutClient, cable: Cable, bucket: list[tuple[str, torch.Tensor]], sentence: str
 ) -> None:
-    with writer_with(client, FakeNccl(cable)) as writer, pytest.raises(ServerRefused, match=sentence):
+    with (
+        writer_with(client, FakeNccl(cable)) as writer,
+        pytest.raises(ServerRefused, match=sentence),
+    ):
         writer.push(1, [bucket], "nccl")
     assert "worker: start" not in cable.events
     assert client.info().broken is None and client.info().weight_version == 0
 
 
-def test_who_has_no_gpu_is_told_so(cable: Cable, serve_engine: Callable[..., str], client: RolloutClient) -> None:
+def test_who_has_no_gpu_is_told_so(
+    cable: Cable, serve_engine: Callable[..., str], client: RolloutClient
+) -> None:
     with (
         RolloutClient(serve_engine(Engine(cable, workers=0), SHAPES)) as without,
         writer_with(without, FakeNccl(cable)) as writer,
@@ -296,7 +326,9 @@ def test_who_has_no_gpu_is_told_so(cable: Cable, serve_engine: Callable[..., str
         writer.push(1, BUCKETS, "nccl")
 
 
-def test_workers_that_do_not_join_are_waited_for_with_a_deadline(client: RolloutClient, cable: Cable) -> None:
+def test_workers_that_do_not_join_are_waited_for_with_a_deadline(
+    client: RolloutClient, cable: Cable
+) -> None:
     class Alone(FakeNccl):
         def join(self, unique_id: bytes, world_size: int) -> None:
             started.set()
@@ -313,7 +345,9 @@ def test_workers_that_do_not_join_are_waited_for_with_a_deadline(client: Rollout
     try:
         with WeightWriter(client) as writer:
             writer.nccl = NcclSender(client, writer.headers, 0.5, lambda: Alone(cable))
-            with pytest.raises(ServerUnreachable, match=r"waited 0.5 s for the workers .* to join the NCCL group"):
+            with pytest.raises(
+                ServerUnreachable, match=r"waited 0.5 s for the workers .* to join the NCCL group"
+            ):
                 writer.push(1, BUCKETS, "nccl")
     finally:
         engine_may_join.set()
@@ -326,7 +360,9 @@ def test_weights_that_a_server_lost_are_gathered_again(client: RolloutClient, ca
     """They are in no snapshot."""
     pool = pool_of([client], Expected("none", "hash", 100, None), DEADLINE_S, "nccl")
     [session] = pool.sessions
-    session.writer.nccl = NcclSender(client, session.writer.headers, DEADLINE_S, lambda: FakeNccl(cable))
+    session.writer.nccl = NcclSender(
+        client, session.writer.headers, DEADLINE_S, lambda: FakeNccl(cable)
+    )
     pool.publish(BUCKETS)
     assert pool.version == client.info().weight_version == 1 and not pool.snapshot.whole
     with pytest.raises(ServerRefused, match="were not sent"):
@@ -335,7 +371,11 @@ def test_weights_that_a_server_lost_are_gathered_again(client: RolloutClient, ca
     with pytest.raises(GatherAgain):
         pool.health.wait_for_any()
     pool.publish(BUCKETS)
-    assert pool.health.ready and pool.version == client.info().weight_version == 2 and client.info().broken is None
+    assert (
+        pool.health.ready
+        and pool.version == client.info().weight_version == 2
+        and client.info().broken is None
+    )
     pool.close()
 
 

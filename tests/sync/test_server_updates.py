@@ -56,12 +56,16 @@ def difference(client: RolloutClient, model: torch.nn.Module) -> float:
 
 def push(client: RolloutClient, model: torch.nn.Module, transport: str = "auto") -> int:
     version = client.info().weight_version + 1
-    status = push_weights(client, version, in_buckets(model.named_parameters(), SMALL_BUCKETS), transport)
+    status = push_weights(
+        client, version, in_buckets(model.named_parameters(), SMALL_BUCKETS), transport
+    )
     assert (status.weight_version, status.pending_version) == (version, None)
     return version
 
 
-def test_an_update_brings_exactly_the_trainers_weights(client: RolloutClient, tiny_model: Path) -> None:
+def test_an_update_brings_exactly_the_trainers_weights(
+    client: RolloutClient, tiny_model: Path
+) -> None:
     check_updates(client, tiny_model)
 
 
@@ -82,7 +86,9 @@ def check_updates(client: RolloutClient, folder: Path) -> None:
         assert difference(client, other) < 2e-3
 
 
-def test_the_engine_keeps_no_hold_on_the_files_of_a_version(client: RolloutClient, tiny_model: Path) -> None:
+def test_the_engine_keeps_no_hold_on_the_files_of_a_version(
+    client: RolloutClient, tiny_model: Path
+) -> None:
     """They are written to again for the next one, while requests may still run on this one."""
     push(client, shake(load(tiny_model), 9))
     mapped, looked_at = [], 0
@@ -94,7 +100,9 @@ def test_the_engine_keeps_no_hold_on_the_files_of_a_version(client: RolloutClien
     assert looked_at and not mapped
 
 
-def test_a_cached_prefix_of_old_weights_is_not_used(client: RolloutClient, tiny_model: Path) -> None:
+def test_a_cached_prefix_of_old_weights_is_not_used(
+    client: RolloutClient, tiny_model: Path
+) -> None:
     prompt = tuple(3 + i % 90 for i in range(300))
 
     def first_token_logprob() -> float:
@@ -121,7 +129,9 @@ class Writer:
     def __init__(self, url: str, model: torch.nn.Module) -> None:
         self.http = httpx.Client(base_url=url, trust_env=False, timeout=60)
         self.version = self.http.get("/info").json()["weight_version"] + 1
-        self.bodies = [to_bytes(bucket) for bucket in in_buckets(model.named_parameters(), SMALL_BUCKETS)]
+        self.bodies = [
+            to_bytes(bucket) for bucket in in_buckets(model.named_parameters(), SMALL_BUCKETS)
+        ]
         lease = self.http.post("/v1/weights/lease", json={"owner": "writer"})
         self.headers = {wire.LEASE_HEADER: lease.json()["token"]}
         begun = self.post("begin", {"version": self.version})
@@ -133,12 +143,19 @@ class Writer:
 
     def put(self, index: int, body: bytes, **headers: str) -> httpx.Response:
         about = {wire.VERSION_HEADER: str(self.version), wire.BUCKET_HEADER: str(index)}
-        return self.http.put("/v1/weights/bucket", content=body, headers=self.headers | about | headers)
+        return self.http.put(
+            "/v1/weights/bucket", content=body, headers=self.headers | about | headers
+        )
 
     def commit(self) -> httpx.Response:
         digests = [bucket_digest(body) for body in self.bodies]
         return self.post(
-            "commit", {"version": self.version, "buckets": len(digests), "content_hash": content_hash(digests)}
+            "commit",
+            {
+                "version": self.version,
+                "buckets": len(digests),
+                "content_hash": content_hash(digests),
+            },
         )
 
     def release(self) -> None:
@@ -176,7 +193,9 @@ def test_a_changed_or_cut_bucket_is_refused_and_the_version_stays(
     assert difference(client, load(tiny_model)) < 2e-3
 
 
-def test_missing_unknown_misshapen_and_tied_weights_are_named(writer: Writer, client: RolloutClient) -> None:
+def test_missing_unknown_misshapen_and_tied_weights_are_named(
+    writer: Writer, client: RolloutClient
+) -> None:
     for name, tensor, sentence in [
         ("model.layers.9.mlp.up_proj.weight", torch.zeros(2, 2), "no such weight"),
         ("model.norm.weight", torch.zeros(63), "has shape [63], the model's is [64]"),
@@ -206,12 +225,16 @@ def test_only_the_leases_holder_writes(writer: Writer, server_url: str) -> None:
         assert http.post("/v1/weights/begin", json={"version": 99}).status_code == 409
 
 
-def test_rollouts_wait_while_an_update_is_open(writer: Writer, client: RolloutClient, server_url: str) -> None:
+def test_rollouts_wait_while_an_update_is_open(
+    writer: Writer, client: RolloutClient, server_url: str
+) -> None:
     with httpx.Client(base_url=server_url, trust_env=False) as http:
         waiting = http.get("/ready")
         assert waiting.status_code == 503 and "by writer" in waiting.json()["error"]
     asked = wire.RolloutRequest(
-        request_id=uuid.uuid4().hex, prompt_token_ids=(1, 2), sampling=wire.SamplingParams(max_tokens=2)
+        request_id=uuid.uuid4().hex,
+        prompt_token_ids=(1, 2),
+        sampling=wire.SamplingParams(max_tokens=2),
     )
     versions: list[int] = []
 
@@ -242,7 +265,9 @@ def test_a_failed_load_is_not_ready_until_a_full_push(
     writer.release()
     with httpx.Client(base_url=server_url, trust_env=False) as http:
         why = http.get("/ready")
-        assert why.status_code == 503 and "a full push of a version repairs it" in why.json()["error"]
+        assert (
+            why.status_code == 503 and "a full push of a version repairs it" in why.json()["error"]
+        )
         assert http.get("/health").status_code == 200
     with pytest.raises(RunFailed, match="failed while loading"):
         client.score(SEQUENCES)
@@ -254,7 +279,9 @@ def test_a_failed_load_is_not_ready_until_a_full_push(
 
 
 @pytest.mark.long
-def test_kept_generations_go_on_over_an_update(launch_server: Callable[..., Any], tiny_model: Path) -> None:
+def test_kept_generations_go_on_over_an_update(
+    launch_server: Callable[..., Any], tiny_model: Path
+) -> None:
     """`--update_policy keep` with vLLM: running completions end with newer weights, later ones know only the new."""
     server = launch_server(tiny_model, torch_dtype="float32", update_policy="keep")
     model = shake(load(tiny_model), 8)
@@ -302,7 +329,10 @@ def test_the_key_guards_all_but_health(second_server: Any) -> None:
         assert http.get("/info", headers={"Authorization": "Bearer wrong"}).status_code == 401
         assert http.get("/info", headers={"Authorization": "Bearer secret"}).status_code == 200
         assert http.get("/health").status_code == 200
-    with RolloutClient(second_server.url, api_key="wrong") as client, pytest.raises(UsageError, match="--api_key"):
+    with (
+        RolloutClient(second_server.url, api_key="wrong") as client,
+        pytest.raises(UsageError, match="--api_key"),
+    ):
         client.wait_until_ready(30)
 
 

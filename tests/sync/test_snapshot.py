@@ -53,7 +53,9 @@ def test_servers_share_its_pages_and_none_changes_what_another_reads(folders: li
     assert third.link(places[1])
 
 
-def test_a_server_that_comes_back_is_given_the_pages_of_one_that_is_gone(folders: list[Path]) -> None:
+def test_a_server_that_comes_back_is_given_the_pages_of_one_that_is_gone(
+    folders: list[Path],
+) -> None:
     snapshot = WeightSnapshot()
     kept = written(snapshot, 1)
     assert kept.link(folders[0] / "incoming-000000")

@@ -58,11 +58,17 @@ def engine(tiny_model: Path) -> Any:
 
 
 @pytest.fixture
-def rollouts(engine: Any, tiny_model: Path, serve_engine: Callable[..., str]) -> Iterator[ServerRollouts]:
+def rollouts(
+    engine: Any, tiny_model: Path, serve_engine: Callable[..., str]
+) -> Iterator[ServerRollouts]:
     """Checks its first update and every second one."""
-    backend = LocalBackend(load_model(tiny_model, "float32", False), OptimizerConfig(0.1, 0.0, 0.9, 0.99, 1e-8, 1.0))
+    backend = LocalBackend(
+        load_model(tiny_model, "float32", False), OptimizerConfig(0.1, 0.0, 0.9, 0.99, 1e-8, 1.0)
+    )
     with RolloutClient(serve_engine(engine, expected_weights(str(tiny_model)))) as client:
-        expected = Expected(str(tiny_model), engine.info.tokenizer_hash, engine.info.vocab_size, None)
+        expected = Expected(
+            str(tiny_model), engine.info.tokenizer_hash, engine.info.vocab_size, None
+        )
         pool = pool_of([client], expected, 60)
         yield ServerRollouts(pool, backend, ONE_RANK, check_steps=2)
         pool.close()
@@ -84,22 +90,32 @@ def test_the_first_and_every_nth_update_are_checked(rollouts: ServerRollouts) ->
         assert metrics.get("rollout/weight_check", 0.0) < TOLERANCE / 10
     assert checked == [True, True, False, True, False]
     assert rollouts.weight_version == 5
-    assert rollouts.take_metrics() == {"rollout/refused": 0, "rollout/servers": 1, "rollout/bytes": 0}
+    assert rollouts.take_metrics() == {
+        "rollout/refused": 0,
+        "rollout/servers": 1,
+        "rollout/bytes": 0,
+    }
 
 
-def test_an_engine_that_kept_an_old_weight_is_repaired_by_one_full_push(rollouts: ServerRollouts, engine: Any) -> None:
+def test_an_engine_that_kept_an_old_weight_is_repaired_by_one_full_push(
+    rollouts: ServerRollouts, engine: Any
+) -> None:
     learn(rollouts)
     engine.forgets = 1
     rollouts.publish_weights()
     assert rollouts.take_metrics()["rollout/weight_check"] > 10 * TOLERANCE
     assert rollouts.weight_version == 2  # the repair is a version of its own
-    torch.testing.assert_close(engine.model.model.norm.weight, rollouts.backend.model.model.norm.weight.detach())
+    torch.testing.assert_close(
+        engine.model.model.norm.weight, rollouts.backend.model.model.norm.weight.detach()
+    )
 
 
 def test_an_engine_that_never_takes_it_is_refused(rollouts: ServerRollouts, engine: Any) -> None:
     learn(rollouts)
     engine.forgets = 9
-    with pytest.raises(RunFailed, match=r"after a full push .*does not use the weights that it was sent"):
+    with pytest.raises(
+        RunFailed, match=r"after a full push .*does not use the weights that it was sent"
+    ):
         rollouts.publish_weights()
 
 
@@ -127,6 +143,8 @@ def test_differences_and_what_rounding_explains() -> None:
     assert mean_difference([[-1.0, -2.0], [0.0]], [[-1.5, -2.0], [1.0]]) == pytest.approx(0.5)
     assert explained_difference("float32", "float32") == TOLERANCE
     assert (
-        explained_difference("bfloat16", "bfloat16") == explained_difference("float32", "bfloat16") == TOLERANCE_16_BIT
+        explained_difference("bfloat16", "bfloat16")
+        == explained_difference("float32", "bfloat16")
+        == TOLERANCE_16_BIT
     )
     assert explained_difference("bfloat16", "fp8_per_tensor") == TOLERANCE_FP8

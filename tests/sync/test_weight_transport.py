@@ -41,7 +41,9 @@ class LoadingEngine:
 
     async def load_weights(self, files: Sequence[Path], version: int) -> None:
         self.files = list(files)
-        self.loaded = {name: tensor.clone() for file in files for name, tensor in load_file(file).items()}
+        self.loaded = {
+            name: tensor.clone() for file in files for name, tensor in load_file(file).items()
+        }
 
     def shutdown(self) -> None: ...
 
@@ -49,7 +51,11 @@ class LoadingEngine:
 def weights(seed: int) -> Tensors:
     generator = torch.Generator().manual_seed(seed)
     made = {name: torch.randn(shape, generator=generator) for name, shape in EXPECTED.items()}
-    return made | {"a": torch.randn(5, 3, generator=generator).T, "b": made["b"].bfloat16(), "d": made["d"].half()}
+    return made | {
+        "a": torch.randn(5, 3, generator=generator).T,
+        "b": made["b"].bfloat16(),
+        "d": made["d"].half(),
+    }
 
 
 def same(one: Tensors, other: Tensors) -> bool:
@@ -70,7 +76,9 @@ def client(engine: LoadingEngine, serve_engine: Callable[..., str]) -> Iterator[
 
 
 @pytest.mark.parametrize("way", ["shm", "http", "auto"])
-def test_the_same_bytes_arrive_by_each_way(client: RolloutClient, engine: LoadingEngine, way: str) -> None:
+def test_the_same_bytes_arrive_by_each_way(
+    client: RolloutClient, engine: LoadingEngine, way: str
+) -> None:
     for version in (1, 2):
         sent = weights(version)
         buckets = [[(name, tensor)] for name, tensor in sent.items()]
@@ -78,19 +86,25 @@ def test_the_same_bytes_arrive_by_each_way(client: RolloutClient, engine: Loadin
         assert same(engine.loaded, sent)
     folder = engine.files[0].parent
     # Nothing is left of it but its memory, which the next version is written to; shorter ones are cut off.
-    assert not list(folder.glob("bucket-*")) and len(list(folder.glob("incoming-*"))) == len(buckets)
+    assert not list(folder.glob("bucket-*")) and len(list(folder.glob("incoming-*"))) == len(
+        buckets
+    )
     names = list(sent)
     again = [[(names[0], sent[names[0]])], [(name, sent[name]) for name in names[1:]]]
     assert push_weights(client, 3, again[::-1], way).weight_version == 3
     assert same(engine.loaded, sent)
 
 
-def test_spare_files_are_not_kept_where_memory_is_short(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_spare_files_are_not_kept_where_memory_is_short(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     staging = Staging(1000)
     try:
         for free, kept in ((2001, 1), (2000, 0)):
             monkeypatch.setattr(
-                shutil, "disk_usage", lambda _folder, free=free: shutil._ntuple_diskusage(free, 0, free)
+                shutil,
+                "disk_usage",
+                lambda _folder, free=free: shutil._ntuple_diskusage(free, 0, free),
             )
             path = staging.folder / "bucket-000001.safetensors"
             path.write_bytes(b"")
@@ -156,13 +170,17 @@ def test_a_file_that_changed_or_is_not_there_is_refused(
     assert elsewhere.read_text() == "as it was"
 
 
-def test_shared_memory_of_another_host_is_not_used(client: RolloutClient, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_shared_memory_of_another_host_is_not_used(
+    client: RolloutClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("swift_r1.sync.writer.usable_folder", lambda _folder: None)
     buckets = [list(weights(1).items())]
     with pytest.raises(RunFailed, match=r"--weight_transport shm: .*use http"):
         push_weights(client, 1, buckets, "shm")
     assert push_weights(client, 1, buckets, "auto").weight_version == 1
-    assert transport.usable_folder(None) is None and transport.usable_folder("/no/such/folder") is None
+    assert (
+        transport.usable_folder(None) is None and transport.usable_folder("/no/such/folder") is None
+    )
 
 
 def test_a_server_cannot_have_weights_written_elsewhere(tmp_path: Path) -> None:
@@ -170,7 +188,14 @@ def test_a_server_cannot_have_weights_written_elsewhere(tmp_path: Path) -> None:
     (link := own.with_name(f"{own.name}-link")).symlink_to(tmp_path)
     try:
         assert transport.usable_folder(str(own)) == own
-        for elsewhere in (str(tmp_path), "/dev/shm", "/dev/shm/..", f"/dev/shm/../{tmp_path}", f"{own}/..", str(link)):
+        for elsewhere in (
+            str(tmp_path),
+            "/dev/shm",
+            "/dev/shm/..",
+            f"/dev/shm/../{tmp_path}",
+            f"{own}/..",
+            str(link),
+        ):
             assert transport.usable_folder(elsewhere) is None
     finally:
         link.unlink()
@@ -235,14 +260,18 @@ def small_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Pa
     folders = [tmp_path / "shm", tmp_path / "disk"]
     for folder in folders:
         folder.mkdir()
-        mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=256k", "tmpfs", str(folder)], capture_output=True)
+        mounted = subprocess.run(
+            ["mount", "-t", "tmpfs", "-o", "size=256k", "tmpfs", str(folder)], capture_output=True
+        )
         if mounted.returncode:
             pytest.skip(f"no tmpfs can be mounted here: {mounted.stderr.decode().strip()}")
     for module in ("staging", "transport"):
         monkeypatch.setattr(f"swift_r1.sync.{module}._SHARED_MEMORY", folders[0])
     monkeypatch.setattr("tempfile.tempdir", str(folders[1]))
     # What another engine's weights will take is free when this one starts.
-    monkeypatch.setattr(shutil, "disk_usage", lambda _folder: shutil._ntuple_diskusage(1 << 40, 0, 1 << 40))
+    monkeypatch.setattr(
+        shutil, "disk_usage", lambda _folder: shutil._ntuple_diskusage(1 << 40, 0, 1 << 40)
+    )
     yield tmp_path
     for folder in folders:
         subprocess.run(["umount", "-l", str(folder)], check=True)
@@ -274,7 +303,9 @@ def test_a_push_goes_on_by_http_where_shared_memory_is_full(
             spare.unlink()
         for folder in ("shm", "disk"):
             (small_memory / folder / "taken").write_bytes(bytes(200 << 10))
-        with pytest.raises(ServerRefused, match=r"507: weights cannot be staged in .*No space left on device") as full:
+        with pytest.raises(
+            ServerRefused, match=r"507: weights cannot be staged in .*No space left on device"
+        ) as full:
             push_weights(client, 3, buckets, "auto")
         assert full.value.status == 507
         assert client.info().weight_version == 2

@@ -32,7 +32,12 @@ class Clock:
 
 def bucket(index: int, *names: str) -> StagedBucket:
     digest = bucket_digest(f"{index}{names}".encode())
-    return StagedBucket(index, Path("/nowhere"), digest, {name: TensorEntry("BF16", EXPECTED[name]) for name in names})
+    return StagedBucket(
+        index,
+        Path("/nowhere"),
+        digest,
+        {name: TensorEntry("BF16", EXPECTED[name]) for name in names},
+    )
 
 
 @pytest.fixture
@@ -50,7 +55,9 @@ def machine(clock: Clock, discarded: list[StagedBucket]) -> UpdateMachine:
     return UpdateMachine(EXPECTED, clock, 60, discarded.extend)
 
 
-def test_a_whole_update_serves_the_next_version(machine: UpdateMachine, discarded: list[StagedBucket]) -> None:
+def test_a_whole_update_serves_the_next_version(
+    machine: UpdateMachine, discarded: list[StagedBucket]
+) -> None:
     token = machine.take_lease("trainer", 10)
     machine.begin(token, 1)
     parts = [bucket(0, "a"), bucket(1, "b")]
@@ -90,7 +97,9 @@ def test_a_silent_trainer_loses_its_lease_and_the_next_takes_over(
     first = machine.take_lease("first", 10)
     machine.begin(first, 1)
     machine.add_bucket(first, 1, bucket(0, "a"))
-    with pytest.raises(HTTPError, match=r"first writes this server.s weights \(its lease has 10 s left\)"):
+    with pytest.raises(
+        HTTPError, match=r"first writes this server.s weights \(its lease has 10 s left\)"
+    ):
         machine.take_lease("second", 10)
     assert machine.take_lease("first", 10, first) == first and machine.staged == 1
     clock.now = 9
@@ -105,7 +114,9 @@ def test_a_silent_trainer_loses_its_lease_and_the_next_takes_over(
     machine.begin(second, 1)
 
 
-def test_an_update_that_stands_still_is_given_up_before_its_long_lease(machine: UpdateMachine, clock: Clock) -> None:
+def test_an_update_that_stands_still_is_given_up_before_its_long_lease(
+    machine: UpdateMachine, clock: Clock
+) -> None:
     token = machine.take_lease("trainer", 1000)
     machine.begin(token, 1)
     clock.now = 50
@@ -119,7 +130,9 @@ def test_an_update_that_stands_still_is_given_up_before_its_long_lease(machine: 
     machine.begin(token, 1)
 
 
-def test_a_lease_does_not_expire_while_the_engine_loads(machine: UpdateMachine, clock: Clock) -> None:
+def test_a_lease_does_not_expire_while_the_engine_loads(
+    machine: UpdateMachine, clock: Clock
+) -> None:
     token = machine.take_lease("trainer", 10)
     machine.begin(token, 1)
     whole = bucket(0, "a", "b")
@@ -133,7 +146,9 @@ def test_a_lease_does_not_expire_while_the_engine_loads(machine: UpdateMachine, 
     assert machine.version == 1 and machine.owner == "trainer"
 
 
-def test_repeated_and_misplaced_buckets(machine: UpdateMachine, discarded: list[StagedBucket]) -> None:
+def test_repeated_and_misplaced_buckets(
+    machine: UpdateMachine, discarded: list[StagedBucket]
+) -> None:
     token = machine.take_lease("trainer", 10)
     machine.begin(token, 3)
     machine.add_bucket(token, 3, bucket(0, "a"))
@@ -154,7 +169,9 @@ def test_repeated_and_misplaced_buckets(machine: UpdateMachine, discarded: list[
 
 
 Steps = st.lists(
-    st.sampled_from(["lease", "steal", "begin", "a", "b", "commit", "load", "fail", "abort", "wait", "release"]),
+    st.sampled_from(
+        ["lease", "steal", "begin", "a", "b", "commit", "load", "fail", "abort", "wait", "release"]
+    ),
     max_size=40,
 )
 
@@ -181,7 +198,10 @@ def test_no_order_of_calls_serves_a_mixture(steps: list[str]) -> None:
                 sent.append(bucket(len(sent), step))
             elif step == "commit":
                 parts = machine.start_loading(
-                    token, machine.version + 1, len(sent), content_hash(part.digest for part in sent)
+                    token,
+                    machine.version + 1,
+                    len(sent),
+                    content_hash(part.digest for part in sent),
                 )
                 loading = True
                 assert {name for part in parts for name in part.tensors} == set(EXPECTED)
@@ -217,10 +237,22 @@ def safetensors(header: object, data: bytes) -> bytes:
         (safetensors([], b""), "invalid JSON"),
         (safetensors({}, b""), "holds no tensor"),
         (safetensors({"a": {"dtype": "F32"}}, b""), "missing field"),
-        (safetensors({"a": {"dtype": "I64", "shape": [1], "data_offsets": [0, 8]}}, bytes(8)), "dtype I64"),
-        (safetensors({"a": {"dtype": "F32", "shape": [3], "data_offsets": [0, 8]}}, bytes(8)), "invalid shape"),
-        (safetensors({"a": {"dtype": "F32", "shape": [2], "data_offsets": [8, 16]}}, bytes(16)), "invalid offset"),
-        (safetensors({"a": {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}}, bytes(7)), "not fully covered"),
+        (
+            safetensors({"a": {"dtype": "I64", "shape": [1], "data_offsets": [0, 8]}}, bytes(8)),
+            "dtype I64",
+        ),
+        (
+            safetensors({"a": {"dtype": "F32", "shape": [3], "data_offsets": [0, 8]}}, bytes(8)),
+            "invalid shape",
+        ),
+        (
+            safetensors({"a": {"dtype": "F32", "shape": [2], "data_offsets": [8, 16]}}, bytes(16)),
+            "invalid offset",
+        ),
+        (
+            safetensors({"a": {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}}, bytes(7)),
+            "not fully covered",
+        ),
     ],
 )
 def test_what_is_no_safetensors_file_is_refused(tmp_path: Path, body: bytes, sentence: str) -> None:
@@ -232,7 +264,9 @@ def test_what_is_no_safetensors_file_is_refused(tmp_path: Path, body: bytes, sen
 
 @settings(deadline=None)
 @given(st.binary(max_size=200))
-def test_no_bytes_break_the_header_reader(tmp_path_factory: pytest.TempPathFactory, body: bytes) -> None:
+def test_no_bytes_break_the_header_reader(
+    tmp_path_factory: pytest.TempPathFactory, body: bytes
+) -> None:
     path = tmp_path_factory.getbasetemp() / "any-bytes"
     path.write_bytes(body)
     with pytest.raises(HTTPError):

@@ -31,7 +31,13 @@ from swift_r1.training.backends.local import LocalBackend
 from swift_r1.training.batching import Batching, collate, round_batch, split_step
 from swift_r1.training.checkpoint.tensors import SavedTensors, write_tensors
 from swift_r1.training.chord import ExpertStep
-from swift_r1.training.grpo import before_training, needs_old_policy, rewards_after_kl, split_round, train_step
+from swift_r1.training.grpo import (
+    before_training,
+    needs_old_policy,
+    rewards_after_kl,
+    split_round,
+    train_step,
+)
 from swift_r1.training.micro_batches import Form
 from swift_r1.training.model_checks import check_logprobs
 from swift_r1.training.optimizer import LearningRate, OptimizerConfig
@@ -48,20 +54,37 @@ def ragged_round():
     def tokens(count):
         return torch.randint(3, 100, (count,), generator=generator).tolist()
 
-    prompts = [prompt for i in range(COMPLETIONS // GROUP) for prompt in [tokens(4 + i % 3)] * GROUP]
+    prompts = [
+        prompt for i in range(COMPLETIONS // GROUP) for prompt in [tokens(4 + i % 3)] * GROUP
+    ]
     completions = [tokens(2 + 3 * i % 17) for i in range(COMPLETIONS)]
     pairs = zip(prompts, completions, strict=True)
-    rows = [TokenSequence(prompt, ids, [-8.0] * len(ids), [True] * len(ids)) for prompt, ids in pairs]
+    rows = [
+        TokenSequence(prompt, ids, [-8.0] * len(ids), [True] * len(ids)) for prompt, ids in pairs
+    ]
     truncated = [i % 4 == 3 for i in range(COMPLETIONS)]
     return round_batch(rows, torch.linspace(-0.5, 1.5, COMPLETIONS).tolist(), truncated)
 
 
 def collate_all(batch):
     """The inputs of one micro-batch of all completions, a row each."""
-    return collate(batch, [(sample,) for sample in range(len(batch))], Form(), torch.device("cpu")).inputs
+    return collate(
+        batch, [(sample,) for sample in range(len(batch))], Form(), torch.device("cpu")
+    ).inputs
 
 
-def step_on(batch, backend, reference, config, cut, ranks, overlong_filter=False, rate=1e-3, apart=True, mu=0.0):
+def step_on(
+    batch,
+    backend,
+    reference,
+    config,
+    cut,
+    ranks,
+    overlong_filter=False,
+    rate=1e-3,
+    apart=True,
+    mu=0.0,
+):
     """One optimizer step on a round, its rewards taken as advantages unless the KL goes into them.
 
     `cut` is the token budget of a micro-batch, with a `p` behind it where they are packed, an `s` where completions
@@ -73,18 +96,26 @@ def step_on(batch, backend, reference, config, cut, ranks, overlong_filter=False
     batching = Batching(form, 1, GROUP, budget, overlong_filter=overlong_filter, silent_apart=apart)
     split = split_round(batch, 1, batching, ranks)
     moved = config.loss_type in ("fipo", "real")
-    asked = RlhfArguments(kl_in_reward=config.kl_in_reward, top_entropy_quantile=config.top_entropy_quantile)
-    steps = before_training(split, backend, reference, 0.9, old_policy=moved or needs_old_policy(asked, 1))
+    asked = RlhfArguments(
+        kl_in_reward=config.kl_in_reward, top_entropy_quantile=config.top_entropy_quantile
+    )
+    steps = before_training(
+        split, backend, reference, 0.9, old_policy=moved or needs_old_policy(asked, 1)
+    )
     if moved:
         steps = [[drifted(micro) for micro in steps[0]]]
-    advantages = rewards_after_kl(batch, steps, config.beta, ranks) if config.kl_in_reward else batch.rewards
+    advantages = (
+        rewards_after_kl(batch, steps, config.beta, ranks) if config.kl_in_reward else batch.rewards
+    )
     if config.loss_type == "real":
         centred = group_advantages(advantages, GROUP, scale_rewards="none")
         advantages = reward_labels(centred, advantages.isfinite(), GROUP)
     experts = None
     if mu:
         answers = split_step(batch, range(COMPLETIONS // 2), Batching(form, 1, 1, budget), ranks)
-        experts = ExpertStep(mu, answers, float(batch.completion_lengths[: COMPLETIONS // 2].sum()), True)
+        experts = ExpertStep(
+            mu, answers, float(batch.completion_lengths[: COMPLETIONS // 2].sum()), True
+        )
     return train_step(steps[0], advantages, backend, config, 0.9, rate, ranks, experts=experts)
 
 
@@ -106,7 +137,9 @@ class Ppo:
 
     def prepared(self, batch, cut):
         return before_training(
-            split_round(batch, 1, replace(cut, overlong_filter=self.args.overlong_filter), self.ranks),
+            split_round(
+                batch, 1, replace(cut, overlong_filter=self.args.overlong_filter), self.ranks
+            ),
             self.policy,
             self.reference,
             self.args.temperature,
@@ -180,7 +213,9 @@ def run_ppo(case, ranks):
     for number, cut in enumerate(case.cuts.split()):
         ppo, batch = Ppo(args, policy, critic, reference, case.rate, ranks), ragged_round()
         batch.rewards[5] = torch.nan
-        prepared = ppo.prepared(batch, Batching(FORMS[cut.lstrip("0123456789")], 1, GROUP, int(cut.rstrip("ps"))))
+        prepared = ppo.prepared(
+            batch, Batching(FORMS[cut.lstrip("0123456789")], 1, GROUP, int(cut.rstrip("ps")))
+        )
         advantages, metrics = ppo.advantages(batch, prepared)
         steps.append(metrics | ppo.step(prepared[0], advantages, number))
         if len(steps) == case.reload_after:
@@ -192,8 +227,13 @@ def run_ppo(case, ranks):
             weights |= {prefix + name: tensor.float() for name, tensor in bucket}
     if ranks.is_rank0:
         out = Path(case.out)
-        save_file({name: tensor.clone() for name, tensor in weights.items()}, out.with_suffix(".safetensors"))
-        out.write_text(json.dumps({"steps": steps, "generation_equals_weights": True, **policy.describe()}))
+        save_file(
+            {name: tensor.clone() for name, tensor in weights.items()},
+            out.with_suffix(".safetensors"),
+        )
+        out.write_text(
+            json.dumps({"steps": steps, "generation_equals_weights": True, **policy.describe()})
+        )
 
 
 def open_critic_backend(case, ranks):
@@ -220,7 +260,9 @@ def open_critic_backend(case, ranks):
 
 class Summed(LocalBackend):
     def step(self, learning_rate):
-        gradients = {name: one.grad for name, one in self.model.named_parameters() if one.requires_grad}
+        gradients = {
+            name: one.grad for name, one in self.model.named_parameters() if one.requires_grad
+        }
         for gradient in gradients.values() if dist.is_initialized() else ():
             dist.all_reduce(gradient)
         self.gradients = {name: gradient.clone() for name, gradient in gradients.items()}
@@ -233,7 +275,12 @@ class Summed(LocalBackend):
 
 def open_backend(case, ranks):
     kind, _, more = case.train.partition(":")
-    trained = {"train_type": kind, "lora_rank": 4, "lora_alpha": 16, "target_modules": ["all-linear"]}
+    trained = {
+        "train_type": kind,
+        "lora_rank": 4,
+        "lora_alpha": 16,
+        "target_modules": ["all-linear"],
+    }
     if kind == "full":
         trained["freeze_parameters"] = [more] if more else []
     elif more:
@@ -269,7 +316,9 @@ def open_backend(case, ranks):
     # On a CPU DeepSpeed asks for fast instructions; the slow ones compute the same.
     get_accelerator().is_fp16_supported = lambda: True
     config = read_config(case.backend)
-    return DeepSpeedBackend(load, getattr(torch, case.dtype), optimizer, config, ranks, kind == "qlora")
+    return DeepSpeedBackend(
+        load, getattr(torch, case.dtype), optimizer, config, ranks, kind == "qlora"
+    )
 
 
 def fsdp_backend(case, load, optimizer, ranks, wrap=Policy):
@@ -289,7 +338,9 @@ def be_away(backend, reference):
     gone = [storage for one in tensors for storage, *_ in one._away]
     masters = {one.untyped_storage().data_ptr() for one in backend.states._tensors()}
     assert gone and all(storage.nbytes() == 0 for storage in gone) and masters == {0}
-    assert all(part_of(weight).untyped_storage().nbytes() == 0 for weight in backend.model.parameters())
+    assert all(
+        part_of(weight).untyped_storage().nbytes() == 0 for weight in backend.model.parameters()
+    )
     for one in tensors:
         one.come_back()
     assert all(storage.nbytes() for storage in gone)
@@ -309,7 +360,11 @@ def reloaded(backend, ranks, out, make):
 
 @cache
 def with_sequence(ranks, size):
-    return replace(ranks, sequence=join_sequence_group(size, timedelta(seconds=60))) if size > 1 else ranks
+    return (
+        replace(ranks, sequence=join_sequence_group(size, timedelta(seconds=60)))
+        if size > 1
+        else ranks
+    )
 
 
 def run(case, ranks):
@@ -327,7 +382,19 @@ def run(case, ranks):
         batch = ragged_round()
         if case.silent:
             batch.rewards[GROUP : 3 * GROUP] = 0
-        steps.append(step_on(batch, backend, reference, config, cut, ranks, overlong_filter, case.rate, mu=case.mu))
+        steps.append(
+            step_on(
+                batch,
+                backend,
+                reference,
+                config,
+                cut,
+                ranks,
+                overlong_filter,
+                case.rate,
+                mu=case.mu,
+            )
+        )
         if len(steps) == case.mix_after:
             reference.mix_in_policy(0.6)
         if len(steps) == case.reload_after:
@@ -335,15 +402,22 @@ def run(case, ranks):
         if case.away:
             be_away(backend, reference)
     weights = {
-        name: tensor for bucket in backend.weight_buckets(policy_weights(backend.model)) for name, tensor in bucket
+        name: tensor
+        for bucket in backend.weight_buckets(policy_weights(backend.model))
+        for name, tensor in bucket
     }
     generation = backend.generation_model()
     if ranks.is_rank0:
         out = Path(case.out)
         wanted = [] if case.backend == "summed" else policy_weights(generation)
         same = all(torch.equal(weights[w.name], w.value()) for w in wanted)
-        save_file({name: tensor.float() for name, tensor in weights.items()}, out.with_suffix(".safetensors"))
-        out.write_text(json.dumps({"steps": steps, "generation_equals_weights": same, **backend.describe()}))
+        save_file(
+            {name: tensor.float() for name, tensor in weights.items()},
+            out.with_suffix(".safetensors"),
+        )
+        out.write_text(
+            json.dumps({"steps": steps, "generation_equals_weights": same, **backend.describe()})
+        )
 
 
 def main():

@@ -39,8 +39,13 @@ class Jobs:
                 answer = _answer(worker)
                 if answer != "ok":
                     self.close()
-                    raise AssertionError(f"rank {rank}: {json.loads(answer) if answer else self._log(ranks, rank)}")
-            self._done[key] = json.loads(out.read_text()), load_file(out.with_suffix(".safetensors"))
+                    raise AssertionError(
+                        f"rank {rank}: {json.loads(answer) if answer else self._log(ranks, rank)}"
+                    )
+            self._done[key] = (
+                json.loads(out.read_text()),
+                load_file(out.with_suffix(".safetensors")),
+            )
         return self._done[key]
 
     def close(self) -> None:
@@ -54,13 +59,23 @@ class Jobs:
             free.bind(("127.0.0.1", 0))
             port = free.getsockname()[1]
         for rank in range(ranks):
-            place = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": ranks, "LOCAL_WORLD_SIZE": ranks}
+            place = {
+                "RANK": rank,
+                "LOCAL_RANK": rank,
+                "WORLD_SIZE": ranks,
+                "LOCAL_WORLD_SIZE": ranks,
+            }
             meeting = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
-            environ = {name: str(value) for name, value in {"DS_ACCELERATOR": "cpu", **place, **meeting}.items()}
+            environ = {
+                name: str(value)
+                for name, value in {"DS_ACCELERATOR": "cpu", **place, **meeting}.items()
+            }
             words = [str(WORKER), *(["distributed"] if ranks > 1 else [])]
             with (self._folder / f"{ranks}-{rank}.log").open("wb") as log:
                 self._ranks[ranks].append(
-                    forks.start(words, environ=environ, stdin=forks.PIPE, stdout=forks.PIPE, stderr=log)
+                    forks.start(
+                        words, environ=environ, stdin=forks.PIPE, stdout=forks.PIPE, stderr=log
+                    )
                 )
         for worker in self._ranks[ranks]:
             assert _answer(worker) == "ready", "a worker did not start"

@@ -22,7 +22,9 @@ from swift_r1.training.optimizer import OptimizerConfig
 from tests.training import backend_worker as worker
 
 ONE_RANK = Ranks(0, 1, torch.device("cpu"), None)
-PLAIN = AdapterArguments(train_type="lora", lora_rank=4, lora_alpha=8, target_modules=["all-linear"])
+PLAIN = AdapterArguments(
+    train_type="lora", lora_rank=4, lora_alpha=8, target_modules=["all-linear"]
+)
 KINDS = {
     "plain": PLAIN,
     "rslora": replace(PLAIN, use_rslora=True),
@@ -32,7 +34,9 @@ KINDS = {
     "dora": replace(PLAIN, use_dora=True),
     "dora-dropout": replace(PLAIN, use_dora=True, lora_dropout=0.5),
     "whole": replace(PLAIN, modules_to_save=["all-embedding", "all-norm", "lm_head"]),
-    "everything": replace(PLAIN, use_rslora=True, use_dora=True, lora_dropout=0.5, modules_to_save=["lm_head", "norm"]),
+    "everything": replace(
+        PLAIN, use_rslora=True, use_dora=True, lora_dropout=0.5, modules_to_save=["lm_head", "norm"]
+    ),
 }
 CONFIG = OptimizerConfig(1e-2, 0.1, 0.9, 0.95, 1e-8, 1.0)
 
@@ -54,11 +58,15 @@ def train(backend: LocalBackend, reference=None) -> dict[str, float]:
 
 def saved(backend: LocalBackend, model: Path, folder: Path) -> Path:
     folder.mkdir(exist_ok=True)
-    Saver(folder, backend, None, AutoTokenizer.from_pretrained(model), ONE_RANK, None, False).save(3, None, {}, True)
+    Saver(folder, backend, None, AutoTokenizer.from_pretrained(model), ONE_RANK, None, False).save(
+        3, None, {}, True
+    )
     return folder / "checkpoint-3"
 
 
-@pytest.mark.parametrize(("kind", "tied"), [*((kind, False) for kind in KINDS), ("whole", True), ("everything", True)])
+@pytest.mark.parametrize(
+    ("kind", "tied"), [*((kind, False) for kind in KINDS), ("whole", True), ("everything", True)]
+)
 def test_a_kind(tiny_model, tiny_model_untied, tmp_path, kind, tied):
     folder = tiny_model if tied else tiny_model_untied
     lora = KINDS[kind]
@@ -80,11 +88,19 @@ def test_a_kind(tiny_model, tiny_model_untied, tmp_path, kind, tied):
     # A checkpoint of it merges to the same, and training may begin with it.
     checkpoint = saved(backend, folder, tmp_path)
     assert main(["merge-lora", "--adapters", str(checkpoint)]) == 0
-    for name, value in AutoModelForCausalLM.from_pretrained(tmp_path / "checkpoint-3-merged").named_parameters():
+    for name, value in AutoModelForCausalLM.from_pretrained(
+        tmp_path / "checkpoint-3-merged"
+    ).named_parameters():
         assert torch.equal(value, merged[name]), name
     flags = adapter_flags("--adapters", checkpoint)
-    assert (flags["use_dora"], flags["use_rslora"], flags["lora_rank"]) == (lora.use_dora, lora.use_rslora, 4)
-    assert torch.equal(logps(backend_of(folder, replace(lora, adapters=[str(checkpoint)]))), trained)
+    assert (flags["use_dora"], flags["use_rslora"], flags["lora_rank"]) == (
+        lora.use_dora,
+        lora.use_rslora,
+        4,
+    )
+    assert torch.equal(
+        logps(backend_of(folder, replace(lora, adapters=[str(checkpoint)]))), trained
+    )
 
 
 @pytest.mark.parametrize("kind", ["dropout", "dora-dropout"])
@@ -97,7 +113,11 @@ def test_dropout_is_where_a_gradient_is(tiny_model, kind):
     found = []
     for checkpointing in (True, False):
         model: Any = backend.model
-        (model.gradient_checkpointing_enable if checkpointing else model.gradient_checkpointing_disable)()
+        (
+            model.gradient_checkpointing_enable
+            if checkpointing
+            else model.gradient_checkpointing_disable
+        )()
         torch.manual_seed(1)
         with_gradient = backend.logprobs(inputs, 0.9).logps
         assert (with_gradient - logps(backend)).abs().mean() > 1e-3
@@ -116,7 +136,9 @@ def test_a_reference_with_adapters_of_its_own(tiny_model, tmp_path, kind):
     folder, expected = saved(first, tiny_model, tmp_path / "first"), logps(first)
     backend = backend_of(tiny_model, replace(KINDS[kind], ref_adapters=[str(folder)]))
     reference = backend.reference()
-    torch.testing.assert_close(logps(backend), logps(backend_of(tiny_model, None)), rtol=0, atol=1e-6)
+    torch.testing.assert_close(
+        logps(backend), logps(backend_of(tiny_model, None)), rtol=0, atol=1e-6
+    )
     for _ in range(2):
         train(backend, reference)
     policy = logps(backend)
@@ -124,24 +146,41 @@ def test_a_reference_with_adapters_of_its_own(tiny_model, tmp_path, kind):
     assert torch.equal(logps(backend), policy)
     assert not any("reference" in weight.name for weight in added_weights(backend.model))
     again = backend_of(
-        tiny_model, replace(KINDS[kind], adapters=[str(saved(backend, tiny_model, tmp_path / "second"))])
+        tiny_model,
+        replace(KINDS[kind], adapters=[str(saved(backend, tiny_model, tmp_path / "second"))]),
     )
     assert torch.equal(logps(again), policy)
 
 
 def test_adapters_that_do_not_fit(tiny_model, tiny_model_untied, tmp_path):
-    folder = str(saved(backend_of(tiny_model, replace(PLAIN, target_modules=["q_proj"])), tiny_model, tmp_path))
+    folder = str(
+        saved(
+            backend_of(tiny_model, replace(PLAIN, target_modules=["q_proj"])), tiny_model, tmp_path
+        )
+    )
     for model, lora, said in (
         (tiny_model, PLAIN, r"does not fit --model and the flags: .*k_proj.* is not in it"),
-        (tiny_model, replace(PLAIN, target_regex=r".*\.0\..*q_proj"), r"layers\.1.*q_proj.* has no place there"),
-        (tiny_model, replace(PLAIN, lora_rank=8, target_modules=["q_proj"]), r"has there \[4, 64\], not \[8, 64\]"),
+        (
+            tiny_model,
+            replace(PLAIN, target_regex=r".*\.0\..*q_proj"),
+            r"layers\.1.*q_proj.* has no place there",
+        ),
+        (
+            tiny_model,
+            replace(PLAIN, lora_rank=8, target_modules=["q_proj"]),
+            r"has there \[4, 64\], not \[8, 64\]",
+        ),
     ):
         with pytest.raises(UsageError, match=said):
             backend_of(model, replace(lora, adapters=[folder]))
 
 
 def test_modules_that_are_not_there(tiny_model):
-    with pytest.raises(UsageError, match="--modules_to_save wpe: LlamaForCausalLM has no such module"):
+    with pytest.raises(
+        UsageError, match="--modules_to_save wpe: LlamaForCausalLM has no such module"
+    ):
         backend_of(tiny_model, replace(PLAIN, modules_to_save=["norm", "wpe"]))
-    with pytest.raises(UsageError, match="the embedding gets no adapter; leave it out, or train it whole"):
+    with pytest.raises(
+        UsageError, match="the embedding gets no adapter; leave it out, or train it whole"
+    ):
         backend_of(tiny_model, replace(PLAIN, target_modules=["q_proj", "embed_tokens"]))

@@ -59,14 +59,19 @@ def test_ddp_equals_one_process(train):
     """Micro-batches of the two ranks add up; buckets are sent while the last one's backward pass goes on."""
     reference = train("local", mix_after=2)
     assert_same(train("ddp", ranks=2, cuts="150 40s 70", mix_after=2), reference)
-    assert_same(train("ddp", ranks=2, cuts="40p 40 150", loss=EVERYTHING), train("local", loss=EVERYTHING))
+    assert_same(
+        train("ddp", ranks=2, cuts="40p 40 150", loss=EVERYTHING), train("local", loss=EVERYTHING)
+    )
 
 
 def test_groups_and_experts_of_two_ranks_equal_one_process(train):
     """Groups of REAL in several micro-batches and on both ranks, with CHORD's answers beside them."""
     case = {"loss": {"loss_type": "real", "num_generations": 4}, "mu": 0.3}
     reference = train("local", **case)
-    assert reference[0][1]["chord/nll"] != reference[0][0]["chord/nll"] and reference[0][0]["grad_norm"] > 0.1
+    assert (
+        reference[0][1]["chord/nll"] != reference[0][0]["chord/nll"]
+        and reference[0][0]["grad_norm"] > 0.1
+    )
     assert_same(train("ddp", ranks=2, cuts="40 40s 24", **case), reference)
     assert_same(train("zero3", ranks=2, cuts="40p 40 150", **case), reference)
 
@@ -75,7 +80,9 @@ def test_groups_and_experts_of_two_ranks_equal_one_process(train):
 def test_fsdp_equals_one_process(train, backend):
     reference = train("local", mix_after=2)
     assert_same(train(backend, ranks=2, cuts="150 40s 70", mix_after=2), reference)
-    assert_same(train(backend, ranks=2, cuts="40p 40 150", loss=EVERYTHING), train("local", loss=EVERYTHING))
+    assert_same(
+        train(backend, ranks=2, cuts="40p 40 150", loss=EVERYTHING), train("local", loss=EVERYTHING)
+    )
 
 
 @pytest.mark.parametrize("backend", ["ddp", "fsdp2", "zero0", "zero2", "zero3"])
@@ -86,7 +93,9 @@ def test_ranks_leave_out_the_same_backward_passes(train, backend):
 
 
 def test_fsdp_equals_one_process_with_adapters_and_a_critic(train):
-    assert_same(train("fsdp2", ranks=2, cuts="150 40s 70", train="lora"), train("local", train="lora"))
+    assert_same(
+        train("fsdp2", ranks=2, cuts="150 40s 70", train="lora"), train("local", train="lora")
+    )
     assert_same(train("fsdp2", ranks=2, cuts="150 40s 70", ppo=PPO), train("local", ppo=PPO))
 
 
@@ -109,7 +118,11 @@ def test_zero3_equals_one_process_with_adapters(train, tiny_model):
 
 ADAPTERS = {
     "dora": {"use_dora": True},
-    "whole": {"use_rslora": True, "modules_to_save": ["all-embedding", "all-norm", "lm_head"], "lorap_lr_ratio": 4},
+    "whole": {
+        "use_rslora": True,
+        "modules_to_save": ["all-embedding", "all-norm", "lm_head"],
+        "lorap_lr_ratio": 4,
+    },
 }
 """What is trained beside or in place of `B A`, and at another rate."""
 APART = json.dumps(
@@ -135,7 +148,10 @@ APART = json.dumps(
 )
 def test_other_adapters_equal_one_process(train, backend, kind):
     case = f"lora:{json.dumps(ADAPTERS[kind])}"
-    assert_same(train(backend, ranks=2, cuts="150 40s 70", train=case, reload_after=2), train("local", train=case))
+    assert_same(
+        train(backend, ranks=2, cuts="150 40s 70", train=case, reload_after=2),
+        train("local", train=case),
+    )
 
 
 PPO = "--kl_coef 0.1 --gamma 0.95 --lam 0.9 --num_ppo_epochs 2 --whiten_rewards true"
@@ -224,7 +240,9 @@ def test_zero2_equals_one_process(train):
     assert_same(train("zero2", ranks=2, cuts="40 40s 40"), train("local"))
 
 
-@pytest.mark.parametrize(("backend", "ranks"), [("local", 1), ("ddp", 2), ("fsdp2", 2), ("zero3", 2), ("zero0", 2)])
+@pytest.mark.parametrize(
+    ("backend", "ranks"), [("local", 1), ("ddp", 2), ("fsdp2", 2), ("zero3", 2), ("zero0", 2)]
+)
 def test_bf16_training_keeps_updates_smaller_than_its_spacing(train, tiny_model, backend, ranks):
     """Weights near 0.3 are 0.002 apart in bf16; 20 steps of 1e-4 only add up in float32 master weights."""
     start = load_file(tiny_model / "model.safetensors")
@@ -233,7 +251,9 @@ def test_bf16_training_keeps_updates_smaller_than_its_spacing(train, tiny_model,
     exact = train("local", cuts=cuts, rate=1e-4)[1]
     for name, expected in exact.items():
         if name.endswith("proj.weight"):
-            moved = ((weights[name] - start[name].bfloat16().float()) * (expected - start[name]).sign()).mean()
+            moved = (
+                (weights[name] - start[name].bfloat16().float()) * (expected - start[name]).sign()
+            ).mean()
             wanted = (expected - start[name]).abs().mean()
             assert moved > 0.7 * wanted, name
 
@@ -284,7 +304,15 @@ AS_MS_SWIFT = json.dumps(
 
 @pytest.mark.parametrize(
     "backend",
-    ["zero0", "zero1", "zero2", "zero3", "zero2_offload", "zero3_offload", pytest.param(AS_MS_SWIFT, id="json")],
+    [
+        "zero0",
+        "zero1",
+        "zero2",
+        "zero3",
+        "zero2_offload",
+        "zero3_offload",
+        pytest.param(AS_MS_SWIFT, id="json"),
+    ],
 )
 def test_deepspeed_takes_every_preset(train, backend):
     """And a file as ms-swift has them; the first step is that of one process."""
@@ -300,7 +328,9 @@ MATRIX = [(kind, dtype) for kind in ("full", "lora", "qlora") for dtype in ("flo
 def test_a_second_copy_of_weights_changes_nothing(train, kind):
     """`--zero_hpz_partition_size`, of the policy and of the reference, which moves after the second step."""
     zero = json.dumps({"zero_optimization": {"stage": 3, "zero_hpz_partition_size": 2}})
-    case = {"ranks": 2, "cuts": "150 40s 70", "train": kind} | ({"mix_after": 2} if kind == "full" else {})
+    case = {"ranks": 2, "cuts": "150 40s 70", "train": kind} | (
+        {"mix_after": 2} if kind == "full" else {}
+    )
     assert train(zero, **case)[0] == train("zero3", **case)[0]
 
 
@@ -310,11 +340,14 @@ def test_a_second_copy_of_weights_changes_nothing(train, kind):
 def test_the_matrix(train, kind, dtype, backend):
     """Three steps on two ranks. In bf16 ranks add up what they rounded each for itself."""
     steps, expected = (
-        train(name, ranks=ranks, dtype=dtype, train=kind)[0] for name, ranks in ((backend, 2), ("local", 1))
+        train(name, ranks=ranks, dtype=dtype, train=kind)[0]
+        for name, ranks in ((backend, 2), ("local", 1))
     )
     losses = [step["loss"] for step in steps]
     difference = max(abs(loss - step["loss"]) for loss, step in zip(losses, expected, strict=True))
-    norms = max(abs(a["grad_norm"] / b["grad_norm"] - 1) for a, b in zip(steps, expected, strict=True))
+    norms = max(
+        abs(a["grad_norm"] / b["grad_norm"] - 1) for a, b in zip(steps, expected, strict=True)
+    )
     print(f"| {kind} | {dtype} | {backend} | {losses[-1]:.6f} | {difference:.1e} | {norms:.1e} |")
     assert losses[0] != losses[-1]
     assert difference <= (1e-4 if dtype == "float32" else 1e-2)
@@ -324,7 +357,9 @@ def test_the_matrix(train, kind, dtype, backend):
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_float16_finds_its_loss_scale(train, ranks):
     """Of two ranks the first step overflows: it is left out, and the next one is what it would have been."""
-    steps = train("local" if ranks == 1 else "zero2", ranks=ranks, dtype="float16", cuts="150 150 150 150")[0]
+    steps = train(
+        "local" if ranks == 1 else "zero2", ranks=ranks, dtype="float16", cuts="150 150 150 150"
+    )[0]
     expected = train("local", cuts="150 150 150 150")[0]
     lost = ranks - 1
     assert [step["loss_scale"] for step in steps] == [2.0**16] + [2.0 ** (16 - lost)] * 3
@@ -385,8 +420,16 @@ def test_checkpointing_computes_the_same(train):
 UNEVEN = (
     {},
     {"loss": EVERYTHING},
-    {"loss": {"importance_sampling_level": "sequence", "rollout_importance_sampling_mode": "sequence_mask"}},
-    {"loss": {"loss_type": "real", "num_generations": 4, "log_rollout_offpolicy_metrics": True}, "mu": 0.3},
+    {
+        "loss": {
+            "importance_sampling_level": "sequence",
+            "rollout_importance_sampling_mode": "sequence_mask",
+        }
+    },
+    {
+        "loss": {"loss_type": "real", "num_generations": 4, "log_rollout_offpolicy_metrics": True},
+        "mu": 0.3,
+    },
     {"ppo": PPO},
 )
 """The mean of completions, that of tokens, GSPO, groups and experts, and PPO with its critic."""
@@ -399,7 +442,8 @@ def test_completions_that_do_not_divide_among_ranks(jobs, tiny_model, case):
     as in one process that cuts them so."""
     for cut in ("1", "70", "60s"):
         (one, exact), (three, gradients) = (
-            jobs.run(ranks, backend="summed", model=tiny_model, cuts=cut, **case) for ranks in (1, 3)
+            jobs.run(ranks, backend="summed", model=tiny_model, cuts=cut, **case)
+            for ranks in (1, 3)
         )
         [wanted], [step] = one["steps"], three["steps"]
         assert wanted["grad_norm"] > 1e-3 and (cut != "1" or step["micro_batches"] == 6)

@@ -15,7 +15,10 @@ def ragged(lengths, prompt_lengths):
     prompts = [[100 * i + 50 + k for k in range(p)] for i, p in enumerate(prompt_lengths)]
     completions = [[100 * i + k for k in range(n)] for i, n in enumerate(lengths)]
     pairs = zip(prompts, completions, strict=True)
-    rows = [TokenSequence(prompt, ids, [-float(t) for t in ids], [True] * len(ids)) for prompt, ids in pairs]
+    rows = [
+        TokenSequence(prompt, ids, [-float(t) for t in ids], [True] * len(ids))
+        for prompt, ids in pairs
+    ]
     rewards = [float(i) for i in range(len(lengths))]
     truncated = [length == max(lengths) for length in lengths]
     return round_batch(rows, rewards, truncated), prompts, completions
@@ -29,11 +32,17 @@ FORMS = [Form(), Form(packed=True), Form(packed=True, shared=True)]
 def steps(draw):
     """World size, group size and the lengths of whole groups."""
     world, size, groups = draw(st.integers(1, 4)), draw(st.integers(1, 6)), draw(st.integers(1, 9))
-    prompts = [p for p in draw(st.lists(st.integers(1, 30), min_size=groups, max_size=groups)) for _ in range(size)]
+    prompts = [
+        p
+        for p in draw(st.lists(st.integers(1, 30), min_size=groups, max_size=groups))
+        for _ in range(size)
+    ]
     completions = draw(st.lists(st.integers(1, 40), min_size=groups * size, max_size=groups * size))
     numbers = [i // size for i in range(groups * size)]
     silent = draw(st.lists(st.booleans(), min_size=groups, max_size=groups))
-    return world, RowLengths(prompts, completions, numbers, draw(st.sampled_from([[], [silent[i] for i in numbers]])))
+    return world, RowLengths(
+        prompts, completions, numbers, draw(st.sampled_from([[], [silent[i] for i in numbers]]))
+    )
 
 
 @settings(max_examples=200, deadline=None)
@@ -52,7 +61,9 @@ def test_every_completion_is_dealt_once_within_the_budget(step, form, budget):
         assert rank[: len(micro_batches)] == micro_batches
         # Only who has a micro-batch for each of its units has empty ones.
         assert rank == micro_batches or all(len(units) == 1 for units in micro_batches)
-        assert sorted(micro_batches, key=lambda units: not lengths.teaches(units[0])) == micro_batches
+        assert (
+            sorted(micro_batches, key=lambda units: not lengths.teaches(units[0])) == micro_batches
+        )
     for units in (units for rank in filled for units in rank):
         assert form.cost(units, lengths) <= budget or [len(unit) for unit in units] == [1]
         assert all(len({lengths.groups[sample] for sample in unit}) == 1 for unit in units)
@@ -62,7 +73,9 @@ def test_every_completion_is_dealt_once_within_the_budget(step, form, budget):
 def test_similar_lengths_share_a_micro_batch():
     lengths = RowLengths([1] * 8, [1, 9, 2, 8, 1, 9, 2, 8], range(8))
     plan = plan_micro_batches(lengths, Form(), world_size=2, budget=20)
-    assert [[sorted(lengths.completions[u[0]] for u in units) for units in rank] for rank in plan] == [
+    assert [
+        [sorted(lengths.completions[u[0]] for u in units) for units in rank] for rank in plan
+    ] == [
         [[8, 9], [1, 2]],
         [[8, 9], [1, 2]],
     ]
@@ -80,7 +93,12 @@ def test_groups_stay_whole_where_ranks_and_budget_allow():
     assert plan_micro_batches(lengths, form, 1, 60) == [[[(0, 1, 2, 3), (4, 5, 6, 7)]]]
     assert plan_micro_batches(lengths, form, 2, 30) == [[[(0, 1, 2, 3)]], [[(4, 5, 6, 7)]]]
     assert plan_micro_batches(lengths, form, 1, 29) == [[[(0, 1)], [(2, 3)], [(4, 5)], [(6, 7)]]]
-    assert plan_micro_batches(lengths, form, 4, 60) == [[[(0, 1)]], [[(2, 3)]], [[(4, 5)]], [[(6, 7)]]]
+    assert plan_micro_batches(lengths, form, 4, 60) == [
+        [[(0, 1)]],
+        [[(2, 3)]],
+        [[(4, 5)]],
+        [[(6, 7)]],
+    ]
     # A step that begins inside a group.
     lengths = RowLengths([10] * 4, [5] * 4, [0, 1, 1, 1])
     assert plan_micro_batches(lengths, form, 1, 60) == [[[(0,), (1,), (2,), (3,)]]]
@@ -93,7 +111,9 @@ def test_what_does_not_divide_leaves_some_ranks_with_less():
     # Parts of groups that leave the fullest rank the fewest tokens: whole groups of a long prompt, halves, or single
     # completions.
     for prompt, groups, parts in ((10, 2, [1, 1, 0]), (5, 4, [3, 3, 2]), (1, 2, [3, 3, 2])):
-        lengths = RowLengths([prompt] * 4 * groups, [5] * 4 * groups, [i // 4 for i in range(4 * groups)])
+        lengths = RowLengths(
+            [prompt] * 4 * groups, [5] * 4 * groups, [i // 4 for i in range(4 * groups)]
+        )
         plan = plan_micro_batches(lengths, Form(packed=True, shared=True), 3, 60)
         assert [sum(map(len, rank)) for rank in plan] == parts
 
@@ -103,14 +123,19 @@ def test_a_micro_batch_without_completions_has_a_row_and_trains_nothing(form):
     batch, *_ = ragged([3, 1, 5], [2, 4, 1])
     micro = collate(batch, [], form, CPU)
     assert micro.inputs.token_ids.shape == (1, 1)
-    assert micro.mask.shape == (0, 1) and micro.samples.tolist() == micro.inputs.targets.tolist() == []
+    assert (
+        micro.mask.shape == (0, 1) and micro.samples.tolist() == micro.inputs.targets.tolist() == []
+    )
     assert micro.unflatten(torch.zeros(0, 2)).shape == (0, 1, 2)
 
 
 def test_collate_puts_targets_logps_and_mask_where_they_belong():
     batch, prompts, completions = ragged([3, 1, 5], [2, 4, 1])
     micro = collate(batch, [(2,), (0,)], Form(), CPU)
-    assert micro.inputs.token_ids.tolist() == [prompts[2] + completions[2], [*prompts[0], *completions[0], 0]]
+    assert micro.inputs.token_ids.tolist() == [
+        prompts[2] + completions[2],
+        [*prompts[0], *completions[0], 0],
+    ]
     assert micro.mask.sum(1).tolist() == [5, 3]
     assert micro.inputs.targets.tolist() == completions[2] + completions[0]
     assert micro.samples.tolist() == [2, 0]
@@ -124,8 +149,12 @@ def test_collate_puts_targets_logps_and_mask_where_they_belong():
 
 def test_packing_puts_the_same_samples_into_one_row():
     batch, prompts, completions = ragged([3, 1, 5], [2, 4, 1])
-    packed, padded = (collate(batch, [(2,), (0,)], form, CPU) for form in (Form(packed=True), Form()))
-    assert packed.inputs.token_ids.tolist() == [[*prompts[2], *completions[2], *prompts[0], *completions[0]]]
+    packed, padded = (
+        collate(batch, [(2,), (0,)], form, CPU) for form in (Form(packed=True), Form())
+    )
+    assert packed.inputs.token_ids.tolist() == [
+        [*prompts[2], *completions[2], *prompts[0], *completions[0]]
+    ]
     assert packed.inputs.position_ids.tolist() == [[0, 1, 2, 3, 4, 5, 0, 1, 2, 3, 4]]
     assert_targets_follow_their_context(packed, prompts, completions)
     assert torch.equal(packed.inputs.targets, padded.inputs.targets)

@@ -73,12 +73,22 @@ print(json.dumps([more(push), more(save)]))
 """
 
 
-@pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="peak memory is read from /proc")
+@pytest.mark.skipif(
+    not Path("/proc/self/clear_refs").exists(), reason="peak memory is read from /proc"
+)
 def test_two_gathered_buckets_at_most(tmp_path: Path) -> None:
     """Of 3 buckets of weights and 5 of the state."""
-    environ = {"PYTHONPATH": ":".join(sys.path), "MALLOC_MMAP_THRESHOLD_": "65536", "OMP_NUM_THREADS": "1"}
+    environ = {
+        "PYTHONPATH": ":".join(sys.path),
+        "MALLOC_MMAP_THRESHOLD_": "65536",
+        "OMP_NUM_THREADS": "1",
+    }
     done = subprocess.run(
-        [sys.executable, "-c", SCRIPT, str(tmp_path)], env=environ, capture_output=True, text=True, timeout=240
+        [sys.executable, "-c", SCRIPT, str(tmp_path)],
+        env=environ,
+        capture_output=True,
+        text=True,
+        timeout=240,
     )
     assert done.returncode == 0, done.stderr
     push, save = json.loads(done.stdout)

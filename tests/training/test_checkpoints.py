@@ -7,7 +7,12 @@ from dataclasses import asdict
 import pytest
 
 from swift_r1.errors import UsageError
-from swift_r1.training.checkpoint.folder import Draft, fault_of, list_checkpoints, remove_old_checkpoints
+from swift_r1.training.checkpoint.folder import (
+    Draft,
+    fault_of,
+    list_checkpoints,
+    remove_old_checkpoints,
+)
 from swift_r1.training.checkpoint.state import Fingerprint, RunState
 
 
@@ -57,7 +62,11 @@ def test_only_the_newest_stay(tmp_path):
     for step in (2, 10, 9):
         save_checkpoint(tmp_path, step, write_two_files)
     remove_old_checkpoints(tmp_path, None)
-    assert [path.name for path in list_checkpoints(tmp_path)] == ["checkpoint-2", "checkpoint-9", "checkpoint-10"]
+    assert [path.name for path in list_checkpoints(tmp_path)] == [
+        "checkpoint-2",
+        "checkpoint-9",
+        "checkpoint-10",
+    ]
     remove_old_checkpoints(tmp_path, 2)
     assert [path.name for path in list_checkpoints(tmp_path)] == ["checkpoint-9", "checkpoint-10"]
 
@@ -71,7 +80,9 @@ def test_a_state_of_another_format_is_refused(tmp_path):
     assert RunState.read(tmp_path) == state
     file = tmp_path / "state" / "run.json"
     file.write_text(json.dumps(json.loads(file.read_text()) | {"format": 1}))
-    with pytest.raises(UsageError, match="of another version of swift-r1; --resume_only_model true"):
+    with pytest.raises(
+        UsageError, match="of another version of swift-r1; --resume_only_model true"
+    ):
         RunState.read(tmp_path)
     older = asdict(state) | {"format": 2}
     del older["choices"]

@@ -8,14 +8,36 @@ from swift_r1.errors import UsageError
 from swift_r1.flags import RlhfArguments, World, parse_arguments
 from swift_r1.flags.training import DEEPSPEED_NAMES
 from swift_r1.launch.checks.preflight import deepspeed_faults
-from swift_r1.training.backends.deepspeed_config import contradictions, moved_twice, read_config, resolved
+from swift_r1.training.backends.deepspeed_config import (
+    contradictions,
+    moved_twice,
+    read_config,
+    resolved,
+)
 
-FLAGS = {"dtype": "bfloat16", "micro_batch": 4, "accumulation": 2, "step": 16, "world_size": 2, "max_grad_norm": 1.0}
+FLAGS = {
+    "dtype": "bfloat16",
+    "micro_batch": 4,
+    "accumulation": 2,
+    "step": 16,
+    "world_size": 2,
+    "max_grad_norm": 1.0,
+}
 
 MS_SWIFT = {
-    "fp16": {"enabled": "auto", "loss_scale": 0, "loss_scale_window": 1000, "hysteresis": 2, "min_loss_scale": 1},
+    "fp16": {
+        "enabled": "auto",
+        "loss_scale": 0,
+        "loss_scale_window": 1000,
+        "hysteresis": 2,
+        "min_loss_scale": 1,
+    },
     "bf16": {"enabled": "auto"},
-    "zero_optimization": {"stage": 3, "reduce_bucket_size": "auto", "offload_param": {"device": "none"}},
+    "zero_optimization": {
+        "stage": 3,
+        "reduce_bucket_size": "auto",
+        "offload_param": {"device": "none"},
+    },
     "gradient_accumulation_steps": "auto",
     "gradient_clipping": "auto",
     "train_batch_size": "auto",
@@ -38,7 +60,10 @@ def test_what_is_on_the_host_for_good_is_not_moved_there():
     assert list(moved_twice(read_config("zero2_offload"), True, False)) == []
     assert list(moved_twice(read_config('{"zero_optimization": 3}'), True, True)) == []
     [fault] = moved_twice(read_config("zero2_offload"), True, True)
-    assert fault == "--deepspeed sets offload_optimizer, which stays on the host: leave --offload_optimizer true out"
+    assert (
+        fault
+        == "--deepspeed sets offload_optimizer, which stays on the host: leave --offload_optimizer true out"
+    )
     assert len(list(moved_twice(read_config("zero3_offload"), True, True))) == 2
 
 
@@ -49,7 +74,10 @@ def test_a_second_copy_of_weights_needs_stage_3_and_groups_of_equal_size():
     assert list(contradictions(config, **FLAGS | one | {"world_size": 4})) == []
     for other, world in ((read_config("zero2", hpz=2), 4), (config, 3)):
         [fault] = contradictions(other, **FLAGS | one | {"world_size": world})
-        assert "--zero_hpz_partition_size 2 needs ZeRO-3, and a number of processes that it divides" in fault
+        assert (
+            "--zero_hpz_partition_size 2 needs ZeRO-3, and a number of processes that it divides"
+            in fault
+        )
 
 
 def test_a_file_and_json_say_the_same(tmp_path):
@@ -121,13 +149,37 @@ def test_the_flags_fill_in_the_rest(dtype):
         assert filled["fp16"]["initial_scale_power"] == 16
 
 
-@pytest.mark.parametrize(("more", "count"), [("", 1), ("--quant_bits", 0), ("--use_dora", 0), ("zero3", 0)])
+@pytest.mark.parametrize(
+    ("more", "count"), [("", 1), ("--quant_bits", 0), ("--use_dora", 0), ("zero3", 0)]
+)
 def test_dora_over_4_bits_is_refused_under_zero_3(more: str, count: int) -> None:
     """Without one of the three it is not."""
-    flags = {"--train_type": "lora", "--quant_bits": "4", "--use_dora": "true", "--deepspeed": "zero3"}
+    flags = {
+        "--train_type": "lora",
+        "--quant_bits": "4",
+        "--use_dora": "true",
+        "--deepspeed": "zero3",
+    }
     flags.pop(more, None)
     flags["--deepspeed"] = "zero2" if more == "zero3" else "zero3"
-    words = ["--rlhf_type", "grpo", "--model", "m", "--dataset", "d", "--reward_funcs", "r", "--torch_dtype", "float32"]
-    args = parse_arguments(RlhfArguments, [*words, *(word for pair in flags.items() for word in pair)], {})
-    found = [fault for fault in deepspeed_faults(args, World()) if "--use_dora true over 4-bit weights" in fault]
+    words = [
+        "--rlhf_type",
+        "grpo",
+        "--model",
+        "m",
+        "--dataset",
+        "d",
+        "--reward_funcs",
+        "r",
+        "--torch_dtype",
+        "float32",
+    ]
+    args = parse_arguments(
+        RlhfArguments, [*words, *(word for pair in flags.items() for word in pair)], {}
+    )
+    found = [
+        fault
+        for fault in deepspeed_faults(args, World())
+        if "--use_dora true over 4-bit weights" in fault
+    ]
     assert len(found) == count

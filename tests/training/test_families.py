@@ -36,7 +36,10 @@ from tests.families import FAMILIES, MULTIMODAL, WINDOW, family_class, save_fami
 CPU = torch.device("cpu")
 PACKED = Form(packed=True)
 NOT_PACKED = {
-    **{name: {PACKED, SHARED} for name in ("qwen3_next", "qwen3_5", "qwen3_5_moe", "kimi_linear", "lfm2_moe")},
+    **{
+        name: {PACKED, SHARED}
+        for name in ("qwen3_next", "qwen3_5", "qwen3_5_moe", "kimi_linear", "lfm2_moe")
+    },
     **{name: {PACKED, SHARED} for name in ("deepseek_v32", "deepseek_v4", "gpt_oss")},
     "gemma2": {SHARED},
 }
@@ -72,8 +75,14 @@ class Family(NamedTuple):
 @pytest.fixture(scope="module", params=[*FAMILIES, *MULTIMODAL])
 def family(request, tmp_path_factory):
     folder = save_family(tmp_path_factory.mktemp("models") / request.param, request.param)
-    backend = LocalBackend(load_model(folder, "float32", False), OptimizerConfig(1e-3, 0, 0.9, 0.95, 1e-8, 1.0))
-    plain = family_class(request.param).from_pretrained(folder, dtype=torch.float32, attn_implementation="eager").eval()
+    backend = LocalBackend(
+        load_model(folder, "float32", False), OptimizerConfig(1e-3, 0, 0.9, 0.95, 1e-8, 1.0)
+    )
+    plain = (
+        family_class(request.param)
+        .from_pretrained(folder, dtype=torch.float32, attn_implementation="eager")
+        .eval()
+    )
     return Family(request.param, folder, backend, plain)
 
 
@@ -81,11 +90,16 @@ def test_logprobs_and_gradients_are_the_models_own(family):
     """Padded, packed and with shared prompts, all longer than a window; a form that cannot be is refused."""
     assert min(map(len, PROMPTS)) > WINDOW and max(map(len, COMPLETIONS)) > WINDOW
     check_logprobs(family.backend)
-    own = torch.cat([family.plain_logprobs(*pair) for pair in zip(PROMPTS, COMPLETIONS, strict=True)])
+    own = torch.cat(
+        [family.plain_logprobs(*pair) for pair in zip(PROMPTS, COMPLETIONS, strict=True)]
+    )
     own.sum().backward()
     expected = {name: parameter.grad for name, parameter in family.plain.named_parameters()}
     largest = max(gradient.abs().max() for gradient in expected.values() if gradient is not None)
-    batch = round_batch([TokenSequence.of_answer(*pair) for pair in zip(PROMPTS, COMPLETIONS, strict=True)], [0.0] * 6)
+    batch = round_batch(
+        [TokenSequence.of_answer(*pair) for pair in zip(PROMPTS, COMPLETIONS, strict=True)],
+        [0.0] * 6,
+    )
     for form, units in (
         (Form(), [(i,) for i in range(6)]),
         (PACKED, [(i,) for i in range(6)]),
@@ -108,24 +122,37 @@ def test_logprobs_and_gradients_are_the_models_own(family):
                 continue
             # Some, as that of a bias that all keys share, are 0 but for rounding.
             scale = expected[name].abs().max() + 1e-3 * largest
-            torch.testing.assert_close(parameter.grad / scale, expected[name] / scale, atol=1e-3, rtol=0)
+            torch.testing.assert_close(
+                parameter.grad / scale, expected[name] / scale, atol=1e-3, rtol=0
+            )
 
 
 @torch.no_grad()
 def test_the_embedded_engine_samples_from_the_model(family):
     if family.name == "deepseek_v4":
-        with pytest.raises(UsageError, match="no cache for the compressed_sparse_attention, heavily_compressed_att"):
+        with pytest.raises(
+            UsageError, match="no cache for the compressed_sparse_attention, heavily_compressed_att"
+        ):
             TransformersEngine(family.backend.model, None, (2,), 0)
         return
     engine = TransformersEngine(family.backend.model, None, (2,), 0)
     check_engine(engine)
     sampling = SamplingParams(max_tokens=24)
     requests = [
-        RolloutRequest(request_id=str(n), prompt_token_ids=tuple(prompt), n=2, seeds=(n, 9 + n), sampling=sampling)
+        RolloutRequest(
+            request_id=str(n),
+            prompt_token_ids=tuple(prompt),
+            n=2,
+            seeds=(n, 9 + n),
+            sampling=sampling,
+        )
         for n, prompt in enumerate((PROMPTS[0], PROMPTS[3], PROMPTS[0][:4]))
     ]
     differences = [
-        (family.plain_logprobs(request.prompt_token_ids, one.token_ids) - torch.tensor(one.logprobs)).abs()
+        (
+            family.plain_logprobs(request.prompt_token_ids, one.token_ids)
+            - torch.tensor(one.logprobs)
+        ).abs()
         for request, output in zip(requests, engine.generate(requests, 0), strict=True)
         for one in output.completions
     ]
@@ -135,7 +162,12 @@ def test_the_embedded_engine_samples_from_the_model(family):
 
 @pytest.mark.parametrize(
     "lora",
-    [None, AdapterArguments(train_type="lora", lora_rank=4, lora_alpha=8, target_modules=["all-linear"])],
+    [
+        None,
+        AdapterArguments(
+            train_type="lora", lora_rank=4, lora_alpha=8, target_modules=["all-linear"]
+        ),
+    ],
     ids=["full", "lora"],
 )
 def test_what_is_sent_and_saved_is_what_its_checkpoint_holds(family, tmp_path, lora):
@@ -147,13 +179,17 @@ def test_what_is_sent_and_saved_is_what_its_checkpoint_holds(family, tmp_path, l
     whole = load_file(family.folder / "model.safetensors")
     disk = kept_on_disk(family.backend.model, str(family.folder))
     file = {name: tensor for name, tensor in whole.items() if name not in disk}
-    assert {name: tuple(tensor.shape) for name, tensor in sent.items()} == expected_weights(str(family.folder))
+    assert {name: tuple(tensor.shape) for name, tensor in sent.items()} == expected_weights(
+        str(family.folder)
+    )
     assert sent.keys() == file.keys() and all(torch.equal(sent[name], file[name]) for name in file)
     if lora is None:
         weights = {weight.name: weight.value() for weight in policy_weights(model)}
         model.save_pretrained(tmp_path, state_dict=weights)
         saved = load_file(tmp_path / "model.safetensors")
-        assert saved.keys() == file.keys() and all(torch.equal(saved[name], file[name]) for name in file)
+        assert saved.keys() == file.keys() and all(
+            torch.equal(saved[name], file[name]) for name in file
+        )
         assert (tmp_path / "config.json").read_text() == (family.folder / "config.json").read_text()
 
 
@@ -162,21 +198,31 @@ def test_every_tensor_of_a_hub_folder_is_in_a_checkpoint(tmp_path):
     folder = save_family(tmp_path / "hub", "qwen2_5_vl")
     own = load_file(folder / "model.safetensors")
     names = [(r"^visual\.", "model.visual."), (r"^model\.(?!visual)", "model.language_model.")]
-    tensors = {functools.reduce(lambda name, one: re.sub(*one, name), names, name): own[name] for name in own}
+    tensors = {
+        functools.reduce(lambda name, one: re.sub(*one, name), names, name): own[name]
+        for name in own
+    }
     tensors["mtp.norm.weight"] = torch.randn(7).bfloat16()
     parts = {f"model-{part}.safetensors": dict(list(tensors.items())[part::2]) for part in (0, 1)}
     for file, part in parts.items():
         save_file(part, folder / file)
-    index = {"metadata": {}, "weight_map": {name: file for file, part in parts.items() for name in part}}
+    index = {
+        "metadata": {},
+        "weight_map": {name: file for file, part in parts.items() for name in part},
+    }
     (folder / "model.safetensors.index.json").write_text(json.dumps(index))
     (folder / "model.safetensors").unlink()
-    backend = LocalBackend(load_model(folder, "bfloat16", False), OptimizerConfig(1e-3, 0, 0.9, 0.95, 1e-8, 1.0))
+    backend = LocalBackend(
+        load_model(folder, "bfloat16", False), OptimizerConfig(1e-3, 0, 0.9, 0.95, 1e-8, 1.0)
+    )
     shards = ModelShards(backend.model, policy_weights(backend.model), Ranks(0, 1, CPU, None))
     shards.write(tmp_path / "model.safetensors", shards.tensors(backend))
     written, towers = load_file(tmp_path / "model.safetensors"), ("model.visual.", "mtp.")
     assert written.keys() == tensors.keys()
     for name, tensor in tensors.items():
-        assert torch.equal(written[name], tensor if name.startswith(towers) else tensor.bfloat16()), name
+        assert torch.equal(
+            written[name], tensor if name.startswith(towers) else tensor.bfloat16()
+        ), name
 
 
 def test_positions_of_text_are_of_one_dimension(tmp_path):
@@ -187,7 +233,10 @@ def test_positions_of_text_are_of_one_dimension(tmp_path):
     fields = model.config.get_text_config().to_dict()
     del fields["model_type"], fields["rope_parameters"]["mrope_section"]
     plain = AutoModelForCausalLM.from_config(AutoConfig.for_model("qwen2", **fields))
-    names = {name.replace("model.language_model.", "model."): tensor for name, tensor in model.state_dict().items()}
+    names = {
+        name.replace("model.language_model.", "model."): tensor
+        for name, tensor in model.state_dict().items()
+    }
     plain.load_state_dict(names)
     ids = torch.tensor([PROMPTS[0]])
     known = plain(ids).logits.index_fill(-1, torch.tensor(placeholders(model.config)), NEVER)
@@ -202,42 +251,62 @@ def test_placeholders_are_never_drawn(tmp_path):
         decoder_of(model).norm.weight.fill_(1.0)
         model.get_output_embeddings().weight[list(never)] *= 50
     sampling = SamplingParams(max_tokens=64, ignore_eos=True)
-    request = RolloutRequest(request_id="0", prompt_token_ids=(3, 4), n=4, seeds=(0, 1, 2, 3), sampling=sampling)
+    request = RolloutRequest(
+        request_id="0", prompt_token_ids=(3, 4), n=4, seeds=(0, 1, 2, 3), sampling=sampling
+    )
     [output] = TransformersEngine(model, None, (2,), 0).generate([request], 0)
     assert never and all(set(never).isdisjoint(one.token_ids) for one in output.completions)
     backend = LocalBackend(model, OptimizerConfig(1e-3, 0, 0.9, 0.95, 1e-8, 1.0))
     for one in output.completions:
         own = own_logprobs(backend, [(3, 4, *one.token_ids)], CPU)[0][1:]
-        torch.testing.assert_close(torch.tensor(own), torch.tensor(one.logprobs), atol=NOISE, rtol=0)
+        torch.testing.assert_close(
+            torch.tensor(own), torch.tensor(one.logprobs), atol=NOISE, rtol=0
+        )
 
 
 def test_experts_get_no_adapters_and_are_trained_in_full_training(tmp_path):
     folder = save_family(tmp_path, "mixtral")
-    assert all(parameter.requires_grad for parameter in load_model(folder, "float32", False).parameters())
+    assert all(
+        parameter.requires_grad for parameter in load_model(folder, "float32", False).parameters()
+    )
     model = load_model(
         folder,
         "float32",
         False,
-        AdapterArguments(train_type="lora", lora_rank=4, lora_alpha=8, target_modules=["all-linear"]),
+        AdapterArguments(
+            train_type="lora", lora_rank=4, lora_alpha=8, target_modules=["all-linear"]
+        ),
     )
-    adapted = {name.split(".lora_")[0].rpartition(".")[2] for name, p in model.named_parameters() if p.requires_grad}
+    adapted = {
+        name.split(".lora_")[0].rpartition(".")[2]
+        for name, p in model.named_parameters()
+        if p.requires_grad
+    }
     assert adapted == {"q_proj", "k_proj", "v_proj", "o_proj"}
-    with pytest.raises(UsageError, match="--target_modules w1: the experts and routers of MixtralForCausalLM"):
+    with pytest.raises(
+        UsageError, match="--target_modules w1: the experts and routers of MixtralForCausalLM"
+    ):
         load_model(
             folder,
             "float32",
             False,
-            AdapterArguments(train_type="lora", lora_rank=4, lora_alpha=8, target_modules=["q_proj", "w1"]),
+            AdapterArguments(
+                train_type="lora", lora_rank=4, lora_alpha=8, target_modules=["q_proj", "w1"]
+            ),
         )
 
 
 def test_the_output_head_gets_no_adapter(tiny_model):
-    with pytest.raises(UsageError, match="--target_modules q_proj lm_head: the output head gets no adapter"):
+    with pytest.raises(
+        UsageError, match="--target_modules q_proj lm_head: the output head gets no adapter"
+    ):
         load_model(
             tiny_model,
             "float32",
             False,
-            AdapterArguments(train_type="lora", lora_rank=4, lora_alpha=8, target_modules=["q_proj", "lm_head"]),
+            AdapterArguments(
+                train_type="lora", lora_rank=4, lora_alpha=8, target_modules=["q_proj", "lm_head"]
+            ),
         )
 
 
@@ -246,7 +315,10 @@ def test_zero3_trains_experts_and_keeps_buffers(jobs, tmp_path):
     folder = save_family(tmp_path, "glm4_moe")
     _, whole = jobs.run(backend="local", model=folder, cuts="150 150")
     _, parts = jobs.run(2, backend="zero3", model=folder, cuts="150 150")
-    before = {weight.name: weight.value() for weight in policy_weights(load_model(folder, "float32", False))}
+    before = {
+        weight.name: weight.value()
+        for weight in policy_weights(load_model(folder, "float32", False))
+    }
     assert whole.keys() == parts.keys() == before.keys()
     for name, weight in whole.items():
         torch.testing.assert_close(parts[name], weight, atol=2e-4, rtol=0)
@@ -255,7 +327,8 @@ def test_zero3_trains_experts_and_keeps_buffers(jobs, tmp_path):
 
 def test_a_reference_keeps_its_buffers_through_a_checkpoint(tmp_path):
     backend = LocalBackend(
-        load_model(save_family(tmp_path, "glm4_moe"), "float32", False), OptimizerConfig(1e-3, 0, 0.9, 0.95, 1e-8, 1.0)
+        load_model(save_family(tmp_path, "glm4_moe"), "float32", False),
+        OptimizerConfig(1e-3, 0, 0.9, 0.95, 1e-8, 1.0),
     )
     reference = backend.reference()
     saved = {name: tensor for bucket in reference.weight_buckets() for name, tensor in bucket}
@@ -302,8 +375,14 @@ def test_an_attention_that_forgets_its_window_is_found(tmp_path, monkeypatch):
     engine = TransformersEngine(model, None, (2,), 0)
     check_engine(engine)
     assert why_not_packed(backend, SHARED) == ""
-    monkeypatch.setitem(AttentionInterface._global_mapping, decoding._NAME, forgetting(decoding.decode_attention))
-    with pytest.raises(UsageError, match="the embedded engine does not sample from MistralForCausalLM as it is"):
+    monkeypatch.setitem(
+        AttentionInterface._global_mapping, decoding._NAME, forgetting(decoding.decode_attention)
+    )
+    with pytest.raises(
+        UsageError, match="the embedded engine does not sample from MistralForCausalLM as it is"
+    ):
         check_engine(engine)
-    monkeypatch.setitem(AttentionInterface._global_mapping, training._NAME, forgetting(training.packed_attention))
+    monkeypatch.setitem(
+        AttentionInterface._global_mapping, training._NAME, forgetting(training.packed_attention)
+    )
     assert "see its neighbours" in why_not_packed(backend, SHARED)

@@ -31,18 +31,29 @@ def test_a_file_as_ms_swift_has_them(tmp_path):
 def test_every_setting_that_acts():
     settings = {"fsdp_cpu_ram_efficient_loading": False, "transformer_layer_cls_to_wrap": "A,B"}
     text = json.dumps({"fsdp": "shard_grad_op", "fsdp_config": settings})
-    assert read_fsdp(text) == FsdpConfig(reshard_after_forward=False, rank0_loads=False, layers=("A", "B"))
+    assert read_fsdp(text) == FsdpConfig(
+        reshard_after_forward=False, rank0_loads=False, layers=("A", "B")
+    )
 
 
 @pytest.mark.parametrize(
     ("content", "parts"),
     [
-        ({"fsdp": "full_shard offload"}, ["offload keeps no weights in host memory: --deepspeed zero3_offload does"]),
+        (
+            {"fsdp": "full_shard offload"},
+            ["offload keeps no weights in host memory: --deepspeed zero3_offload does"],
+        ),
         ({"fsdp": "hybrid_shard"}, ["hybrid_shard shards over all ranks"]),
         ({"fsdp": "no_shard"}, ["no_shard is not known"]),
         ({"mixed_precision": "bf16"}, ["mixed_precision is not known"]),
-        ({"fsdp_config": {"fsdp_version": 1, "odd": 2}}, ["fsdp_version 1 must be 2", "odd 2 is not known"]),
-        ({"fsdp_config": {"reshard_after_forward": "yes"}}, ['reshard_after_forward "yes" must be true or false']),
+        (
+            {"fsdp_config": {"fsdp_version": 1, "odd": 2}},
+            ["fsdp_version 1 must be 2", "odd 2 is not known"],
+        ),
+        (
+            {"fsdp_config": {"reshard_after_forward": "yes"}},
+            ['reshard_after_forward "yes" must be true or false'],
+        ),
         ({"fsdp_config": {"fsdp_auto_wrap_policy": "NO_WRAP"}}, ["must be TRANSFORMER_BASED_WRAP"]),
         ({"fsdp_config": {"state_dict_type": "LOCAL_STATE_DICT"}}, ["a checkpoint is both"]),
         ({"fsdp_config": {"fsdp_offload_params": True}}, ["zero3_offload"]),

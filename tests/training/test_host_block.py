@@ -19,7 +19,9 @@ def test_parts_are_of_one_block_which_is_used_again() -> None:
     block = HostBlock(CPU)
     first, second, empty = block.parts([100, 30, 0])
     assert (len(first), len(second), len(empty)) == (100, 30, 0)
-    assert first.untyped_storage().nbytes() == 128 + 64 and second.data_ptr() - first.data_ptr() == 128
+    assert (
+        first.untyped_storage().nbytes() == 128 + 64 and second.data_ptr() - first.data_ptr() == 128
+    )
     assert first.untyped_storage().data_ptr() == second.untyped_storage().data_ptr()
     assert second.view(torch.bfloat16).fill_(1.5).sum() == 15 * 1.5
     assert block.parts([192])[0].data_ptr() == first.data_ptr()
@@ -30,7 +32,9 @@ def test_what_the_host_has_no_room_for_is_refused(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(available=1000))
     assert HostBlock(CPU).parts([1000 // 64 * 64])
     movable = Movable(lambda: [torch.zeros(2**20)])
-    with pytest.raises(RunFailed, match=r"4\.0 GiB are to leave the device: leave out an --offload_"):
+    with pytest.raises(
+        RunFailed, match=r"4\.0 GiB are to leave the device: leave out an --offload_"
+    ):
         HostBlock(CPU).parts([2**32])
     with pytest.raises(RunFailed, match=r"host has 0\.0 GiB"):
         movable.leave(CPU)
@@ -53,7 +57,9 @@ def test_values_come_back_and_zeros_are_not_kept(kind: str) -> None:
         assert sum(map(len, held)) == 4 * (300 + (turn > 0) * 7)
         assert all(part.is_pinned() for part in held) is (kind == "cuda")
         movable.come_back()
-        assert all(map(torch.equal, (*views, *moments), expected)) and gradient.tolist() == [0.0] * 500
+        assert (
+            all(map(torch.equal, (*views, *moments), expected)) and gradient.tolist() == [0.0] * 500
+        )
         if not turn:
             moments.append(torch.rand(7, device=device))  # an optimizer's first step
     assert len(blocks) == 3 and blocks[1] == blocks[2]

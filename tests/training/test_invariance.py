@@ -20,10 +20,17 @@ from swift_r1.training.backends.local import LocalBackend
 from swift_r1.training.batching import Batching, collate, round_batch, split_step
 from swift_r1.training.grpo import before_training, needs_old_policy, rewards_after_kl, split_round
 from swift_r1.training.micro_batches import SHARED, Form
-from swift_r1.training.model_checks import LEAST_SAVING, check_logprobs, choose_batching, why_not_packed
+from swift_r1.training.model_checks import (
+    LEAST_SAVING,
+    check_logprobs,
+    choose_batching,
+    why_not_packed,
+)
 from swift_r1.training.optimizer import OptimizerConfig
 
-_spec = importlib.util.spec_from_file_location("backend_worker", Path(__file__).with_name("backend_worker.py"))
+_spec = importlib.util.spec_from_file_location(
+    "backend_worker", Path(__file__).with_name("backend_worker.py")
+)
 worker = importlib.util.module_from_spec(_spec)
 _spec.loader.exec_module(worker)
 
@@ -33,12 +40,18 @@ COUNTED = ("micro_batches", "tokens_computed")
 LOSSES = {
     "grpo": LossConfig(beta=0.1),
     "dapo, high entropy": LossConfig(loss_type="dapo", top_entropy_quantile=0.3),
-    "dr_grpo, corrected": LossConfig(loss_type="dr_grpo", rollout_importance_sampling_mode="token_truncate"),
+    "dr_grpo, corrected": LossConfig(
+        loss_type="dr_grpo", rollout_importance_sampling_mode="token_truncate"
+    ),
     "sapo, KL in the reward": LossConfig(loss_type="sapo", beta=0.1, kl_in_reward=True),
     "cispo": LossConfig(loss_type="cispo"),
-    "fipo": LossConfig(loss_type="fipo", beta=0.1, delta=1.3, fipo_decay_rate=4, fipo_clip_range=0.5),
+    "fipo": LossConfig(
+        loss_type="fipo", beta=0.1, delta=1.3, fipo_decay_rate=4, fipo_clip_range=0.5
+    ),
     "real": LossConfig(loss_type="real", beta=0.1, num_generations=worker.GROUP),
-    "gspo": LossConfig(importance_sampling_level="sequence", rollout_importance_sampling_mode="sequence_mask"),
+    "gspo": LossConfig(
+        importance_sampling_level="sequence", rollout_importance_sampling_mode="sequence_mask"
+    ),
 }
 
 
@@ -78,7 +91,9 @@ def with_adapters(folder):
         folder,
         "float32",
         gradient_checkpointing=False,
-        trained=AdapterArguments(train_type="lora", lora_rank=4, lora_alpha=8, target_modules=["all-linear"]),
+        trained=AdapterArguments(
+            train_type="lora", lora_rank=4, lora_alpha=8, target_modules=["all-linear"]
+        ),
     )
     with torch.no_grad():
         for name, parameter in model.named_parameters():
@@ -114,11 +129,15 @@ def test_experts_answers_change_neither_by_how_they_are_cut(backends, cut):
     backend, _ = backends["llama"]
     found = {}
     for mu, own in ((0.0, "1000"), (0.25, "1000"), (0.25, cut), (1.0, "1000")):
-        metrics = worker.step_on(worker.ragged_round(), backend, None, LossConfig(), own, ALONE, mu=mu)
+        metrics = worker.step_on(
+            worker.ragged_round(), backend, None, LossConfig(), own, ALONE, mu=mu
+        )
         found[mu, own] = metrics, backend.gradients
     (policy, own), (both, mixed), (expected, cut_up), (experts, theirs) = found.values()
     assert both["loss"] == pytest.approx(0.75 * policy["loss"] + 0.25 * experts["loss"], rel=1e-5)
-    assert both["chord/mu"] == 0.25 and both["chord/nll"] == pytest.approx(expected["chord/nll"], rel=1e-5)
+    assert both["chord/mu"] == 0.25 and both["chord/nll"] == pytest.approx(
+        expected["chord/nll"], rel=1e-5
+    )
     for name, gradient in mixed.items():
         assert (gradient - 0.75 * own[name] - 0.25 * theirs[name]).norm() / both["grad_norm"] < 1e-5
         assert (gradient - cut_up[name]).norm() / both["grad_norm"] < 1e-5
@@ -160,13 +179,21 @@ def models_and_losses():
 
 
 @pytest.mark.parametrize(("model", "loss", "overlong_filter"), models_and_losses())
-def test_cuts_packing_and_shared_prompts_change_neither_loss_nor_gradient(backends, model, loss, overlong_filter):
+def test_cuts_packing_and_shared_prompts_change_neither_loss_nor_gradient(
+    backends, model, loss, overlong_filter
+):
     backend, reference = backends[model]
     config = LOSSES[loss]
     results = []
     for cut in CUTS:
         metrics = worker.step_on(
-            worker.ragged_round(), backend, reference if config.beta else None, config, cut, ALONE, overlong_filter
+            worker.ragged_round(),
+            backend,
+            reference if config.beta else None,
+            config,
+            cut,
+            ALONE,
+            overlong_filter,
         )
         results.append((metrics, backend.gradients))
     for metrics, _ in results:
@@ -187,7 +214,9 @@ def test_the_entropy_filter_keeps_its_share_of_the_whole_step(backends):
     """Tokens with a policy loss are those above the quantile of all micro-batches, not of each."""
     backend, _ = backends["llama"]
     config = LossConfig(loss_type="dapo", top_entropy_quantile=0.25)
-    threshold = worker.step_on(worker.ragged_round(), backend, None, config, "40", ALONE)["entropy/threshold"]
+    threshold = worker.step_on(worker.ragged_round(), backend, None, config, "40", ALONE)[
+        "entropy/threshold"
+    ]
     units = [(sample,) for sample in range(worker.COMPLETIONS)]
     micro = collate(worker.ragged_round(), units, Form(), torch.device("cpu"))
     with torch.no_grad():
@@ -220,9 +249,13 @@ def test_what_teaches_nothing_has_no_backward_pass(backends, monkeypatch, cut):
     batch.rewards[worker.GROUP : 3 * worker.GROUP] = 0.0
     expected = worker.step_on(batch, backend, None, LossConfig(), "1000", ALONE, apart=False)
     gradients, passes, backward = backend.gradients, [], backend.backward
-    monkeypatch.setattr(backend, "backward", lambda loss, last: (passes.append(last), backward(loss, last)))
+    monkeypatch.setattr(
+        backend, "backward", lambda loss, last: (passes.append(last), backward(loss, last))
+    )
     found = worker.step_on(batch, backend, None, LossConfig(), cut, ALONE)
-    assert 0 < len(passes) < found["micro_batches"] and passes == [False] * (len(passes) - 1) + [True]
+    assert 0 < len(passes) < found["micro_batches"] and passes == [False] * (len(passes) - 1) + [
+        True
+    ]
     for name in expected.keys() - set(COUNTED):
         assert found[name] == pytest.approx(expected[name], rel=1e-5, abs=1e-7), name
     for name, gradient in gradients.items():
@@ -240,7 +273,9 @@ def test_the_kl_in_the_reward_is_the_sum_over_each_completion(backends):
     """Against the plain formula, also for completions that the overlong filter leaves out of the loss."""
     backend, reference = backends["llama"]
     batch = worker.ragged_round()
-    split = split_round(batch, 1, Batching(Form(packed=True, shared=True), 1, worker.GROUP, 70), ALONE)
+    split = split_round(
+        batch, 1, Batching(Form(packed=True, shared=True), 1, worker.GROUP, 70), ALONE
+    )
     steps = before_training(split, backend, reference, 0.9, old_policy=True)
     found = rewards_after_kl(batch, steps, 0.1, ALONE)
     tokens = batch.token_ids.split((batch.prompt_lengths + batch.completion_lengths).tolist())
@@ -255,7 +290,9 @@ def test_the_kl_in_the_reward_is_the_sum_over_each_completion(backends):
 
 
 def test_an_extra_forward_pass_only_where_something_needs_it():
-    assert not needs_old_policy(RlhfArguments(beta=0.1, rollout_importance_sampling_mode="token_mask"), 1)
+    assert not needs_old_policy(
+        RlhfArguments(beta=0.1, rollout_importance_sampling_mode="token_mask"), 1
+    )
     assert needs_old_policy(RlhfArguments(), 2)
     assert needs_old_policy(RlhfArguments(beta=0.1, kl_in_reward=True), 1)
     assert needs_old_policy(RlhfArguments(top_entropy_quantile=0.9), 1)
@@ -280,7 +317,9 @@ def test_adapters_off_is_the_model_as_loaded_and_merged_is_the_policy(backends, 
 
 
 def test_the_reference_moves_by_its_share(backends, tiny_model):
-    backend = LocalBackend(load_model(tiny_model, "bfloat16", False), OptimizerConfig(1e-3, 0, 0.9, 0.95, 1e-8, 1.0))
+    backend = LocalBackend(
+        load_model(tiny_model, "bfloat16", False), OptimizerConfig(1e-3, 0, 0.9, 0.95, 1e-8, 1.0)
+    )
     reference = backend.reference()
     before = {name: value.clone() for name, value in reference.policy.model.named_parameters()}
     with torch.no_grad():
@@ -302,7 +341,10 @@ def test_a_shared_prompt_goes_through_the_model_once(backends):
     totals = batch.prompt_lengths + batch.completion_lengths
     assert computed["1000"] == len(batch) * totals.max()
     assert computed["1000p"] == totals.sum()
-    assert computed["1000s"] == batch.completion_lengths.sum() + batch.prompt_lengths[:: worker.GROUP].sum()
+    assert (
+        computed["1000s"]
+        == batch.completion_lengths.sum() + batch.prompt_lengths[:: worker.GROUP].sum()
+    )
 
 
 def test_prompts_are_shared_where_it_saves_enough(backends):
@@ -339,7 +381,9 @@ def test_packing_is_off_where_samples_would_see_each_other(tiny_model, caplog):
         )
         return choose_batching(args, backend)
 
-    backend = LocalBackend(load_model(tiny_model, "float32", False), OptimizerConfig(1e-3, 0, 0.9, 0.95, 1e-8, 1.0))
+    backend = LocalBackend(
+        load_model(tiny_model, "float32", False), OptimizerConfig(1e-3, 0, 0.9, 0.95, 1e-8, 1.0)
+    )
     check_logprobs(backend)
     assert (found().form, found().share_from) == (Form(), LEAST_SAVING)
     assert found(share_prompt="true").share_from == 0

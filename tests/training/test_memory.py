@@ -12,7 +12,15 @@ from swift_r1.flags.adapters import AdapterArguments
 from swift_r1.flags.rlhf import RlhfArguments
 from swift_r1.models.lora import add_lora
 from swift_r1.models.shape import KEPT_CHUNKS, LOGITS_BYTES, shape_of
-from swift_r1.training.memory import GIB, advice, changes, estimate, out_of_memory, peak_bytes, zero_of
+from swift_r1.training.memory import (
+    GIB,
+    advice,
+    changes,
+    estimate,
+    out_of_memory,
+    peak_bytes,
+    zero_of,
+)
 
 
 @pytest.fixture(scope="module")
@@ -21,8 +29,15 @@ def shape(tiny_model_untied):
 
 
 def args_of(model="m", **flags):
-    values = {"model": str(model), "max_length": 100, "max_completion_length": 100, "use_vllm": True}
-    return RlhfArguments(**values | {"torch_dtype": "bfloat16", "per_device_train_batch_size": 8} | flags)
+    values = {
+        "model": str(model),
+        "max_length": 100,
+        "max_completion_length": 100,
+        "use_vllm": True,
+    }
+    return RlhfArguments(
+        **values | {"torch_dtype": "bfloat16", "per_device_train_batch_size": 8} | flags
+    )
 
 
 def parts(shape, world=1, stage=None, **flags):
@@ -35,9 +50,16 @@ def test_the_shape_is_the_models(shape, tiny_model_untied):
     model = AutoModelForCausalLM.from_pretrained(tiny_model_untied)
     assert dict(shape.weights) == {name: p.numel() for name, p in model.named_parameters()}
     assert (shape.layers, shape.hidden, shape.feed_forward, shape.kv_width) == (2, 64, 128, 32)
-    add_lora(model, AdapterArguments(train_type="lora", lora_rank=4, lora_alpha=16, target_modules=["all-linear"]))
+    add_lora(
+        model,
+        AdapterArguments(
+            train_type="lora", lora_rank=4, lora_alpha=16, target_modules=["all-linear"]
+        ),
+    )
     assert shape.adapters(
-        AdapterArguments(train_type="lora", lora_rank=4, lora_alpha=16, target_modules=["all-linear"])
+        AdapterArguments(
+            train_type="lora", lora_rank=4, lora_alpha=16, target_modules=["all-linear"]
+        )
     ) == sum(p.numel() for p in model.parameters() if p.requires_grad)
     assert shape.adapters(
         AdapterArguments(train_type="lora", lora_rank=4, lora_alpha=16, target_modules=["q_proj"])
@@ -53,31 +75,47 @@ def test_chunks_of_logits_are_as_large_as_the_card_allows(shape):
         most = estimate(args, wide, 1, libraries=0.0, stage=None, **about)
         found[card] = most.phases["training"]["logits"] - shape.head * 8
     chunks = {None: LOGITS_BYTES, 24: int(0.72 * gib), 80: 2 * gib, 141: 2 * gib}
-    assert found == pytest.approx({card: chunk * (2 + 2 / 4 + KEPT_CHUNKS) for card, chunk in chunks.items()})
+    assert found == pytest.approx(
+        {card: chunk * (2 + 2 / 4 + KEPT_CHUNKS) for card, chunk in chunks.items()}
+    )
 
 
 def test_parts_are_what_tensors_take(shape):
     total = shape.total
     full = parts(shape)
-    assert (full["weights"], full["gradients"], full["optimizer"]) == (2 * total, 4 * total, 12 * total)
+    assert (full["weights"], full["gradients"], full["optimizer"]) == (
+        2 * total,
+        4 * total,
+        12 * total,
+    )
     assert parts(shape, torch_dtype="float32")["optimizer"] == 8 * total
     assert parts(shape, optim="adamw_8bit")["optimizer"] == 6 * total
     assert parts(shape, beta=0.1)["reference"] == 2 * total
     assert parts(shape, world=2, stage=2)["optimizer"] == 6 * total
     assert parts(shape, world=2, stage=3)["weights"] == total
-    assert parts(shape, world=4, stage=3, zero_hpz_partition_size=2)["second copy of weights"] == total
+    assert (
+        parts(shape, world=4, stage=3, zero_hpz_partition_size=2)["second copy of weights"] == total
+    )
     assert parts(shape, world=2) == full  # DDP
     fsdp = parts(shape, world=2, stage=3, fsdp="fsdp2")
     assert (fsdp["weights"], fsdp["optimizer"]) == (total, 6 * total)
-    assert fsdp["gradients"] == 2 * total + 6 * max(shape.head, (total - shape.head) // shape.layers)
+    assert fsdp["gradients"] == 2 * total + 6 * max(
+        shape.head, (total - shape.head) // shape.layers
+    )
     deep, keeps = dataclasses.replace(shape, layers=8), '{"fsdp": "shard_grad_op"}'
-    gathered = [parts(deep, world=2, stage=3, fsdp=one)["gathered weights"] for one in ("fsdp2", keeps)]
+    gathered = [
+        parts(deep, world=2, stage=3, fsdp=one)["gathered weights"] for one in ("fsdp2", keeps)
+    ]
     assert gathered[0] < gathered[1] == 2 * total
     lora = parts(shape, train_type="lora", beta=0.1)
     assert (
         lora["optimizer"]
         == 12
-        * shape.adapters(AdapterArguments(train_type="lora", lora_rank=8, lora_alpha=16, target_modules=["all-linear"]))
+        * shape.adapters(
+            AdapterArguments(
+                train_type="lora", lora_rank=8, lora_alpha=16, target_modules=["all-linear"]
+            )
+        )
         and "reference" not in lora
     )
     assert parts(shape, train_type="qlora")["weights"] < 0.6 * lora["weights"]
@@ -87,7 +125,10 @@ def test_parts_are_what_tensors_take(shape):
 
 def test_flags_that_help_are_those_that_save_most(shape):
     args = args_of(per_device_train_batch_size=64, gradient_checkpointing=False)
-    peaks = {flag: estimate(other, shape, 1, libraries=0.0, stage=None).peak for flag, other in changes(args)}
+    peaks = {
+        flag: estimate(other, shape, 1, libraries=0.0, stage=None).peak
+        for flag, other in changes(args)
+    }
     best = sorted(peaks, key=peaks.__getitem__)[:2]
     line = advice(args, shape, World(), gpu=False)
     found = estimate(args, shape, 1, libraries=0.0, stage=None)
@@ -98,7 +139,10 @@ def test_flags_that_help_are_those_that_save_most(shape):
 def test_what_would_be_shown_as_nothing_is_no_advice(shape):
     args = args_of(per_device_train_batch_size=1, gradient_checkpointing=False)
     found = estimate(args, shape, 1, libraries=0.0, stage=None)
-    savings = [found.peak - estimate(other, shape, 1, libraries=0.0, stage=None).peak for _, other in changes(args)]
+    savings = [
+        found.peak - estimate(other, shape, 1, libraries=0.0, stage=None).peak
+        for _, other in changes(args)
+    ]
     assert found.peak / 20 < max(savings) < 0.005 * GIB
     assert advice(args, shape, World(), gpu=False).endswith("; no flag would save much")
 
@@ -115,9 +159,15 @@ def test_a_run_out_of_memory_says_what_helps(tiny_model, capsys):
     with pytest.raises(RuntimeError) as caught:
         torch.empty(2**60, dtype=torch.int8)
     args = args_of(tiny_model, gradient_checkpointing=False, per_device_train_batch_size=64)
-    assert known_end(caught.value, {"args": args.to_dict(), "command": ["swift", "rlhf"]}) == EXIT_RUN_FAILED
+    assert (
+        known_end(caught.value, {"args": args.to_dict(), "command": ["swift", "rlhf"]})
+        == EXIT_RUN_FAILED
+    )
     [line] = capsys.readouterr().err.splitlines()
-    assert "rank 0 is out of memory: 1073741824.00 GiB more could not be allocated; the largest part is" in line
+    assert (
+        "rank 0 is out of memory: 1073741824.00 GiB more could not be allocated; the largest part is"
+        in line
+    )
     assert "what would help most: --" in line
 
 
@@ -141,12 +191,26 @@ def test_the_critic_and_an_offloaded_reference_are_counted(shape):
     assert sum(found.parts.values()) == sum(alone.parts.values()) + 18 * size
     assert found.parts["reference"] == 2 * shape.total
     beside_adapters = estimate(
-        dataclasses.replace(args, train_type="lora"), shape, 1, libraries=0, stage=None, critic=shape
+        dataclasses.replace(args, train_type="lora"),
+        shape,
+        1,
+        libraries=0,
+        stage=None,
+        critic=shape,
     )
-    assert beside_adapters.parts["critic's optimizer"] == 12 * size and "reference" not in beside_adapters.parts
+    assert (
+        beside_adapters.parts["critic's optimizer"] == 12 * size
+        and "reference" not in beside_adapters.parts
+    )
     two = estimate(args, shape, 2, libraries=0, stage=3, critic=shape)
     assert two.parts["critic's weights"] == size and two.parts["critic's optimizer"] == 6 * size
     away = estimate(
-        dataclasses.replace(args, offload_ref_model=True), shape, 1, libraries=0, stage=None, critic=shape, gpu=True
+        dataclasses.replace(args, offload_ref_model=True),
+        shape,
+        1,
+        libraries=0,
+        stage=None,
+        critic=shape,
+        gpu=True,
     )
     assert away.on_host == {"reference": 2 * shape.total} and "reference" not in away.parts

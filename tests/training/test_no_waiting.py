@@ -66,13 +66,19 @@ class Waits(TorchDispatchMode):
         if name in ("aten.nonzero", "aten.masked_select") and of_device:
             raise AssertionError(f"{func} waits for the number of elements")
         if name in ("aten._to_copy", "aten.copy_"):
-            here, there = (args[1], args[0]) if name == "aten.copy_" else (args[0], kwargs.get("device"))
+            here, there = (
+                (args[1], args[0]) if name == "aten.copy_" else (args[0], kwargs.get("device"))
+            )
             target = getattr(there, "device", there) or here.device
             if here.device.type == "meta" and target.type == "cpu":
                 self.seen.append("read")
                 found = torch.zeros(here.shape, dtype=kwargs.get("dtype") or here.dtype)
                 return there.copy_(found) if name == "aten.copy_" else found
-            if here.device.type == "cpu" and target.type == "meta" and not kwargs.get("non_blocking"):
+            if (
+                here.device.type == "cpu"
+                and target.type == "meta"
+                and not kwargs.get("non_blocking")
+            ):
                 self.seen.append("write")
         return func(*args, **kwargs)
 
@@ -96,14 +102,20 @@ def settings(device: torch.device, form: str) -> tuple[Ranks, Batching]:
     return Ranks(0, 1, device, None), Batching(FORMS[form], 1, 2, max_tokens=16)
 
 
-def a_step(path: Any, device: torch.device, form: str, dtype: str, backend_seen: Any) -> dict[str, float]:
+def a_step(
+    path: Any, device: torch.device, form: str, dtype: str, backend_seen: Any
+) -> dict[str, float]:
     """Several micro-batches under a loss that computes all that there is, and the record of all tokens."""
     ranks, batching = settings(device, form)
-    backend = LocalBackend(load_model(path, dtype, gradient_checkpointing=False).to(device), SETTINGS, device, Policy)
+    backend = LocalBackend(
+        load_model(path, dtype, gradient_checkpointing=False).to(device), SETTINGS, device, Policy
+    )
     batch = ragged()
     micro_batches = split_step(batch, range(4), batching, ranks)
     assert len(micro_batches) > 1
-    [prepared] = before_training([micro_batches], backend, backend.reference(), 0.9, old_policy=True)
+    [prepared] = before_training(
+        [micro_batches], backend, backend.reference(), 0.9, old_policy=True
+    )
     tokens = StepTokens([{"sample": sample} for sample in range(4)], batch, with_reference=True)
     with backend_seen(backend):
         return train_step(prepared, batch.rewards, backend, ALL, 0.9, 1e-3, ranks, tokens=tokens)
@@ -117,7 +129,9 @@ def critic_updates(path: Any, device: torch.device, backend_seen: Any) -> None:
         replace(one, old_values=torch.zeros(one.mask.shape, device=device))
         for one in split_step(ragged(), range(4), batching, ranks)
     ]
-    advantages = Advantages(torch.zeros(4, 9), torch.zeros(4), torch.zeros(4, 9), torch.ones(4, dtype=torch.bool))
+    advantages = Advantages(
+        torch.zeros(4, 9), torch.zeros(4), torch.zeros(4, 9), torch.ones(4, dtype=torch.bool)
+    )
     critic = TrainedCritic(backend, LearningRate("constant", 1e-3, 0, 8), PPOConfig())
     with backend_seen(backend):
         critic_step(micro_batches, advantages, critic, ranks)
@@ -131,12 +145,18 @@ def fused_on_meta(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
-def test_a_step_asks_the_device_for_nothing(tiny_model: Any, fused_on_meta: None, form: str, dtype: str) -> None:
+def test_a_step_asks_the_device_for_nothing(
+    tiny_model: Any, fused_on_meta: None, form: str, dtype: str
+) -> None:
     waits = Waits()
     a_step(tiny_model, torch.device("meta"), form, dtype, lambda _backend: waits)
     found = waits.between()
     assert found.count("forward") > 1 and set(found) == {"forward", "update"}
-    assert waits.seen[len(waits.seen) - waits.seen[::-1].index("update") :] == ["read a number", "read", "read"]
+    assert waits.seen[len(waits.seen) - waits.seen[::-1].index("update") :] == [
+        "read a number",
+        "read",
+        "read",
+    ]
 
 
 def test_nor_does_the_critics(tiny_model: Any, fused_on_meta: None) -> None:
@@ -150,17 +170,23 @@ def test_an_update_that_is_not_finite_changes_nothing(tiny_model: Any, dtype: st
     """Nobody asks before it whether it is."""
     found = []
     for losses in ([math.nan, 1.0], [1.0]):
-        backend = LocalBackend(load_model(tiny_model, dtype, gradient_checkpointing=False), SETTINGS)
+        backend = LocalBackend(
+            load_model(tiny_model, dtype, gradient_checkpointing=False), SETTINGS
+        )
         first, *_ = backend.masters
         for factor in losses:
-            backend.backward(factor * sum(one.float().sum() for one in backend.model.parameters()), last=True)
+            backend.backward(
+                factor * sum(one.float().sum() for one in backend.model.parameters()), last=True
+            )
             assert math.isfinite(backend.step(1e-3)) == math.isfinite(factor)
         found.append((first.detach().clone(), backend.optimizer.state[first]["step"].item()))
     assert torch.equal(found[0][0], found[1][0]) and found[0][1] == found[1][1] == 1
 
 
 @pytest.mark.parametrize("kind", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
-def test_an_offloaded_reference_is_sent_to_the_device_and_never_back(tiny_model: Any, kind: str) -> None:
+def test_an_offloaded_reference_is_sent_to_the_device_and_never_back(
+    tiny_model: Any, kind: str
+) -> None:
     device = torch.device(kind)
     ranks, batching = settings(device, "packed")
     policy = Policy(load_model(tiny_model, "float32", gradient_checkpointing=False))
@@ -185,7 +211,9 @@ def test_a_gpu_waits_for_nothing(tiny_model: Any, form: str) -> None:
     @contextmanager
     def strict(backend: LocalBackend) -> Iterator[None]:
         backend.module.register_forward_pre_hook(lambda *_: torch.cuda.set_sync_debug_mode("error"))
-        backend.optimizer.register_step_post_hook(lambda *_: torch.cuda.set_sync_debug_mode("default"))
+        backend.optimizer.register_step_post_hook(
+            lambda *_: torch.cuda.set_sync_debug_mode("default")
+        )
         try:
             yield
         finally:

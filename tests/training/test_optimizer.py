@@ -22,8 +22,14 @@ PEAK, WARMUP, TOTAL = 1.0, 2, 10
 AFTER_WARMUP = {
     "linear": ({}, lambda part: 1 - part),
     "cosine": ({}, lambda part: 0.5 * (1 + math.cos(math.pi * part))),
-    "cosine_with_min_lr": ({"min_lr": 0.1}, lambda part: 0.1 + 0.9 * 0.5 * (1 + math.cos(math.pi * part))),
-    "cosine_with_restarts": ({"num_cycles": 2}, lambda part: 0.5 * (1 + math.cos(math.pi * (2 * part % 1)))),
+    "cosine_with_min_lr": (
+        {"min_lr": 0.1},
+        lambda part: 0.1 + 0.9 * 0.5 * (1 + math.cos(math.pi * part)),
+    ),
+    "cosine_with_restarts": (
+        {"num_cycles": 2},
+        lambda part: 0.5 * (1 + math.cos(math.pi * (2 * part % 1))),
+    ),
     "polynomial": ({"power": 2, "lr_end": 0.1}, lambda part: 0.1 + 0.9 * (1 - part) ** 2),
     "inverse_sqrt": ({"timescale": 2}, lambda part: 1 / math.sqrt((8 * part + 2) / 2)),
     "constant": ({}, lambda part: 1.0),
@@ -63,7 +69,9 @@ def test_all_steps_may_be_warm_up(name):
 def test_lora_plus_has_a_rate_of_its_own_for_b():
     a, b = (nn.Parameter(torch.ones(80, 80)) for _ in range(2))
     config = OptimizerConfig(0.1, 0.0, 0.9, 0.95, 1e-8, 1.0, lorap_lr_ratio=16)
-    optimizer = build_optimizer(parameter_groups([("q.lora_A.x", a), ("q.lora_B.x", b)], config), config)
+    optimizer = build_optimizer(
+        parameter_groups([("q.lora_A.x", a), ("q.lora_B.x", b)], config), config
+    )
     set_learning_rate(optimizer, 0.01)
     a.grad = b.grad = torch.full_like(a, 0.5)
     optimizer.step()

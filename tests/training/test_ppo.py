@@ -22,7 +22,9 @@ from swift_r1.training.model_checks import choose_batching, why_not_packed
 from swift_r1.training.optimizer import OptimizerConfig
 from swift_r1.training.setup import check_tokens
 
-_spec = importlib.util.spec_from_file_location("backend_worker", Path(__file__).with_name("backend_worker.py"))
+_spec = importlib.util.spec_from_file_location(
+    "backend_worker", Path(__file__).with_name("backend_worker.py")
+)
 worker = importlib.util.module_from_spec(_spec)
 _spec.loader.exec_module(worker)
 
@@ -68,7 +70,9 @@ def make(folder, flags=FLAGS, checkpointing=False):
         f"--per_device_train_batch_size {worker.COMPLETIONS} --lr_scheduler_type constant {flags}".split(),
     )
     policy = KeptBackend(load_model(folder, "float32", checkpointing), OPTIMIZER)
-    critic = KeptBackend(with_opinions(load_critic(folder, "float32", checkpointing)), OPTIMIZER, wrap=Critic)
+    critic = KeptBackend(
+        with_opinions(load_critic(folder, "float32", checkpointing)), OPTIMIZER, wrap=Critic
+    )
     reference = policy.reference() if args.wants_reference else None
     with torch.no_grad():
         for number, parameter in enumerate(policy.model.parameters()):
@@ -90,7 +94,9 @@ def gradients_of(ppo, batch, cut):
     steps = ppo.prepared(batch, Batching(form, 1, worker.GROUP, budget))
     targets, metrics = ppo.advantages(batch, steps)
     models = ppo.policy.model, ppo.critic.model
-    before = [{name: value.clone() for name, value in model.state_dict().items()} for model in models]
+    before = [
+        {name: value.clone() for name, value in model.state_dict().items()} for model in models
+    ]
     with torch.no_grad():
         for model in models:
             for number, parameter in enumerate(model.parameters()):
@@ -154,15 +160,24 @@ def slow_step(folder, ppo, batch):
             loss = loss - torch.minimum(ratio * advantage, ratio.clamp(0.8, 1.2) * advantage)
             if (i, t) in returns:
                 error = (worth[t] - returns[i, t]) ** 2
-                near = was[i][t] + (worth[t] - was[i][t]).clamp(-args.cliprange_value, args.cliprange_value)
+                near = was[i][t] + (worth[t] - was[i][t]).clamp(
+                    -args.cliprange_value, args.cliprange_value
+                )
                 other = (near - returns[i, t]) ** 2
                 clipped += (other > error).item()
                 value = value + 0.5 * torch.maximum(error, other)
     loss, value = loss / sum(map(len, old)), value / len(returns)
     loss.backward()
     (args.vf_coef * value).backward()
-    found = [{n: p.grad for n, p in model.named_parameters() if p.grad is not None} for model in (policy, critic)]
-    return {"loss": loss.item(), "value_loss": value.item(), "clip_ratio/value": clipped / len(returns)}, *found
+    found = [
+        {n: p.grad for n, p in model.named_parameters() if p.grad is not None}
+        for model in (policy, critic)
+    ]
+    return {
+        "loss": loss.item(),
+        "value_loss": value.item(),
+        "clip_ratio/value": clipped / len(returns),
+    }, *found
 
 
 def assert_gradients(found, expected, tolerance):
@@ -234,7 +249,8 @@ def test_a_new_critic_says_0_and_a_saved_one_what_it_said(tiny_model, tmp_path):
     model = with_opinions(load_critic(tiny_model, None, False))
     model.save_pretrained(tmp_path / "critic")
     saved, again = (
-        LocalBackend(m, OPTIMIZER, wrap=Critic) for m in (model, load_critic(tmp_path / "critic", None, False))
+        LocalBackend(m, OPTIMIZER, wrap=Critic)
+        for m in (model, load_critic(tmp_path / "critic", None, False))
     )
     assert saved.values(inputs).abs().mean() > 0.01
     torch.testing.assert_close(saved.values(inputs), again.values(inputs))
@@ -250,7 +266,9 @@ def worker_inputs():
 
 
 def test_values_of_bf16_are_finer_than_its_spacing(tiny_model):
-    critic = LocalBackend(with_opinions(load_critic(tiny_model, "bfloat16", False)), OPTIMIZER, wrap=Critic)
+    critic = LocalBackend(
+        with_opinions(load_critic(tiny_model, "bfloat16", False)), OPTIMIZER, wrap=Critic
+    )
     values = critic.values(worker_inputs())
     assert values.dtype == torch.float32 and not torch.equal(values, values.bfloat16().float())
 

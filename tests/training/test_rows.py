@@ -29,14 +29,20 @@ def batch():
     prompts = [[7], [7, 8], [7], [9], [9], [9, 5], [9, 5]]
     rows = [[10 * number + place for place in range(1 + number % 3)] for number in range(7)]
     pairs = zip(prompts, rows, strict=True)
-    sequences = [TokenSequence(prompt, ids, [-0.1 * t for t in ids], [True] * len(ids)) for prompt, ids in pairs]
+    sequences = [
+        TokenSequence(prompt, ids, [-0.1 * t for t in ids], [True] * len(ids))
+        for prompt, ids in pairs
+    ]
     return round_batch(sequences, [0.0, 1.0, 2.0, 2.0], owners=OWNERS)
 
 
 def test_rows_of_completions():
     one = batch()
     assert len(one) == 4
-    assert [list(one.rows(range(start, start + 2))) for start in (0, 2)] == [[0, 1, 2], [3, 4, 5, 6]]
+    assert [list(one.rows(range(start, start + 2))) for start in (0, 2)] == [
+        [0, 1, 2],
+        [3, 4, 5, 6],
+    ]
     assert one.of_completions(torch.arange(7)).tolist() == [1, 2, 3, 15]
     values = torch.arange(float(one.completion_lengths.sum()))
     assert one.padded(values)[one.token_mask()].tolist() == values.tolist()
@@ -67,20 +73,30 @@ def test_a_completion_weighs_the_same_in_one_row_or_in_several(loss_type: str) -
     """The loss of completions that were cut into rows is that of whole ones, whatever the micro-batches."""
     one, generator = batch(), torch.Generator().manual_seed(0)
     logps = one.padded(torch.randn(int(one.completion_lengths.sum()), generator=generator))
-    advantages, config = torch.randn(4, generator=generator), LossConfig(loss_type=loss_type, max_completion_length=9)
+    advantages, config = (
+        torch.randn(4, generator=generator),
+        LossConfig(loss_type=loss_type, max_completion_length=9),
+    )
     whole_logps = torch.zeros(4, 6)
     whole_mask = torch.zeros(4, 6, dtype=torch.bool)
     for owner in range(4):
-        tokens = torch.cat([logps[row, : one.completion_lengths[row]] for row in range(7) if OWNERS[row] == owner])
+        tokens = torch.cat(
+            [logps[row, : one.completion_lengths[row]] for row in range(7) if OWNERS[row] == owner]
+        )
         whole_logps[owner, : len(tokens)], whole_mask[owner, : len(tokens)] = tokens, True
     expected = policy_loss(whole_logps, whole_logps - 0.1, advantages, whole_mask, config).loss
     for budget in (4, 100):
         batches = split_step(one, range(4), Batching(Form(), 1, 2, budget), ALONE)
-        normalizer = torch.stack([loss_normalizer(micro.trained, config, micro.shares) for micro in batches]).sum()
+        normalizer = torch.stack(
+            [loss_normalizer(micro.trained, config, micro.shares) for micro in batches]
+        ).sum()
         found = []
         for micro in batches:
             own = logps[micro.samples, : micro.mask.shape[1]]
-            of_rows, more = advantages[one.owners[micro.samples]], {"shares": micro.shares, "normalizer": normalizer}
+            of_rows, more = (
+                advantages[one.owners[micro.samples]],
+                {"shares": micro.shares, "normalizer": normalizer},
+            )
             found.append(policy_loss(own, own - 0.1, of_rows, micro.trained, config, **more).loss)
         torch.testing.assert_close(torch.stack(found).sum(), expected)
 
@@ -90,29 +106,51 @@ BY_COMPLETION: list[dict[str, Any]] = [
     GSPO,
     GSPO | {"loss_type": "bnpo"},
     {"importance_sampling_level": "sequence_token", "epsilon": 0.05},
-    {"rollout_importance_sampling_mode": "sequence_mask", "rollout_importance_sampling_threshold": 1.05},
-    {"rollout_importance_sampling_mode": "sequence_truncate", "rollout_importance_sampling_threshold": 1.05},
+    {
+        "rollout_importance_sampling_mode": "sequence_mask",
+        "rollout_importance_sampling_threshold": 1.05,
+    },
+    {
+        "rollout_importance_sampling_mode": "sequence_truncate",
+        "rollout_importance_sampling_threshold": 1.05,
+    },
     {"off_policy_sequence_mask_delta": 0.05},
 ]
 
 
 @pytest.mark.parametrize("flags", BY_COMPLETION)
-def test_what_is_of_a_completion_is_the_same_in_one_row_or_in_several(tiny_model: Path, flags: dict[str, Any]) -> None:
+def test_what_is_of_a_completion_is_the_same_in_one_row_or_in_several(
+    tiny_model: Path, flags: dict[str, Any]
+) -> None:
     """The second row of two goes on where the first one ends, so each token has the log-prob of the uncut one."""
     generator = torch.Generator().manual_seed(1)
-    whole = [torch.randint(3, 90, (length,), generator=generator).tolist() for length in (8, 5, 7, 9)]
+    whole = [
+        torch.randint(3, 90, (length,), generator=generator).tolist() for length in (8, 5, 7, 9)
+    ]
     wide = [torch.randn(len(row), generator=generator).tolist() for row in whole]
     config = LossConfig(**flags, log_rollout_offpolicy_metrics=True)
 
     def learned(cuts: list[int]) -> tuple[dict[str, float], dict[str, float]]:
         """Metrics of two updates, with completions in two rows where they are cut."""
         device = ALONE.device
-        backend = LocalBackend(load_model(str(tiny_model), "float32", False), SETTINGS, device, Policy)
-        parts = [(number, stop) for number, cut in enumerate(cuts) for stop in ((0, cut) if cut else (0,))]
+        backend = LocalBackend(
+            load_model(str(tiny_model), "float32", False), SETTINGS, device, Policy
+        )
+        parts = [
+            (number, stop)
+            for number, cut in enumerate(cuts)
+            for stop in ((0, cut) if cut else (0,))
+        ]
         prompts = [[7, 8, *whole[number][:start]] for number, start in parts]
-        ends = [cuts[number] if start == 0 and cuts[number] else len(whole[number]) for number, start in parts]
+        ends = [
+            cuts[number] if start == 0 and cuts[number] else len(whole[number])
+            for number, start in parts
+        ]
         rows = [whole[number][start:end] for (number, start), end in zip(parts, ends, strict=True)]
-        engine = [[-7.4 + 0.6 * one for one in wide[n][start:end]] for (n, start), end in zip(parts, ends, strict=True)]
+        engine = [
+            [-7.4 + 0.6 * one for one in wide[n][start:end]]
+            for (n, start), end in zip(parts, ends, strict=True)
+        ]
         owners = [number for number, _ in parts]
         masks = [[True] * len(row) for row in rows]
         sequences = [TokenSequence(*row) for row in zip(prompts, rows, engine, masks, strict=True)]
@@ -121,7 +159,9 @@ def test_what_is_of_a_completion_is_the_same_in_one_row_or_in_several(tiny_model
         [prepared] = before_training([batches], backend, None, 1.0, old_policy=True)
         advantages = torch.tensor([-1.0, 1.0, -0.5, 0.5])[one.owners]
         how: Any = (backend, config, 1.0, 2e-2, ALONE)
-        first, second = (train_step(prepared, advantages, *how, owners=one.owners) for _ in range(2))
+        first, second = (
+            train_step(prepared, advantages, *how, owners=one.owners) for _ in range(2)
+        )
         return first, second
 
     updates = list(zip(learned([0, 0, 0, 0]), learned([3, 0, 2, 7]), strict=True))

@@ -11,7 +11,13 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file
-from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, MixtralConfig, Qwen3MoeConfig
+from transformers import (
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    LlamaConfig,
+    MixtralConfig,
+    Qwen3MoeConfig,
+)
 
 from swift_r1.flags.adapters import AdapterArguments
 from swift_r1.lab.report.card import model_card
@@ -21,7 +27,13 @@ from swift_r1.runtime.ranks import Ranks
 from swift_r1.training.backends.local import LocalBackend
 from swift_r1.training.checkpoint.saving import Saver
 from swift_r1.training.checkpoint.state import Fingerprint, RunState
-from swift_r1.training.checkpoint.tensors import ModelShards, SavedTensors, one_each, write_stream, write_tensors
+from swift_r1.training.checkpoint.tensors import (
+    ModelShards,
+    SavedTensors,
+    one_each,
+    write_stream,
+    write_tensors,
+)
 from swift_r1.training.memory import size_text
 from swift_r1.training.optimizer import OptimizerConfig
 
@@ -38,7 +50,9 @@ CONFIGS = {
     "llama": LlamaConfig(**SIZES, tie_word_embeddings=True),
     # In memory a layer's experts are one tensor, in files each is one.
     "mixtral": MixtralConfig(**SIZES, num_local_experts=4),
-    "qwen3_moe": Qwen3MoeConfig(**SIZES, num_experts=4, num_experts_per_tok=2, moe_intermediate_size=16, head_dim=16),
+    "qwen3_moe": Qwen3MoeConfig(
+        **SIZES, num_experts=4, num_experts_per_tok=2, moe_intermediate_size=16, head_dim=16
+    ),
 }
 STATE = RunState(1, 1, 0, "", 1, 1, "", 0, {}, {}, {}, None, {}, Fingerprint({}, 1, "", 1))
 
@@ -64,18 +78,26 @@ def test_shares_together_are_what_transformers_writes(
         body = (ours / str(shards.file)).read_bytes()
         assert entry == {"sha256": hashlib.sha256(body).hexdigest(), "bytes": len(body)}
         written[str(shards.file)] = load_file(ours / str(shards.file))
-    assert set(written) == {path.name for path in ours.glob("*.safetensors")} and len(written) == size
+    assert (
+        set(written) == {path.name for path in ours.glob("*.safetensors")} and len(written) == size
+    )
     if size > 1:
         index = json.loads((ours / "model.safetensors.index.json").read_text())
-        assert index["weight_map"] == {name: file for file, tensors in written.items() for name in tensors}
+        assert index["weight_map"] == {
+            name: file for file, tensors in written.items() for name in tensors
+        }
     found = {name: tensor for tensors in written.values() for name, tensor in tensors.items()}
     expected = load_file(made / "model.safetensors")
-    assert found.keys() == expected.keys() and all(torch.equal(found[name], expected[name]) for name in expected)
+    assert found.keys() == expected.keys() and all(
+        torch.equal(found[name], expected[name]) for name in expected
+    )
     again = AutoModelForCausalLM.from_pretrained(ours).state_dict()
     assert all(torch.equal(again[name], tensor) for name, tensor in model.state_dict().items())
 
 
-def test_every_rank_has_something_to_write_at_the_same_time(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_rank_has_something_to_write_at_the_same_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """Buckets and shares of the weights come to all ranks, and then a rank writes its own."""
     monkeypatch.setattr("swift_r1.training.checkpoint.tensors.BUCKET_BYTES", 5_000)
     did: list[str] = []
@@ -111,7 +133,10 @@ def test_files_of_all_dtypes(tmp_path: Path) -> None:
     write_tensors(tmp_path / "file", tensors)
     found = load_file(tmp_path / "file")
     assert found.keys() == tensors.keys()
-    assert all(found[name].dtype == one.dtype and torch.equal(found[name], one) for name, one in tensors.items())
+    assert all(
+        found[name].dtype == one.dtype and torch.equal(found[name], one)
+        for name, one in tensors.items()
+    )
     with pytest.raises(ValueError, match="came in the place of"):
         write_stream(tmp_path / "other", [("a", torch.zeros(2))], [("a", torch.zeros(3))])
 
@@ -119,7 +144,9 @@ def test_files_of_all_dtypes(tmp_path: Path) -> None:
 @pytest.mark.parametrize("disk_refuses", [False, True])
 def test_one_bucket_at_a_time(tiny_model: Path, tmp_path: Path, disk_refuses: bool) -> None:
     """Also where the disk has refused already, and what is left is gathered for nobody."""
-    backend = LocalBackend(load_model(tiny_model, None, False), OptimizerConfig(1e-3, 0.0, 0.9, 0.95, 1e-8, 1.0))
+    backend = LocalBackend(
+        load_model(tiny_model, None, False), OptimizerConfig(1e-3, 0.0, 0.9, 0.95, 1e-8, 1.0)
+    )
     made: list[weakref.ref[torch.Tensor]] = []
 
     def training_state():
@@ -134,14 +161,26 @@ def test_one_bucket_at_a_time(tiny_model: Path, tmp_path: Path, disk_refuses: bo
 
     backend.training_state = training_state
     run_dir = tmp_path / ("no such folder" if disk_refuses else "")
-    saver = Saver(run_dir, backend, None, AutoTokenizer.from_pretrained(tiny_model), Ranks(0, 1, CPU, None), 1, True)
+    saver = Saver(
+        run_dir,
+        backend,
+        None,
+        AutoTokenizer.from_pretrained(tiny_model),
+        Ranks(0, 1, CPU, None),
+        1,
+        True,
+    )
     saver.save(1, STATE, {}, False)
     assert len(made) == 8 and (tmp_path / "checkpoint-1").exists() == (not disk_refuses)
 
 
 @pytest.mark.parametrize("with_state", [True, False])
-def test_what_a_checkpoint_will_take_is_known_before(tiny_model: Path, tmp_path: Path, with_state: bool) -> None:
-    backend = LocalBackend(load_model(tiny_model, "bfloat16", False), OptimizerConfig(1e-3, 0.0, 0.9, 0.95, 1e-8, 1.0))
+def test_what_a_checkpoint_will_take_is_known_before(
+    tiny_model: Path, tmp_path: Path, with_state: bool
+) -> None:
+    backend = LocalBackend(
+        load_model(tiny_model, "bfloat16", False), OptimizerConfig(1e-3, 0.0, 0.9, 0.95, 1e-8, 1.0)
+    )
     for parameter in backend.model.parameters():
         parameter.grad = torch.ones_like(parameter)
     backend.step(1e-3)
@@ -154,31 +193,43 @@ def test_what_a_checkpoint_will_take_is_known_before(tiny_model: Path, tmp_path:
     lack = str(saver.lack_of_room(1 << 50, "sgd"))
     each = size_text(saver.bytes_of_each("sgd"))
     assert each.endswith("iB") and not each.startswith("0")
-    assert lack.startswith(f"{1 << 50:,} checkpoints take about {each} each, and ") and " are free in " in lack
+    assert (
+        lack.startswith(f"{1 << 50:,} checkpoints take about {each} each, and ")
+        and " are free in " in lack
+    )
 
 
 def test_a_checkpoint_keeps_the_dtype_of_the_config(tmp_path: Path, tiny_model: Path) -> None:
     """The state has the float32 weights that a resumed run goes on with."""
-    AutoModelForCausalLM.from_config(CONFIGS["llama"], dtype=torch.bfloat16).save_pretrained(tmp_path / "made")
+    AutoModelForCausalLM.from_config(CONFIGS["llama"], dtype=torch.bfloat16).save_pretrained(
+        tmp_path / "made"
+    )
     backend = LocalBackend(
-        load_model(tmp_path / "made", "float32", False), OptimizerConfig(1e-3, 0.0, 0.9, 0.95, 1e-8, 1.0)
+        load_model(tmp_path / "made", "float32", False),
+        OptimizerConfig(1e-3, 0.0, 0.9, 0.95, 1e-8, 1.0),
     )
     with torch.no_grad():
         for parameter in backend.model.parameters():
             parameter += 1e-4 * torch.randn_like(parameter)
     tokenizer = AutoTokenizer.from_pretrained(tiny_model)
-    saver = Saver(tmp_path, backend, None, tokenizer, Ranks(0, 1, CPU, None), 1, True, own_dtype=True)
+    saver = Saver(
+        tmp_path, backend, None, tokenizer, Ranks(0, 1, CPU, None), 1, True, own_dtype=True
+    )
     shutil.rmtree(tmp_path / "made")  # which a save no longer needs
     saver.save(1, STATE, {}, True)
     saved = AutoModelForCausalLM.from_pretrained(tmp_path / "checkpoint-1")
     state = SavedTensors(tmp_path / "checkpoint-1" / "state", "optimizer")
-    assert saved.config.dtype == saved.dtype == torch.bfloat16 and backend.model.dtype == torch.float32
+    assert (
+        saved.config.dtype == saved.dtype == torch.bfloat16 and backend.model.dtype == torch.float32
+    )
     for name, parameter in backend.model.named_parameters():
         assert torch.equal(state(f"master:{name}"), parameter)
         assert torch.equal(saved.get_parameter(name), parameter.bfloat16())
 
 
-def test_adapters_over_4_bits_are_saved_as_they_were_gathered(tiny_model: Path, tmp_path: Path) -> None:
+def test_adapters_over_4_bits_are_saved_as_they_were_gathered(
+    tiny_model: Path, tmp_path: Path
+) -> None:
     """transformers would write a quantized model's own tensors, which are parts under ZeRO-3 and FSDP2."""
     model = load_model(
         tiny_model,
@@ -188,13 +239,26 @@ def test_adapters_over_4_bits_are_saved_as_they_were_gathered(tiny_model: Path, 
         quantization=Quantization(),
     )
     backend = LocalBackend(model, OptimizerConfig(1e-3, 0.0, 0.9, 0.95, 1e-8, 1.0))
-    gathered = {weight.name: torch.full_like(weight.value(), 7.0) for weight in added_weights(model)}
+    gathered = {
+        weight.name: torch.full_like(weight.value(), 7.0) for weight in added_weights(model)
+    }
     backend.weight_buckets = lambda *_, **__: iter([list(gathered.items())])  # type: ignore[method-assign]
-    saver = Saver(tmp_path, backend, None, AutoTokenizer.from_pretrained(tiny_model), Ranks(0, 1, CPU, None), 1, True)
+    saver = Saver(
+        tmp_path,
+        backend,
+        None,
+        AutoTokenizer.from_pretrained(tiny_model),
+        Ranks(0, 1, CPU, None),
+        1,
+        True,
+    )
     saver.save(1, STATE, {}, True)
     saved = load_file(tmp_path / "checkpoint-1" / "adapter_model.safetensors")
-    assert len(saved) == len(gathered) == 4 and all((tensor == 7.0).all() for tensor in saved.values())
-    assert len({path.stat().st_mode for path in (tmp_path / "checkpoint-1").glob("adapter_*")}) == 1  # all can read it
+    assert len(saved) == len(gathered) == 4 and all(
+        (tensor == 7.0).all() for tensor in saved.values()
+    )
+    # all can read it
+    assert len({path.stat().st_mode for path in (tmp_path / "checkpoint-1").glob("adapter_*")}) == 1
     assert model.hf_quantizer is not None
 
 
@@ -203,7 +267,11 @@ def test_weights_for_nccl_stay_on_their_device() -> None:
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(CONFIGS["llama"])
     backend = LocalBackend(model, OptimizerConfig(1e-3, 0.0, 0.9, 0.95, 1e-8, 1.0))
-    sent = [tensor for bucket in backend.weight_buckets(policy_weights(model), on_host=False) for _, tensor in bucket]
+    sent = [
+        tensor
+        for bucket in backend.weight_buckets(policy_weights(model), on_host=False)
+        for _, tensor in bucket
+    ]
     assert {tensor.device.type for tensor in sent} == {"meta"}
     with pytest.raises(NotImplementedError):
         list(backend.weight_buckets(policy_weights(model)))
@@ -215,7 +283,9 @@ def test_a_damaged_args_json_costs_the_model_card_and_no_checkpoint(
 ) -> None:
     if content is not None:
         (tmp_path / "args.json").write_text(content)
-    backend = LocalBackend(load_model(tiny_model, None, False), OptimizerConfig(1e-3, 0.0, 0.9, 0.95, 1e-8, 1.0))
+    backend = LocalBackend(
+        load_model(tiny_model, None, False), OptimizerConfig(1e-3, 0.0, 0.9, 0.95, 1e-8, 1.0)
+    )
     saver = Saver(
         tmp_path,
         backend,

@@ -86,12 +86,17 @@ def test_a_row_has_a_token_for_every_rank():
     batch = round_batch([TokenSequence.of_answer([5], [6, 7])], [0.0])
     for size, tokens in ((2, [5, 6, 7]), (4, [5, 6, 7, 5])):
         inputs = collate(
-            batch, [(0,)], Form(packed=True), torch.device("cpu"), sequence=SequenceGroup(0, size, None)
+            batch,
+            [(0,)],
+            Form(packed=True),
+            torch.device("cpu"),
+            sequence=SequenceGroup(0, size, None),
         ).inputs
         assert inputs.token_ids.tolist() == [tokens] and inputs.positions.tolist() == [0, 1]
-        assert [(group.start, group.prompt_length) for group in inputs.packed_row.groups] == [(0, 3), (3, 1)][
-            : size // 2
-        ]
+        assert [(group.start, group.prompt_length) for group in inputs.packed_row.groups] == [
+            (0, 3),
+            (3, 1),
+        ][: size // 2]
 
 
 @pytest.mark.parametrize(
@@ -107,10 +112,14 @@ def test_a_row_has_a_token_for_every_rank():
 )
 def test_every_backend_equals_one_process(jobs, tiny_model, backend, case):
     """Three updates of all weights; the critic's too."""
-    found, weights = jobs.run(2, backend=backend, model=tiny_model, cuts="150s 40s 70p", sequence=2, **case)
+    found, weights = jobs.run(
+        2, backend=backend, model=tiny_model, cuts="150s 40s 70p", sequence=2, **case
+    )
     expected, exact = jobs.run(backend="local", model=tiny_model, **case)
     for number, (step, wanted) in enumerate(zip(found["steps"], expected["steps"], strict=True)):
         for name in wanted.keys() - {"micro_batches", "tokens_computed"}:
-            assert step[name] == pytest.approx(wanted[name], rel=1e-5 if number == 0 else 3e-5, abs=1e-6), name
+            assert step[name] == pytest.approx(
+                wanted[name], rel=1e-5 if number == 0 else 3e-5, abs=1e-6
+            ), name
     for name, value in exact.items():
         torch.testing.assert_close(weights[name], value, rtol=0, atol=1e-4)

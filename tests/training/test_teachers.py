@@ -18,12 +18,20 @@ from swift_r1.rollout.trajectory import TokenSequence, Trajectory
 from swift_r1.runtime.ranks import Ranks
 from swift_r1.training.backends.local import LocalBackend
 from swift_r1.training.batching import Batching
-from swift_r1.training.grpo import batch_of_round, before_training, of_round, split_round, train_step
+from swift_r1.training.grpo import (
+    batch_of_round,
+    before_training,
+    of_round,
+    split_round,
+    train_step,
+)
 from swift_r1.training.optimizer import OptimizerConfig
 from swift_r1.training.teachers import LocalTeacher, ServerTeacher
 from swift_r1.wire.protocol import ScoreResponse
 
-_spec = importlib.util.spec_from_file_location("backend_worker", Path(__file__).with_name("backend_worker.py"))
+_spec = importlib.util.spec_from_file_location(
+    "backend_worker", Path(__file__).with_name("backend_worker.py")
+)
 worker = importlib.util.module_from_spec(_spec)
 _spec.loader.exec_module(worker)
 
@@ -36,7 +44,9 @@ class Frozen(LocalBackend):
     """Keeps its gradients and takes no step."""
 
     def step(self, learning_rate):
-        self.gradient = torch.cat([p.grad.flatten() for p in self.model.parameters() if p.grad is not None])
+        self.gradient = torch.cat(
+            [p.grad.flatten() for p in self.model.parameters() if p.grad is not None]
+        )
         self.model.zero_grad()
         return self.gradient.norm().item()
 
@@ -65,17 +75,34 @@ def scored_round(tokenizer, hints):
     """Four prompts with two completions each; some with a hint."""
     encoder, generator, trained = PromptEncoder(tokenizer), torch.Generator().manual_seed(0), []
     for group in range(4):
-        row = {"messages": [{"role": "user", "content": f"count from {group}"}], "prompt_id": f"d:{group}"}
+        row = {
+            "messages": [{"role": "user", "content": f"count from {group}"}],
+            "prompt_id": f"d:{group}",
+        }
         row["level"] = group % 3
-        more = {"teacher_prompt": f"count from {group}: {group} {group + 1}"} if hints and group % 2 else {}
+        more = (
+            {"teacher_prompt": f"count from {group}: {group} {group + 1}"}
+            if hints and group % 2
+            else {}
+        )
         prompt = encoder.encode(row | {"dataset": "d"} | more)
         for number in range(GROUP):
-            ids = tuple(torch.randint(3, 100, (3 + 2 * group + number,), generator=generator).tolist())
+            ids = tuple(
+                torch.randint(3, 100, (3 + 2 * group + number,), generator=generator).tolist()
+            )
             mask = [place != 1 for place in range(len(ids))]
             own = TokenSequence(prompt.token_ids, ids, (-3.0,) * len(ids), mask, ((0, 0),))
             value = float(number)
-            scored = {"group": group, "number": number, "reward": 0.0, "objective": value, "outcome": value}
-            trained.append(Trajectory(f"r/{group}", prompt, (own,), (ids,), [], "", "stop", **scored))
+            scored = {
+                "group": group,
+                "number": number,
+                "reward": 0.0,
+                "objective": value,
+                "outcome": value,
+            }
+            trained.append(
+                Trajectory(f"r/{group}", prompt, (own,), (ids,), [], "", "stop", **scored)
+            )
     return ScoredRound(trained, [])
 
 
@@ -119,7 +146,9 @@ def test_log_probs_are_those_of_the_teacher_after_its_own_prompt(student, teache
         content = prompt.columns.get("teacher_prompt", prompt.messages[0]["content"])
         before = encoder.tokenize(encoder.render([{"role": "user", "content": content}]))
         with torch.no_grad():
-            logits = model(torch.tensor([[*before, *ids]])).logits[0, len(before) - 1 : -1] / TEMPERATURE
+            logits = (
+                model(torch.tensor([[*before, *ids]])).logits[0, len(before) - 1 : -1] / TEMPERATURE
+            )
         logps, mask = logits.log_softmax(-1), torch.tensor(item.sequences[0].loss_mask)
         own = logps.gather(-1, torch.tensor(ids)[:, None]).squeeze(-1)
         torch.testing.assert_close(found[number, : len(ids)][mask], own[mask], rtol=0, atol=1e-5)
@@ -128,18 +157,24 @@ def test_log_probs_are_those_of_the_teacher_after_its_own_prompt(student, teache
         padding = known.indices[mask] >= student.vocab_size
         assert torch.equal(tops == -torch.inf, padding)
         torch.testing.assert_close(tops[~padding], known.values[mask][~padding], rtol=0, atol=1e-5)
-        assert torch.equal(micro.teacher_ids[row, : len(ids)][mask], known.indices[mask].masked_fill(padding, 0))
+        assert torch.equal(
+            micro.teacher_ids[row, : len(ids)][mask], known.indices[mask].masked_fill(padding, 0)
+        )
 
 
 @pytest.mark.parametrize("top", [0, TOP], ids=["advantages", "loss"])
 @pytest.mark.parametrize(("kind", "hints"), [("llama", False), ("llama", True), ("qwen2", True)])
-def test_cuts_packing_and_shared_prompts_change_neither_loss_nor_gradient(student, teachers, kind, hints, top):
+def test_cuts_packing_and_shared_prompts_change_neither_loss_nor_gradient(
+    student, teachers, kind, hints, top
+):
     results = []
     for cut in CUTS:
         _, batch, steps = taught(student, teachers[kind], hints, cut, top)
         advantages = batch.rewards
         if not top:
-            old, said = (of_round(name, batch, steps, ALONE) for name in ("old_logps", "teacher_logps"))
+            old, said = (
+                of_round(name, batch, steps, ALONE) for name in ("old_logps", "teacher_logps")
+            )
             advantages = teacher_advantages(batch.rewards, old, said, batch.token_mask(), 0.5)
         config = LossConfig(loss_type="dapo", teacher_kl_coef=0.5)
         metrics = train_step(steps[0], advantages, student, config, TEMPERATURE, 1e-3, ALONE)
@@ -148,7 +183,9 @@ def test_cuts_packing_and_shared_prompts_change_neither_loss_nor_gradient(studen
     assert expected["grad_norm"] > 1e-2 and ("teacher_kl" in expected) == bool(top)
     for metrics, other in others:
         assert metrics["loss"] == pytest.approx(expected["loss"], rel=1e-5, abs=1e-6)
-        assert metrics.get("teacher_kl", 0.0) == pytest.approx(expected.get("teacher_kl", 0.0), rel=1e-5)
+        assert metrics.get("teacher_kl", 0.0) == pytest.approx(
+            expected.get("teacher_kl", 0.0), rel=1e-5
+        )
         assert (other - gradient).norm() < 2e-5 * gradient.norm()
 
 
@@ -187,7 +224,9 @@ class Server:
     def score(self, sequences, temperature, top, *, every_copy):
         logps, ids, tops = [], [], []
         for sequence in map(list, sequences):
-            found = (self.model(torch.tensor([sequence])).logits[0, :-1] / temperature).log_softmax(-1)
+            found = (self.model(torch.tensor([sequence])).logits[0, :-1] / temperature).log_softmax(
+                -1
+            )
             logps.append(found.gather(-1, torch.tensor(sequence[1:])[:, None]).squeeze(-1).tolist())
             likeliest = found.topk(top)
             ids.append(likeliest.indices.tolist())
@@ -214,7 +253,9 @@ def test_servers_say_what_the_model_itself_does(student, teachers, top):
             torch.testing.assert_close(one.teacher_tops, other.teacher_tops, rtol=0, atol=1e-5)
     assert not top or any((one.teacher_tops == -torch.inf).any() for one in said[0])
     few = replace(teacher, servers={"0": servers["0"], "1": servers["1"]})
-    with pytest.raises(RunFailed, match=r"d:2: level 2 is of no teacher of --teacher_model_server \(0, 1\)"):
+    with pytest.raises(
+        RunFailed, match=r"d:2: level 2 is of no teacher of --teacher_model_server \(0, 1\)"
+    ):
         few.teach(scored, batch, local)
 
 

@@ -16,20 +16,28 @@ from swift_r1.training.token_values import StepTokens, chosen
 
 ALONE = Ranks(0, 1, torch.device("cpu"), None)
 LENGTHS = (3, 1, 5, 2)
-SPANS = (((0, 4),), ((0, 4),), ((0, 4), (3, 6)), ((0, 5), (2, 6)))  # the last stretch has no token yet
+# the last stretch has no token yet
+SPANS = (((0, 4),), ((0, 4),), ((0, 4), (3, 6)), ((0, 5), (2, 6)))
 
 
-@pytest.mark.parametrize("form", [Form(), Form(packed=True), Form(packed=True, shared=True)], ids=str)
+@pytest.mark.parametrize(
+    "form", [Form(), Form(packed=True), Form(packed=True, shared=True)], ids=str
+)
 @pytest.mark.parametrize("per_token", [False, True])
 def test_values_are_at_their_places(form: Form, per_token: bool) -> None:
     """The values tell where they come from: completion 2's token 3 has 2.3 in the logps, and so on."""
-    completions = [[10 * sample + place for place in range(length)] for sample, length in enumerate(LENGTHS)]
+    completions = [
+        [10 * sample + place for place in range(length)] for sample, length in enumerate(LENGTHS)
+    ]
     masks = [[True] * length for length in LENGTHS]
     masks[2][1] = False  # a token that the policy did not write
-    logps = [[sample + place / 10 for place in range(length)] for sample, length in enumerate(LENGTHS)]
+    logps = [
+        [sample + place / 10 for place in range(length)] for sample, length in enumerate(LENGTHS)
+    ]
     prompts = [[7, 8]] * 2 + [[9]] * 2
     batch = round_batch(
-        [TokenSequence(*row) for row in zip(prompts, completions, logps, masks, strict=True)], [0.0] * 4
+        [TokenSequence(*row) for row in zip(prompts, completions, logps, masks, strict=True)],
+        [0.0] * 4,
     )
     recorded = [{"sample": sample, "weight_versions": SPANS[sample]} for sample in (0, 2, 3)]
     tokens = StepTokens(recorded, batch, with_reference=False)
@@ -66,14 +74,18 @@ def completions_of(prompt_ids: list[str]) -> ScoredRound:
         row = TokenSequence.of_answer(prompt.token_ids, [2])
         return Trajectory(prompt_id, prompt, [row], [[2]], [], "", "stop", number=number)
 
-    return ScoredRound([one(prompt_id, number) for prompt_id in prompt_ids for number in range(2)], [])
+    return ScoredRound(
+        [one(prompt_id, number) for prompt_id in prompt_ids for number in range(2)], []
+    )
 
 
 def test_a_prompt_is_chosen_by_its_id() -> None:
     prompts = [f"data:{number}" for number in range(1000)]
 
     def of(prompt_ids: list[str], size: int, share: float) -> list[str]:
-        return [one["prompt_id"] for one in chosen(completions_of(prompt_ids), 1, size, share, ALONE)]
+        return [
+            one["prompt_id"] for one in chosen(completions_of(prompt_ids), 1, size, share, ALONE)
+        ]
 
     some = of(prompts, 2000, 0.25)
     assert 400 < len(some) < 600 and len(some) == 2 * len(set(some))
@@ -82,4 +94,6 @@ def test_a_prompt_is_chosen_by_its_id() -> None:
     assert of(prompts, 8, 0) == [] and len(of(prompts, 8, 1)) == 2000
     # One at least in each optimizer step, here of four completions.
     few = of(prompts, 4, 1e-9)
-    assert len(few) == 2 * 500 and all({few[2 * step]} < set(prompts[2 * step : 2 * step + 2]) for step in range(500))
+    assert len(few) == 2 * 500 and all(
+        {few[2 * step]} < set(prompts[2 * step : 2 * step + 2]) for step in range(500)
+    )

@@ -46,20 +46,31 @@ class _Handler(BaseHTTPRequestHandler):
         elif self.server.answers == "error" or self.headers.get("Authorization") != "Bearer s3cret":
             self._json(401, {"error": f"no access with {self.headers.get('Authorization')}"})
         elif self.path.startswith("/api/v1/"):
-            self._json(200, {"Code": 200, "Success": True, "Data": self._modelscope(json.loads(body))})
+            self._json(
+                200, {"Code": 200, "Success": True, "Data": self._modelscope(json.loads(body))}
+            )
         elif self.path == "/api/repos/create":
             self.server.created.append(json.loads(body))
             self._json(200, {"url": f"{self.server.url}/me/model"})
         elif "/preupload/" in self.path:
             paths = [one["path"] for one in json.loads(body)["files"]]
-            modes = [{"path": path, "uploadMode": "regular", "shouldIgnore": False} for path in paths]
+            modes = [
+                {"path": path, "uploadMode": "regular", "shouldIgnore": False} for path in paths
+            ]
             self._json(200, {"files": modes})
         elif "/commit/" in self.path:
             for line in map(json.loads, body.splitlines()):
                 if line["key"] == "file":
-                    self.server.files[line["value"]["path"]] = base64.b64decode(line["value"]["content"])
+                    self.server.files[line["value"]["path"]] = base64.b64decode(
+                        line["value"]["content"]
+                    )
             self._json(
-                200, {"commitUrl": f"{self.server.url}/me/model/commit/0", "commitOid": "0" * 40, "success": True}
+                200,
+                {
+                    "commitUrl": f"{self.server.url}/me/model/commit/0",
+                    "commitOid": "0" * 40,
+                    "success": True,
+                },
             )
         else:
             self._json(200, {"errors": [], "warnings": []})  # of a card's YAML
@@ -73,10 +84,17 @@ class _Handler(BaseHTTPRequestHandler):
         if self.path.endswith("/models"):
             self.server.created.append(body)
         elif self.path.endswith("/batch"):
-            found = [(one, {"upload": {"href": f"{self.server.url}/blob/{one['oid']}"}}) for one in body["objects"]]
+            found = [
+                (one, {"upload": {"href": f"{self.server.url}/blob/{one['oid']}"}})
+                for one in body["objects"]
+            ]
             return {"objects": [one | {"actions": actions} for one, actions in found]}
         for one in body.get("actions", ()):
-            sent = base64.b64decode(one["content"]) if one["type"] == "normal" else self.server.blobs[one["sha256"]]
+            sent = (
+                base64.b64decode(one["content"])
+                if one["type"] == "normal"
+                else self.server.blobs[one["sha256"]]
+            )
             self.server.files[one["path"]] = sent
         return {}
 
@@ -122,7 +140,9 @@ WHOLE = MODEL | {"manifest.json", "state/run.json"}
         ("all_checkpoints", MODEL | {f"checkpoint-5/{name}" for name in WHOLE}),
     ],
 )
-def test_what_is_sent(hub: Hub, tmp_path: Path, strategy: str, expected: set[str], caplog: Any) -> None:
+def test_what_is_sent(
+    hub: Hub, tmp_path: Path, strategy: str, expected: set[str], caplog: Any
+) -> None:
     caplog.set_level(logging.INFO)
     uploader = Uploader(HubFlags("hf", "me/model", True, strategy, 60))
     folder = checkpoint(tmp_path / "checkpoint-5")
@@ -132,7 +152,10 @@ def test_what_is_sent(hub: Hub, tmp_path: Path, strategy: str, expected: set[str
     uploader.saved(folder, last=True)
     assert set(hub.files) == expected and hub.files["README.md"] == b"# README.md"
     assert (hub.created[0]["organization"], hub.created[0]["name"]) == ("me", "model")
-    assert f"checkpoint-5 is on the hub: {hub.url}/me/model" in caplog.text and "s3cret" not in caplog.text
+    assert (
+        f"checkpoint-5 is on the hub: {hub.url}/me/model" in caplog.text
+        and "s3cret" not in caplog.text
+    )
 
 
 def test_what_is_sent_to_modelscope(hub: Hub, tmp_path: Path, caplog: Any) -> None:
@@ -147,7 +170,8 @@ def test_what_is_sent_to_modelscope(hub: Hub, tmp_path: Path, caplog: Any) -> No
 
 
 @pytest.mark.parametrize(
-    ("answers", "timeout", "cause"), [("error", 60, "401"), ("never", 3, "it took longer than --hub_timeout 3 s")]
+    ("answers", "timeout", "cause"),
+    [("error", 60, "401"), ("never", 3, "it took longer than --hub_timeout 3 s")],
 )
 def test_a_failed_upload_is_a_warning(
     hub: Hub, tmp_path: Path, caplog: Any, answers: str, timeout: float, cause: str
@@ -157,4 +181,8 @@ def test_a_failed_upload_is_a_warning(
     Uploader(HubFlags("hf", "me/model", False, "every_save", timeout)).saved(folder, last=True)
     (record,) = [one for one in caplog.records if one.levelno == logging.WARNING]
     said = record.getMessage()
-    assert cause in said and said.endswith(f"by hand: hf upload me/model {folder} .") and "s3cret" not in said
+    assert (
+        cause in said
+        and said.endswith(f"by hand: hf upload me/model {folder} .")
+        and "s3cret" not in said
+    )

@@ -44,7 +44,9 @@ def test_a_forked_process_makes_its_own() -> None:
         child = os.fork()
         if child == 0:
             own = RolloutClient("http://127.0.0.1:2")
-            os._exit(0 if own.why_not_ready() == "no answer ([Errno 111] Connection refused)" else 1)
+            os._exit(
+                0 if own.why_not_ready() == "no answer ([Errno 111] Connection refused)" else 1
+            )
         assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
 
 
@@ -64,7 +66,9 @@ def test_items_are_taken_in_the_calling_thread_and_in_order(loop: ServerLoop) ->
         raise ValueError("after the last one")
 
     with pytest.raises(ValueError, match="after the last one"):
-        loop.hand_over(count, lambda number: taken.append((number, threading.current_thread().name)))
+        loop.hand_over(
+            count, lambda number: taken.append((number, threading.current_thread().name))
+        )
     assert taken == [(number, threading.current_thread().name) for number in range(5)]
 
 

@@ -73,9 +73,14 @@ def targets(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Targets]:
     file = tmp_path_factory.mktemp("home") / "key"
     file.write_text(SECRET)
     # A signal of any kind ends it.
-    bystander = subprocess.Popen([sys.executable, "-c", "import signal; print(flush=True); signal.pause()"], stdout=-1)
+    bystander = subprocess.Popen(
+        [sys.executable, "-c", "import signal; print(flush=True); signal.pause()"], stdout=-1
+    )
     assert bystander.stdout is not None and bystander.stdout.readline()
-    with socket.create_server(("127.0.0.1", 0)) as server, socket.socket(socket.AF_UNIX) as abstract:
+    with (
+        socket.create_server(("127.0.0.1", 0)) as server,
+        socket.socket(socket.AF_UNIX) as abstract,
+    ):
         abstract.bind(f"\0escapes-{os.getpid()}")
         abstract.listen()
         for one in (server, abstract):
@@ -110,9 +115,13 @@ def test_nothing_escapes(attempt: Attempt, sandbox: tuple[Sandbox, str], targets
         pytest.skip("processes of root are not counted")
     seconds = 0.5 if "late" in attempt.marks else 60.0
     started = time.monotonic()
-    ended = box.run(Run(attempt.program, targets.told, seconds=seconds, cpu_seconds=4, memory=MEMORY))
+    ended = box.run(
+        Run(attempt.program, targets.told, seconds=seconds, cpu_seconds=4, memory=MEMORY)
+    )
     took = time.monotonic() - started
-    assert b"ESCAPED" not in ended.output and SECRET.encode() not in ended.output, ended.output[:500]
+    assert b"ESCAPED" not in ended.output and SECRET.encode() not in ended.output, ended.output[
+        :500
+    ]
     assert took < seconds + 10
     assert ("late" in attempt.marks) == (ended.status is None), ended
     targets.check()
@@ -122,8 +131,12 @@ def test_nothing_escapes(attempt: Attempt, sandbox: tuple[Sandbox, str], targets
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="some of them need root outside")
-@pytest.mark.parametrize("attempt", [one for one in ATTEMPTS if "bare" in one.marks], ids=lambda one: one.name)
-def test_without_the_sandbox_it_succeeds(attempt: Attempt, targets: Targets, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "attempt", [one for one in ATTEMPTS if "bare" in one.marks], ids=lambda one: one.name
+)
+def test_without_the_sandbox_it_succeeds(
+    attempt: Attempt, targets: Targets, tmp_path: Path
+) -> None:
     folder = os.open(tmp_path, os.O_RDONLY)
     ran = subprocess.run(
         [sys.executable, "-c", attempt.program],

@@ -44,14 +44,20 @@ def first_line(process: SupervisedProcess) -> str:
 def test_output_is_appended_to_the_log_whose_last_line_is_told(tmp_path: Path) -> None:
     log = tmp_path / "log"
     log.write_text("of the start before\n")
-    process = start("import sys; print('out', flush=True); sys.exit('  no such model\\n\\n')", log=log)
+    process = start(
+        "import sys; print('out', flush=True); sys.exit('  no such model\\n\\n')", log=log
+    )
     assert process.wait(60) == 1
     assert log.read_text().split() == ["of", "the", "start", "before", "out", "no", "such", "model"]
     assert process.last_line() == "no such model"
 
 
 def test_errors_are_kept_without_a_log() -> None:
-    process = start("import sys; print('out'); sys.stderr.write('x' * 400)", stdout=subprocess.PIPE, keeps_errors=True)
+    process = start(
+        "import sys; print('out'); sys.stderr.write('x' * 400)",
+        stdout=subprocess.PIPE,
+        keeps_errors=True,
+    )
     assert process.communicate(timeout=60)[0] == b"out\n"
     assert process.last_line() == "x" * 300
     silent = start("", keeps_errors=True)

@@ -17,9 +17,16 @@ _FIRST = "grpo"  # the default, whose file comes before the others, in the order
 
 def _declared(kind: type[_M]) -> dict[str, _M]:
     """Returns what the files declare of one kind, by name."""
-    names = sorted((module.name for module in iter_modules(__path__)), key=lambda name: (name != _FIRST, name))
+    names = sorted(
+        (module.name for module in iter_modules(__path__)), key=lambda name: (name != _FIRST, name)
+    )
     modules = [import_module(f"{__name__}.{name}") for name in names]
-    return {one.name: one for module in modules for one in vars(module).get("METHODS", ()) if isinstance(one, kind)}
+    return {
+        one.name: one
+        for module in modules
+        for one in vars(module).get("METHODS", ())
+        if isinstance(one, kind)
+    }
 
 
 LOSSES = _declared(Loss)

@@ -26,7 +26,9 @@ class FipoSettings:
     )
     fipo_clip_high_only: bool = setting(True, "fipo: no weight below 1")
     fipo_safety_threshold: float | None = setting(
-        4.0, "fipo: ratio above which a token of negative advantage has a weight of 0.8 to 1", more_than=0
+        4.0,
+        "fipo: ratio above which a token of negative advantage has a weight of 0.8 to 1",
+        more_than=0,
     )
 
 
@@ -55,7 +57,11 @@ def fipo(ratio: Tensor, logps: Tensor, advantages: Tensor, config: _Config) -> T
     if config.fipo_safety_threshold is not None:
         safe = (advantages >= 0) | (ratio <= config.fipo_safety_threshold)
         influence = influence.where(safe, influence.clamp(0.8, 1.0))
-    metrics = {"fipo/future_kl": future, "fipo/influence_weight": influence, "fipo/safety_keep_ratio": safe}
+    metrics = {
+        "fipo/future_kl": future,
+        "fipo/influence_weight": influence,
+        "fipo/safety_keep_ratio": safe,
+    }
     return TokenLoss(token.loss * influence, token.clipped_low, token.clipped_high, metrics)
 
 
@@ -86,7 +92,12 @@ METHODS = (
         metrics=(
             ("fipo/future_kl", "discounted sum of later log ratios at a token, mean", "nats", ""),
             ("fipo/influence_weight", "weight of a token by it, mean", "", "near 1"),
-            ("fipo/safety_keep_ratio", "tokens that the safety threshold leaves alone", "share", "near 1"),
+            (
+                "fipo/safety_keep_ratio",
+                "tokens that the safety threshold leaves alone",
+                "share",
+                "near 1",
+            ),
         ),
     ),
 )

@@ -15,7 +15,9 @@ if TYPE_CHECKING:
 CLIPS = ("epsilon", "epsilon_high", "delta")
 
 
-def clipped_surrogate(ratio: Tensor, logps: Tensor, advantages: Tensor, config: LossConfig) -> TokenLoss:
+def clipped_surrogate(
+    ratio: Tensor, logps: Tensor, advantages: Tensor, config: LossConfig
+) -> TokenLoss:
     """-min(min(r, delta) * A, clip(r, 1 - epsilon, 1 + epsilon_high) * A)
 
     PPO (arXiv 1707.06347, eq. 7) and GRPO (2402.03300, eq. 3); a higher upper bound: DAPO (2503.14476);

@@ -45,10 +45,14 @@ def reward_labels(advantages: Tensor, valid: Tensor, num_generations: int) -> Te
     positive = (advantages > 0).view(-1, num_generations)
     negative = valid.view_as(positive) & ~positive
     both = positive.any(1, keepdim=True) & negative.any(1, keepdim=True)
-    return ((positive & both).to(advantages.dtype) - (negative & both).to(advantages.dtype)).flatten()
+    return (
+        (positive & both).to(advantages.dtype) - (negative & both).to(advantages.dtype)
+    ).flatten()
 
 
-def real_advantages(scores: Tensor, labels: Tensor, num_generations: int, tau: float) -> tuple[Tensor, Tensor]:
+def real_advantages(
+    scores: Tensor, labels: Tensor, num_generations: int, tau: float
+) -> tuple[Tensor, Tensor]:
     """A = label * n / tau * p of each completion, p its share exp(-label * s / tau) / (1 + sum over its label's).
 
     Args:

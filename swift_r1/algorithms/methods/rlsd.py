@@ -19,8 +19,12 @@ class RlsdSettings:
     """The flags of RLSD."""
 
     rlsd_lambda: float = setting(0.5, "its share: 0 the plain advantage", at_least=0, at_most=1)
-    rlsd_reweight_clip_range: float = setting(0.2, "how far a token's factor may be from 1", at_least=0)
-    rlsd_lambda_warmup_steps: int = setting(0, "optimizer steps until --rlsd_lambda is reached", at_least=0)
+    rlsd_reweight_clip_range: float = setting(
+        0.2, "how far a token's factor may be from 1", at_least=0
+    )
+    rlsd_lambda_warmup_steps: int = setting(
+        0, "optimizer steps until --rlsd_lambda is reached", at_least=0
+    )
     rlsd_lambda_decay_steps: int = setting(0, "steps from there to 0; 0: it stays", at_least=0)
     rlsd_negative_only: bool = setting(False, "positive advantages stay as they are")
 
@@ -67,10 +71,17 @@ def rlsd_strength(step: int, peak: float, warmup_steps: int, decay_steps: int) -
 
 
 def advantages(
-    of_completions: Tensor, old_logps: Tensor, teacher_logps: Tensor, mask: Tensor, flags: RlsdSettings, step: int
+    of_completions: Tensor,
+    old_logps: Tensor,
+    teacher_logps: Tensor,
+    mask: Tensor,
+    flags: RlsdSettings,
+    step: int,
 ) -> tuple[Tensor, dict[str, float]]:
     """Returns `rlsd_advantages` of a round that began after `step` optimizer steps, and its strength."""
-    strength = rlsd_strength(step, flags.rlsd_lambda, flags.rlsd_lambda_warmup_steps, flags.rlsd_lambda_decay_steps)
+    strength = rlsd_strength(
+        step, flags.rlsd_lambda, flags.rlsd_lambda_warmup_steps, flags.rlsd_lambda_decay_steps
+    )
     reweighted = rlsd_advantages(
         of_completions,
         old_logps,
@@ -93,6 +104,8 @@ METHODS = (
         advantages=advantages,
         needs_rewards=True,
         settings=RlsdSettings,
-        metrics=(("rlsd_lambda", "how much the teacher weighs tokens", "", "as `--rlsd_lambda` says"),),
+        metrics=(
+            ("rlsd_lambda", "how much the teacher weighs tokens", "", "as `--rlsd_lambda` says"),
+        ),
     ),
 )

@@ -20,12 +20,21 @@ class SdarSettings:
         "weight of a loss that draws the policy to the teacher (by default itself, reading the same column) on tokens "
         "of which the teacher is surer",
         at_least=0,
-        instead_of=("teacher_kl_in_reward", "gkd_logits_topk", "teacher_kl_coef", "advantage_reweight"),
+        instead_of=(
+            "teacher_kl_in_reward",
+            "gkd_logits_topk",
+            "teacher_kl_coef",
+            "advantage_reweight",
+        ),
     )
-    sdar_gate_beta: float = setting(5.0, "how sharply it tells these tokens from others", more_than=0)
+    sdar_gate_beta: float = setting(
+        5.0, "how sharply it tells these tokens from others", more_than=0
+    )
 
 
-def sdar(logps: Tensor, teacher_logps: Tensor, gate_beta: float) -> tuple[Tensor, dict[str, Tensor]]:
+def sdar(
+    logps: Tensor, teacher_logps: Tensor, gate_beta: float
+) -> tuple[Tensor, dict[str, Tensor]]:
     """stopgrad(g) * (teacher - logp), g = sigmoid(gate_beta * (teacher - logp)): tokens of which the teacher is surer
     are learned from it.
 
@@ -34,11 +43,17 @@ def sdar(logps: Tensor, teacher_logps: Tensor, gate_beta: float) -> tuple[Tensor
     """
     gap = teacher_logps.detach() - logps
     gate = (gate_beta * gap.detach()).sigmoid()
-    logged = {"sdar/gate_mean": gate, "sdar/gate_active_ratio": gate > 0.5, "sdar/teacher_gap_mean": gap.detach()}
+    logged = {
+        "sdar/gate_mean": gate,
+        "sdar/gate_active_ratio": gate > 0.5,
+        "sdar/teacher_gap_mean": gap.detach(),
+    }
     return gate * gap, logged
 
 
-def token_loss(logps: Tensor, teacher_logps: Tensor, config: SdarSettings) -> tuple[Tensor, dict[str, Tensor]]:
+def token_loss(
+    logps: Tensor, teacher_logps: Tensor, config: SdarSettings
+) -> tuple[Tensor, dict[str, Tensor]]:
     """Returns `sdar` with the settings of a run."""
     return sdar(logps, teacher_logps, config.sdar_gate_beta)
 
@@ -54,7 +69,12 @@ METHODS = (
         metrics=(
             ("sdar/gate_mean", "gate of a token by the teacher's lead, mean", "", "0.5: no lead"),
             ("sdar/gate_active_ratio", "tokens with a gate above 1/2", "share", ""),
-            ("sdar/teacher_gap_mean", "the teacher's log-prob less the policy's, mean", "nats", "falls to 0"),
+            (
+                "sdar/teacher_gap_mean",
+                "the teacher's log-prob less the policy's, mean",
+                "nats",
+                "falls to 0",
+            ),
         ),
     ),
 )

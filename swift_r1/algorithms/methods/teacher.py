@@ -38,7 +38,8 @@ def reverse_kl(logps: Tensor, teacher_logps: Tensor) -> Tensor:
     log_p = logps.to(dtype).masked_fill(~known, 0.0)
     p = log_p.exp() * known
     tail_p, tail_q = (
-        (1 - mass.sum(-1, dtype=torch.float64)).clamp(min=LEAST_TAIL) for mass in (p, log_q.exp() * known)
+        (1 - mass.sum(-1, dtype=torch.float64)).clamp(min=LEAST_TAIL)
+        for mass in (p, log_q.exp() * known)
     )
     return (p * (log_p - log_q)).sum(-1) + (tail_p * (tail_p.log() - tail_q.log())).to(dtype)
 
@@ -59,24 +60,39 @@ def teacher_advantages(
     Returns:
         `[N, T]`, without gradient, 0 where masked out; float64 for float64 advantages, else float32.
     """
-    if not (old_logps.shape == teacher_logps.shape == mask.shape and advantages.shape == mask.shape[:1]):
+    if not (
+        old_logps.shape == teacher_logps.shape == mask.shape and advantages.shape == mask.shape[:1]
+    ):
         shapes = [tuple(one.shape) for one in (advantages, old_logps, teacher_logps, mask)]
-        raise ValueError(f"advantages, old_logps, teacher_logps, mask must be [N] and three times [N, T], got {shapes}")
+        raise ValueError(
+            f"advantages, old_logps, teacher_logps, mask must be [N] and three times [N, T], got {shapes}"
+        )
     import torch
 
     dtype = torch.promote_types(advantages.dtype, torch.float32)
-    per_token = advantages.detach().to(dtype)[:, None] + coef * (teacher_logps - old_logps).detach().to(dtype)
+    per_token = advantages.detach().to(dtype)[:, None] + coef * (
+        teacher_logps - old_logps
+    ).detach().to(dtype)
     return per_token.masked_fill(~mask, 0.0)
 
 
 def advantages(
-    of_completions: Tensor, old_logps: Tensor, teacher_logps: Tensor, mask: Tensor, flags: Any, step: int
+    of_completions: Tensor,
+    old_logps: Tensor,
+    teacher_logps: Tensor,
+    mask: Tensor,
+    flags: Any,
+    step: int,
 ) -> tuple[Tensor, dict[str, float]]:
     """Returns `teacher_advantages` with the settings of a run."""
-    return teacher_advantages(of_completions, old_logps, teacher_logps, mask, flags.teacher_kl_coef), {}
+    return teacher_advantages(
+        of_completions, old_logps, teacher_logps, mask, flags.teacher_kl_coef
+    ), {}
 
 
-def rewards(of_completions: Tensor, old_logps: Tensor, teacher_logps: Tensor, mask: Tensor, flags: Any) -> Tensor:
+def rewards(
+    of_completions: Tensor, old_logps: Tensor, teacher_logps: Tensor, mask: Tensor, flags: Any
+) -> Tensor:
     """Returns each reward less the KL to the teacher."""
     from swift_r1.algorithms.kl import rewards_less_kl
 
@@ -84,7 +100,11 @@ def rewards(of_completions: Tensor, old_logps: Tensor, teacher_logps: Tensor, ma
 
 
 METHODS = (
-    Distillation(name="advantage", described="x {teacher_kl_coef:g} in each token's advantage", advantages=advantages),
+    Distillation(
+        name="advantage",
+        described="x {teacher_kl_coef:g} in each token's advantage",
+        advantages=advantages,
+    ),
     Distillation(
         name="reward",
         described="x {teacher_kl_coef:g} in the reward",

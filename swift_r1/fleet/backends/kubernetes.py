@@ -43,8 +43,12 @@ def hand_over(run: RunFile, words: Sequence[str], dry_run: bool) -> int | None:
             f"--on kubernetes only writes a manifest: swift launch {run.path} --on kubernetes --dry_run "
             "| kubectl apply --server-side -f -"
         )
-    print(f"# kubectl create secret generic {_secret(run)} --from-literal=SWIFT_API_KEY=$(openssl rand -hex 16)")
-    print("# (HF_TOKEN, WANDB_API_KEY, ... in the same secret). The cluster needs the JobSet controller.")
+    print(
+        f"# kubectl create secret generic {_secret(run)} --from-literal=SWIFT_API_KEY=$(openssl rand -hex 16)"
+    )
+    print(
+        "# (HF_TOKEN, WANDB_API_KEY, ... in the same secret). The cluster needs the JobSet controller."
+    )
     print(yaml.safe_dump(manifest, sort_keys=False, width=120), end="")
     return EXIT_OK
 
@@ -58,18 +62,24 @@ def render(run: RunFile) -> dict[str, Any]:
     options = read_options(run, "kubernetes", _OPTIONS)
     faults = [f"{name} is missing" for name in ("image", "claim") if name not in options]
     faults = [f"{run.path}: kubernetes: {fault}" for fault in faults]
-    faults += hosts_faults(run, "Kubernetes chooses the nodes: say which in kubernetes: node_selector")
+    faults += hosts_faults(
+        run, "Kubernetes chooses the nodes: say which in kubernetes: node_selector"
+    )
     if faults:
         raise UsageError(*faults)
     name = re.sub("[^a-z0-9]+", "-", run.path.stem.lower())[:40].strip("-") or "swift-r1"
     name = name if name[0].isalpha() else f"run-{name}"  # as a Service's must begin
     urls = {
-        role.name: [f"http://{name}-{role.name}-{number}-0.{name}:{PORT}" for number in range(role.count)]
+        role.name: [
+            f"http://{name}-{role.name}-{number}-0.{name}:{PORT}" for number in range(role.count)
+        ]
         for role in run.roles.values()
         if role.name != TRAIN
     }
     jobs = [_servers(run, role, options) for role in run.roles.values() if role.name != TRAIN]
-    metadata = {"name": name} | ({"namespace": options["namespace"]} if "namespace" in options else {})
+    metadata = {"name": name} | (
+        {"namespace": options["namespace"]} if "namespace" in options else {}
+    )
     return {
         "apiVersion": "jobset.x-k8s.io/v1alpha2",
         "kind": "JobSet",
@@ -93,7 +103,11 @@ def _training(
     folder = str(run.rlhf.get("output_dir") or f"output/{name}")
     words = train_words(run, urls, folder, resume=True)
     ranks = rank_variables(run, role.count, 0, f"{name}-{TRAIN}-0-0.{name}", MASTER_PORT)
-    index = {"fieldRef": {"fieldPath": "metadata.annotations['batch.kubernetes.io/job-completion-index']"}}
+    index = {
+        "fieldRef": {
+            "fieldPath": "metadata.annotations['batch.kubernetes.io/job-completion-index']"
+        }
+    }
     environ = [
         {"name": key, "valueFrom": index} if key == "NODE_RANK" else {"name": key, "value": value}
         for key, value in ranks.items()
@@ -152,10 +166,20 @@ def _pod(
         "workingDir": options.get("folder", mount),
         "command": [options.get("python", "python"), *words],
         # Those without a value are in the secret.
-        "env": [*({"name": key, "value": value} for key, value in run.environ.items() if value is not None), *environ],
+        "env": [
+            *(
+                {"name": key, "value": value}
+                for key, value in run.environ.items()
+                if value is not None
+            ),
+            *environ,
+        ],
         "envFrom": [{"secretRef": {"name": options.get("secret", SECRET)}}],
         "resources": {"limits": asked, "requests": asked},
-        "volumeMounts": [{"name": "data", "mountPath": mount}, {"name": "shm", "mountPath": "/dev/shm"}],
+        "volumeMounts": [
+            {"name": "data", "mountPath": mount},
+            {"name": "shm", "mountPath": "/dev/shm"},
+        ],
     }
     pod = {
         "restartPolicy": "Never",

@@ -38,7 +38,11 @@ def open_backend(run: RunFile, silence_s: float) -> LocalClusterBackend:
             "python": str,
         },
     )
-    names = [f"local-{number}" for number in range(options["nodes"])] if "nodes" in options else ["local"]
+    names = (
+        [f"local-{number}" for number in range(options["nodes"])]
+        if "nodes" in options
+        else ["local"]
+    )
     python = options.get("python")
     folder = str(Path.cwd())
     return LocalClusterBackend(

@@ -26,7 +26,8 @@ _ANSWER_S = 10.0  # for the cluster's port
 _CALL_S = 60.0  # for a line to be passed on, and for an actor to start
 _END_S = 5.0
 _CHUNK = 1 << 16
-_NICENESS = "RAY_worker_niceness"  # of Ray's workers, 15 where it is not set: whatever they start would have it too
+# of Ray's workers, 15 where it is not set: whatever they start would have it too
+_NICENESS = "RAY_worker_niceness"
 _OPTIONS: dict[str, type] = {"address": str, "wait": int, "strategy": str, "python": str}
 _STRATEGIES = ("PACK", "SPREAD", "STRICT_PACK", "STRICT_SPREAD")
 
@@ -39,7 +40,11 @@ class AgentActor(ProcessPipe):
         if cores is not None and len(own) >= cores.stop:
             os.sched_setaffinity(0, own[cores.start : cores.stop])
         # Ray sets OMP_NUM_THREADS to the actor's CPUs for its own tasks.
-        environ = {name: value for name, value in os.environ.items() if name not in ("OMP_NUM_THREADS", _NICENESS)}
+        environ = {
+            name: value
+            for name, value in os.environ.items()
+            if name not in ("OMP_NUM_THREADS", _NICENESS)
+        }
         super().__init__([sys.executable, *words], environ)
 
     def receive(self) -> bytes:
@@ -114,10 +119,20 @@ class RayBackend:
         import ray
 
         with _as_os_errors():
-            alive = {one["NodeID"]: one["NodeManagerAddress"] for one in ray.nodes() if one["Alive"]}
+            alive = {
+                one["NodeID"]: one["NodeManagerAddress"] for one in ray.nodes() if one["Alive"]
+            }
         folder = str(Path.cwd())
         return [
-            Node(f"{place[:6]}/{number}", alive[place], one.gpus, None, self._python, folder, (one.name,))
+            Node(
+                f"{place[:6]}/{number}",
+                alive[place],
+                one.gpus,
+                None,
+                self._python,
+                folder,
+                (one.name,),
+            )
             for number, (one, place) in enumerate(zip(self._bundles, self._places(), strict=True))
             if place in alive
         ]
@@ -150,7 +165,9 @@ class RayBackend:
             num_gpus=bundle.gpus,
             max_concurrency=3,  # send, receive and close
             runtime_env={"env_vars": {_NICENESS: "0"}},
-            scheduling_strategy=PlacementGroupSchedulingStrategy(self._group, placement_group_bundle_index=number),
+            scheduling_strategy=PlacementGroupSchedulingStrategy(
+                self._group, placement_group_bundle_index=number
+            ),
         )
         return RayPipe(made.remote(agent_words(self._silence_s), cores))
 
@@ -172,7 +189,9 @@ def open_backend(run: RunFile, silence_s: float) -> RayBackend:
     options = _options(run)
     _connect(options.get("address", "auto"))
     bundles = bundles_of(run)
-    group = _placed(bundles, options.get("strategy", _STRATEGIES[0]), options.get("wait", DEFAULT_WAIT_S))
+    group = _placed(
+        bundles, options.get("strategy", _STRATEGIES[0]), options.get("wait", DEFAULT_WAIT_S)
+    )
     return RayBackend(group, bundles, options.get("python", sys.executable), silence_s)
 
 
@@ -194,7 +213,9 @@ def _options(run: RunFile) -> dict[str, Any]:
         raise UsageError(*faults)
     strategy = options.get("strategy", _STRATEGIES[0])
     if strategy not in _STRATEGIES:
-        raise UsageError(f"{run.path}: ray: strategy must be one of {', '.join(_STRATEGIES)}, not {strategy!r}")
+        raise UsageError(
+            f"{run.path}: ray: strategy must be one of {', '.join(_STRATEGIES)}, not {strategy!r}"
+        )
     return options
 
 
@@ -202,7 +223,9 @@ def _connect(address: str) -> None:
     try:
         import ray
     except ImportError as error:
-        raise UsageError("Ray is not installed: pip install 'swift-r1[ray]', the cluster's own version") from error
+        raise UsageError(
+            "Ray is not installed: pip install 'swift-r1[ray]', the cluster's own version"
+        ) from error
     given = os.environ.get("RAY_ADDRESS", "") if address == "auto" else address
     if ":" in given and "://" not in given:
         host, _, port = given.rpartition(":")
@@ -254,4 +277,6 @@ def _as_os_errors() -> Iterator[None]:
 
 
 def _first_line(error: BaseException) -> str:
-    return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)[:300]
+    return next(
+        (line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__
+    )[:300]

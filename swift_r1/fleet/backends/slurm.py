@@ -13,7 +13,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from swift_r1.errors import EXIT_INTERRUPTED, EXIT_OK, EXIT_RUN_FAILED, EXIT_TERMINATED, RunFailed, UsageError
+from swift_r1.errors import (
+    EXIT_INTERRUPTED,
+    EXIT_OK,
+    EXIT_RUN_FAILED,
+    EXIT_TERMINATED,
+    RunFailed,
+    UsageError,
+)
 from swift_r1.fleet.backend import AgentPipe, Node, ProcessPipe, agent_words
 from swift_r1.fleet.backends.slurm_job import components, job_script, slurm_options
 from swift_r1.fleet.run_file import RunFile
@@ -65,13 +72,24 @@ class SlurmBackend:
 
     def connect(self, node: Node) -> AgentPipe:
         # Variables that describe the job's first component would be taken for options of this step.
-        environ = {name: value for name, value in os.environ.items() if not name.startswith(_OPTIONS_OF_STEPS)}
+        environ = {
+            name: value
+            for name, value in os.environ.items()
+            if not name.startswith(_OPTIONS_OF_STEPS)
+        }
         return ProcessPipe(self.command(node), environ)
 
     def command(self, node: Node) -> Sequence[str]:
         host, group = self._places[node.name]
         own = [] if group.number is None else [f"--het-group={group.number}"]
-        step = ["--overlap", "--nodes=1", "--ntasks=1", f"--nodelist={host}", "--cpu-bind=none", "--mem=0"]
+        step = [
+            "--overlap",
+            "--nodes=1",
+            "--ntasks=1",
+            f"--nodelist={host}",
+            "--cpu-bind=none",
+            "--mem=0",
+        ]
         return ["srun", *own, *step, sys.executable, *agent_words(self._silence_s), "told"]
 
 
@@ -114,7 +132,9 @@ def hand_over(run: RunFile, words: Sequence[str], dry_run: bool) -> int | None:
     if "SLURM_JOB_ID" in os.environ:
         return None
     if shutil.which("sbatch") is None:
-        raise UsageError("there is no sbatch on this machine: start on a login node of the cluster, or --dry_run")
+        raise UsageError(
+            "there is no sbatch on this machine: start on a login node of the cluster, or --dry_run"
+        )
     folder.mkdir(parents=True, exist_ok=True)
     submitted = _call("sbatch", "--parsable", stdin=script)
     if submitted.returncode:
@@ -170,7 +190,9 @@ def _follow(job: str, log: Path, heard: Sequence[int]) -> int:
         if state:
             known = time.monotonic()
         elif time.monotonic() - known > _SILENT_S:
-            raise RunFailed(f"Slurm has said nothing of job {job} for {_SILENT_S:g} s; it may still run")
+            raise RunFailed(
+                f"Slurm has said nothing of job {job} for {_SILENT_S:g} s; it may still run"
+            )
         shown = _pass_on(log, shown)
         what = state.get("JobState", "")
         if what and what not in (*_WAITING, *_AT_WORK):
@@ -186,7 +208,10 @@ def _follow(job: str, log: Path, heard: Sequence[int]) -> int:
         if len(heard) > done:
             done = len(heard)
             if what == "RUNNING" and done == 1:
-                say(f"job {job} is asked to end after this step, with a checkpoint; once more cancels it", "launch")
+                say(
+                    f"job {job} is asked to end after this step, with a checkpoint; once more cancels it",
+                    "launch",
+                )
                 _call("scancel", "--batch", "--signal=INT", job)
             else:
                 _call("scancel", job)
@@ -208,7 +233,11 @@ def _end(job: str, what: str, state: Mapping[str, str], interrupted: int) -> int
 def _waiting(job: str, state: Mapping[str, str]) -> str:
     reason = state.get("Reason", "None")
     again = state.get("Restarts", "0")
-    why = "Slurm has not said yet for what" if reason == "None" else f"{reason}{_MEANINGS.get(reason, '')}"
+    why = (
+        "Slurm has not said yet for what"
+        if reason == "None"
+        else f"{reason}{_MEANINGS.get(reason, '')}"
+    )
     begun = f", after {again} restarts" if again != "0" else ""
     start = state.get("StartTime", "Unknown")
     expected = f"; Slurm expects to start it at {start}" if start != "Unknown" else ""
@@ -295,8 +324,13 @@ def _call(*words: str, stdin: str | None = None) -> subprocess.CompletedProcess[
     except FileNotFoundError as error:
         raise UsageError(f"there is no {words[0]} on this machine") from error
     except subprocess.TimeoutExpired:
-        return subprocess.CompletedProcess(words, 1, "", f"{words[0]} has not answered for {_CALL_S:g} s")
+        return subprocess.CompletedProcess(
+            words, 1, "", f"{words[0]} has not answered for {_CALL_S:g} s"
+        )
 
 
 def _one_line(text: str) -> str:
-    return "; ".join(line.strip() for line in text.splitlines() if line.strip())[:300] or "no reason was given"
+    return (
+        "; ".join(line.strip() for line in text.splitlines() if line.strip())[:300]
+        or "no reason was given"
+    )

@@ -52,7 +52,9 @@ def slurm_options(run: RunFile) -> dict[str, Any]:
     """Returns the section `slurm`, checked. Raises UsageError."""
     given = run.options.get("slurm", {})
     if isinstance(given.get("time"), int):
-        raise UsageError(f'{run.path}: slurm: time must be in quotes, like "24:00:00": YAML makes a number of it')
+        raise UsageError(
+            f'{run.path}: slurm: time must be in quotes, like "24:00:00": YAML makes a number of it'
+        )
     options = read_options(run, "slurm", _KNOWN)
     faults = [
         f"{run.path}: slurm: {role}: {fault}"
@@ -76,10 +78,16 @@ def _seconds(time: str) -> float:
     infinite where it sets no limit, or is for Slurm to refuse."""
     days, dash, clock = time.rpartition("-")
     parts = clock.split(":")
-    if not all(part.isdecimal() for part in (*parts, days or "0")) or len(parts) > 3 or set(parts) == {"0"}:
+    if (
+        not all(part.isdecimal() for part in (*parts, days or "0"))
+        or len(parts) > 3
+        or set(parts) == {"0"}
+    ):
         return math.inf
     places = _FROM_HOURS if dash or len(parts) == 3 else _FROM_MINUTES
-    return 86400 * int(days or 0) + sum(int(part) * place for part, place in zip(parts, places, strict=False))
+    return 86400 * int(days or 0) + sum(
+        int(part) * place for part, place in zip(parts, places, strict=False)
+    )
 
 
 def components(run: RunFile, options: Mapping[str, Any]) -> list[Component]:
@@ -167,6 +175,8 @@ def _cpus(count: int | None) -> tuple[str, ...]:
 
 
 def _own(options: Mapping[str, Any], role: str) -> tuple[str, ...]:
-    chosen = {name: value for name, value in options.items() if name in _OWN} | options.get(role, {})
+    chosen = {name: value for name, value in options.items() if name in _OWN} | options.get(
+        role, {}
+    )
     further = [str(one) for one in chosen.pop("sbatch", [])]
     return (*(f"--{name}={value}" for name, value in chosen.items()), *further)

@@ -29,7 +29,11 @@ class SshBackend(LocalClusterBackend):
     """Its agents are at the other end of `ssh`; `config` is a file for it."""
 
     def __init__(
-        self, nodes: Sequence[Node], interpreters: Mapping[str, str], config: str | None, silence_s: float
+        self,
+        nodes: Sequence[Node],
+        interpreters: Mapping[str, str],
+        config: str | None,
+        silence_s: float,
     ) -> None:
         super().__init__(nodes, silence_s)
         self._interpreters = interpreters
@@ -52,7 +56,9 @@ class SshBackend(LocalClusterBackend):
 
 def open_backend(run: RunFile, silence_s: float) -> SshBackend:
     options = read_options(run, "ssh", _KINDS)
-    faults: list[str] = [] if options.get("hosts") else ["hosts is missing: a list of names that ssh knows"]
+    faults: list[str] = (
+        [] if options.get("hosts") else ["hosts is missing: a list of names that ssh knows"]
+    )
     nodes: dict[str, Node] = {}
     interpreters: dict[str, str] = {}
     for one in options.get("hosts", []):
@@ -60,7 +66,9 @@ def open_backend(run: RunFile, silence_s: float) -> SshBackend:
         found = [f"hosts: {fault}" for fault in option_faults(host, _OF_A_HOST)]
         name = str(host.get("name", ""))
         if not found and (not name or name.startswith("-") or name in nodes):
-            found = [f"hosts: {name!r} is {'there twice' if name in nodes else 'no name of a host'}"]
+            found = [
+                f"hosts: {name!r} is {'there twice' if name in nodes else 'no name of a host'}"
+            ]
         faults += found
         if not found:
             own = {key: host.get(key, options.get(key)) for key in ("python", "folder")}

@@ -33,7 +33,10 @@ def rewards_invalid(past: Past, rounds: int) -> Sign | None:
 def _silent(past: Past, rounds: int) -> list[float]:
     """Returns the share of groups in which nothing differs, of each line; empty where there is enough that does. With
     `--dynamic_sample` that is of the groups that are trained on."""
-    if past.log.series.keys() & {"teacher_kl", "sdar/gate_mean"} and "rlsd_lambda" not in past.log.series:
+    if (
+        past.log.series.keys() & {"teacher_kl", "sdar/gate_mean"}
+        and "rlsd_lambda" not in past.log.series
+    ):
         return []  # a teacher needs no difference, unless it only weighs what rewards say
     shares = past.last("frac_reward_zero_std", rounds)
     kept = past.last("dynamic_sample/kept_without_signal", rounds)
@@ -62,7 +65,10 @@ def rewards_saturated(past: Past, rounds: int) -> Sign | None:
     other = past.last(f"{past.right}/mean", rounds) if name != past.right else []
     if other:
         text += f", and {past.right.removeprefix('rewards/')} {fmean(other):.3g}"
-    return Sign(text, "it is learned: stop; or harder prompts, or look whether the reward function accepts anything")
+    return Sign(
+        text,
+        "it is learned: stop; or harder prompts, or look whether the reward function accepts anything",
+    )
 
 
 @detector("entropy collapse", 5, "entropy")
@@ -86,7 +92,13 @@ def entropy_collapse(past: Past, rounds: int) -> Sign | None:
     8,
     "frac_reward_zero_std",
     under=(
-        *("template broken", "rewards saturated", "entropy collapse", "repetition", "length explosion"),
+        *(
+            "template broken",
+            "rewards saturated",
+            "entropy collapse",
+            "repetition",
+            "length explosion",
+        ),
         "KL running off",
     ),
 )
@@ -104,7 +116,9 @@ def no_signal(past: Past, rounds: int) -> Sign | None:
             advice,
         )
     silent = _silent(past, rounds)
-    if not silent or (past.args.get("rlhf_type") == "ppo" and any(past.last(f"{past.right}/std", rounds))):
+    if not silent or (
+        past.args.get("rlhf_type") == "ppo" and any(past.last(f"{past.right}/std", rounds))
+    ):
         return None
     change = past.change("reward", rounds)
     if change is not None and change.rise < 0:
@@ -133,7 +147,9 @@ def evaluation_falling(past: Past, _rounds: int) -> Sign | None:
         if best.low is None or any(one.high is None or one.high >= best.low for one in found[-2:]):
             continue
         some = 5 * past.round
-        then, now = (past.values("reward", end - some, max(end, some)) for end in (best.step, found[-1].step))
+        then, now = (
+            past.values("reward", end - some, max(end, some)) for end in (best.step, found[-1].step)
+        )
         if not then or not now:
             continue
         change = MetricChange(then, now)

@@ -11,7 +11,8 @@ from swift_r1.lab.diagnosis.past import Past, Sign, detector
 WARM_UP = 8  # rounds, in which memory may still grow
 CREEP = 1.2
 CREEP_GIB = 0.2
-JUMPS = 0.75  # of the growth, made by its three largest rises: an allocator's, in evaluations and the like
+# of the growth, made by its three largest rises: an allocator's, in evaluations and the like
+JUMPS = 0.75
 LONGER = 1.1  # completions that grow by more need more memory
 SLOWER = 1.5
 
@@ -33,7 +34,9 @@ def memory_creeping(past: Past, rounds: int) -> Sign | None:
         peaks = accumulate(series.values[begin:], max)
         rises = sorted(after - before for before, after in pairwise(peaks))
         jumped = sum(rises[-3:]) > JUMPS * sum(rises)
-        grown = points[3] >= CREEP * points[0] and points[3] - points[0] >= CREEP_GIB and min(gains) > 0
+        grown = (
+            points[3] >= CREEP * points[0] and points[3] - points[0] >= CREEP_GIB and min(gains) > 0
+        )
         longer = False
         if len(lengths) == len(series):
             first = fmean(lengths.values[begin : begin + size])

@@ -77,7 +77,11 @@ class Past:
         all."""
         names = self.args.get("reward_funcs")
         weights = self.args.get("reward_weights")
-        if not isinstance(names, list) or not isinstance(weights, list) or len(names) != len(weights):
+        if (
+            not isinstance(names, list)
+            or not isinstance(weights, list)
+            or len(names) != len(weights)
+        ):
             return self.right
         name = f"rewards/{names[weights.index(max(weights))]}" if names else ""
         return name if f"{name}/mean" in self.log.series else self.right
@@ -99,7 +103,9 @@ class Past:
 
     def first(self, name: str, rounds: int = FIRST) -> list[float]:
         """Returns a metric's known values of the first rounds, or of the first line."""
-        return self.values(name, -math.inf, max([rounds * self.round, *self.log.get(name).steps[:1]]))
+        return self.values(
+            name, -math.inf, max([rounds * self.round, *self.log.get(name).steps[:1]])
+        )
 
     def change(self, name: str, rounds: int) -> MetricChange | None:
         """Returns the change from the first rounds to the last `rounds`; None if they overlap, or it is not known."""
@@ -128,13 +134,17 @@ class Detector:
 
     def metrics(self, log: MetricLog) -> list[str]:
         """Returns the metrics of the log that it looks at."""
-        return [name for name in log.series if any(fnmatchcase(name, pattern) for pattern in self.needs)]
+        return [
+            name for name in log.series if any(fnmatchcase(name, pattern) for pattern in self.needs)
+        ]
 
 
 DETECTORS: list[Detector] = []
 
 
-def detector(name: str, rounds: int, *needs: str, under: Sequence[str] = ()) -> Callable[[Look], Look]:
+def detector(
+    name: str, rounds: int, *needs: str, under: Sequence[str] = ()
+) -> Callable[[Look], Look]:
     """Registers a function as the `Detector` of this name."""
 
     def register(look: Look) -> Look:

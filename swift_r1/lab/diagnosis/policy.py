@@ -22,15 +22,16 @@ def engine_mismatch(past: Past, rounds: int) -> Sign | None:
     name = "rollout/logp_diff"
     late = past.last(name, rounds)
     change = past.change(name, rounds)
-    advice = (
-        "--weight_check_steps 1: weights that do not arrive; else --rollout_importance_sampling_mode token_truncate, "
-    )
+    advice = "--weight_check_steps 1: weights that do not arrive; else --rollout_importance_sampling_mode token_truncate, "
     if past.args.get("vllm_engine_kwargs"):
         advice += "or the engine without quantization, "
     advice += "float32 on both sides to tell numerics apart"
     if late and min(late) >= MISMATCH_AT_ONCE:
-        return Sign(f"log-probs of trainer and engine differ by {fmean(late):.2g} nats per token", advice)
-    cuts = bool(past.last("rollout/kept_mass", rounds))  # they differ by what top-p and the like leave out
+        return Sign(
+            f"log-probs of trainer and engine differ by {fmean(late):.2g} nats per token", advice
+        )
+    # they differ by what top-p and the like leave out
+    cuts = bool(past.last("rollout/kept_mass", rounds))
     floor = MISMATCH_AT_ONCE if cuts else MISMATCH[past.args.get("torch_dtype") == "float32"]
     if change is None or min(change.late) < max(floor, MISMATCH_GROWTH * fmean(change.early)):
         return None
@@ -44,7 +45,9 @@ def engine_mismatch(past: Past, rounds: int) -> Sign | None:
 @detector("ratios off", 3, "ratio", "clip_ratio/low", "clip_ratio/high")
 def ratios_off(past: Past, rounds: int) -> Sign | None:
     """Importance ratios far from 1, or many tokens clipped, on the average of the steps: a round's first has none."""
-    ratios, *sides = (past.last(name, rounds) for name in ("ratio", "clip_ratio/low", "clip_ratio/high"))
+    ratios, *sides = (
+        past.last(name, rounds) for name in ("ratio", "clip_ratio/low", "clip_ratio/high")
+    )
     clipped = [sum(both) for both in zip(*sides, strict=False)]
     if not ratios or not clipped or (abs(fmean(ratios) - 1) < RATIO and fmean(clipped) < CLIPPED):
         return None
@@ -70,7 +73,9 @@ def kl_running_off(past: Past, rounds: int) -> Sign | None:
 def weights_not_moving(past: Past, rounds: int) -> Sign | None:
     """Updates are too small for 16 bits: the policy that generates stays what it was for long. Neither a warm-up nor
     the end of a schedule is meant, where the learning rate is small on purpose."""
-    changed, norms, rates = (past.last(name, rounds) for name in ("weights/changed", "grad_norm", "learning_rate"))
+    changed, norms, rates = (
+        past.last(name, rounds) for name in ("weights/changed", "grad_norm", "learning_rate")
+    )
     if not changed or fmean(changed) >= STILL or not any(norms):
         return None
     if min(rates, default=0.0) < (past.args.get("learning_rate") or 0.0) / 2:

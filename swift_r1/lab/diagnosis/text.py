@@ -49,9 +49,7 @@ def language_broken(past: Past, rounds: int) -> Sign | None:
 @detector("template broken", 5, "completions/clipped_ratio", "rewards/*format*/mean")
 def template_broken(past: Past, rounds: int) -> Sign | None:
     """From the first round on completions never end, say nothing, or never have the format."""
-    advice = (
-        "look at a prompt as the model sees it (swift check): --model's chat template, --system, --prompt_template, "
-    )
+    advice = "look at a prompt as the model sees it (swift check): --model's chat template, --system, --prompt_template, "
     if past.rounds < rounds:
         return None
     cut = past.first("completions/clipped_ratio", rounds)
@@ -62,10 +60,17 @@ def template_broken(past: Past, rounds: int) -> Sign | None:
             advice + "--stop_words; or a longer --max_completion_length",
         )
     if length and max(length) <= EMPTY:
-        return Sign(f"completions of the first rounds had {fmean(length):.1f} tokens", advice + "--response_prefix")
+        return Sign(
+            f"completions of the first rounds had {fmean(length):.1f} tokens",
+            advice + "--response_prefix",
+        )
     for name in (one for one in past.rewards if "format" in one.lower()):
         formatted = past.last(f"{name}/mean", rounds)
-        if formatted and max(formatted) <= NO_FORMAT and max(past.first(f"{name}/mean"), default=0.0) <= NO_FORMAT:
+        if (
+            formatted
+            and max(formatted) <= NO_FORMAT
+            and max(past.first(f"{name}/mean"), default=0.0) <= NO_FORMAT
+        ):
             return Sign(
                 f"reward {name.removeprefix('rewards/')} was {fmean(formatted):.2g} on average: the model never "
                 "produces the expected format",
@@ -80,7 +85,12 @@ def length_explosion(past: Past, rounds: int) -> Sign | None:
     it."""
     length = past.change("completions/mean_length", rounds)
     right = past.change(f"{past.right}/mean", rounds)
-    if length is None or min(length.late) < LONGER * fmean(length.early) or right is None or right.gain > 0:
+    if (
+        length is None
+        or min(length.late) < LONGER * fmean(length.early)
+        or right is None
+        or right.gain > 0
+    ):
         return None
     return Sign(
         f"completions have {fmean(length.late):.0f} tokens, at first {fmean(length.early):.0f}, and reward "
@@ -89,7 +99,12 @@ def length_explosion(past: Past, rounds: int) -> Sign | None:
     )
 
 
-@detector("truncation", 5, "completions/clipped_ratio", under=("repetition", "template broken", "length explosion"))
+@detector(
+    "truncation",
+    5,
+    "completions/clipped_ratio",
+    under=("repetition", "template broken", "length explosion"),
+)
 def truncation_growing(past: Past, rounds: int) -> Sign | None:
     """Sees that more and more completions are cut off, or most are."""
     change = past.change("completions/clipped_ratio", rounds)
@@ -112,7 +127,12 @@ def data_repeated(past: Past, rounds: int) -> Sign | None:
     shares = past.last("prompts/repeated", rounds)
     asked = past.prompts
     size = past.plan.get("prompts_per_epoch")
-    if not shares or asked is None or past.args.get("use_gym_env") or sum(map(bool, shares)) < min(3, len(shares)):
+    if (
+        not shares
+        or asked is None
+        or past.args.get("use_gym_env")
+        or sum(map(bool, shares)) < min(3, len(shares))
+    ):
         return None
     different = (asked - 1) / (2 * fmean(shares))
     seen = past.rounds * asked

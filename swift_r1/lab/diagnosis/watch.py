@@ -55,7 +55,9 @@ class Diagnosis(MetricLog):
             return False
         seen = [(one, sign) for one in self._detectors if (sign := self._look(one)) is not None]
         names = {*self.findings, *(one.name for one, _ in seen)}
-        self.findings |= {one.name: self._finding(one, sign) for one, sign in seen if names.isdisjoint(one.under)}
+        self.findings |= {
+            one.name: self._finding(one, sign) for one, sign in seen if names.isdisjoint(one.under)
+        }
         return True
 
     def _look(self, one: Detector) -> Sign | None:
@@ -83,7 +85,11 @@ class Diagnosis(MetricLog):
     @property
     def too_early(self) -> list[str]:
         """Returns the detectors whose metrics are logged, but of fewer rounds than they look at."""
-        waiting = [one for one in self._detectors if one.rounds > self._past.rounds and one.name not in self.findings]
+        waiting = [
+            one
+            for one in self._detectors
+            if one.rounds > self._past.rounds and one.name not in self.findings
+        ]
         return [one.name for one in waiting if one.metrics(self)]
 
     @property

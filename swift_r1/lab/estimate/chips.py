@@ -48,7 +48,9 @@ class Chip:
         return 1024 if self.memory >= 70 * 2**30 and not self.name.startswith("a100") else 256
 
 
-def _gpu(name: str, tflops: float, tb_s: float, gb: float, intra: float, inter: float, source: str) -> Chip:
+def _gpu(
+    name: str, tflops: float, tb_s: float, gb: float, intra: float, inter: float, source: str
+) -> Chip:
     return Chip(name, tflops * TFLOP, tb_s * TB, gb * GB, intra * GB, inter * GB, source)
 
 
@@ -59,20 +61,58 @@ CHIPS: Mapping[str, Chip] = {
     for chip in (
         _gpu("a100-40", 312, 1.555, 40, 300, 25, _DGX_A100),
         _gpu("a100", 312, 2.039, 80, 300, 25, _DGX_A100),
-        _gpu("a800", 312, 2.039, 80, 200, 25, "NVIDIA A800 datasheet: an A100 with NVLink of 400 GB/s"),
+        _gpu(
+            "a800",
+            312,
+            2.039,
+            80,
+            200,
+            25,
+            "NVIDIA A800 datasheet: an A100 with NVLink of 400 GB/s",
+        ),
         _gpu("h100", 989.4, 3.35, 80, 450, 50, f"NVIDIA H100 SXM {_HOPPER}"),
         _gpu("h200", 989.4, 4.8, 141, 450, 50, f"NVIDIA H200 SXM {_HOPPER}"),
         _gpu(
-            "h800", 989.4, 3.35, 80, 200, 50, "DeepSeek-V3 report (arXiv 2412.19437): an H100 with NVLink of 400 GB/s"
+            "h800",
+            989.4,
+            3.35,
+            80,
+            200,
+            50,
+            "DeepSeek-V3 report (arXiv 2412.19437): an H100 with NVLink of 400 GB/s",
         ),
         _gpu("h20", 148, 4.0, 96, 450, 50, "NVIDIA H20 datasheet"),
-        _gpu("b200", 2250, 8.0, 180, 900, 50, "NVIDIA DGX B200 datasheet, divided by its eight GPUs"),
+        _gpu(
+            "b200", 2250, 8.0, 180, 900, 50, "NVIDIA DGX B200 datasheet, divided by its eight GPUs"
+        ),
         _gpu("l4", 121, 0.3, 24, 32, 12.5, "NVIDIA L4 datasheet (dense); PCIe 4 x16, 100 Gbit/s"),
-        _gpu("l40s", 362, 0.864, 48, 32, 25, "NVIDIA L40S datasheet (dense); PCIe 4 x16, 200 Gbit/s"),
-        _gpu("rtx4090", 165.2, 1.008, 24, 32, 3.125, "NVIDIA Ada architecture paper; PCIe 4 x16, 25 Gbit/s"),
-        _gpu("mi300x", 1307.4, 5.3, 192, 448, 50, "AMD MI300X datasheet (dense); 400 Gbit/s per GPU"),
-        _gpu("mi325x", 1307.4, 6.0, 256, 448, 50, "AMD MI325X datasheet (dense); 400 Gbit/s per GPU"),
-        Chip("cpu", 75e9, 8e9, 8 * GB, 5e9, 0.125e9, "one core: two 256-bit FMA a cycle at 2.35 GHz, a share of DDR"),
+        _gpu(
+            "l40s", 362, 0.864, 48, 32, 25, "NVIDIA L40S datasheet (dense); PCIe 4 x16, 200 Gbit/s"
+        ),
+        _gpu(
+            "rtx4090",
+            165.2,
+            1.008,
+            24,
+            32,
+            3.125,
+            "NVIDIA Ada architecture paper; PCIe 4 x16, 25 Gbit/s",
+        ),
+        _gpu(
+            "mi300x", 1307.4, 5.3, 192, 448, 50, "AMD MI300X datasheet (dense); 400 Gbit/s per GPU"
+        ),
+        _gpu(
+            "mi325x", 1307.4, 6.0, 256, 448, 50, "AMD MI325X datasheet (dense); 400 Gbit/s per GPU"
+        ),
+        Chip(
+            "cpu",
+            75e9,
+            8e9,
+            8 * GB,
+            5e9,
+            0.125e9,
+            "one core: two 256-bit FMA a cycle at 2.35 GHz, a share of DDR",
+        ),
     )
 }
 DEFAULT_CHIP = "h100"

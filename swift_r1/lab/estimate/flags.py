@@ -25,16 +25,23 @@ class EstimateArguments(RlhfArguments):
         "what the devices are: a name of the table in docs/estimate.md, or a YAML file with a chip's figures (default: "
         "h100; cpu for a run file without GPUs)",
     )
-    gpus: int | None = flag(None, "GPUs to divide: which split is best (default: the layout that is given)", at_least=1)
+    gpus: int | None = flag(
+        None, "GPUs to divide: which split is best (default: the layout that is given)", at_least=1
+    )
     gpus_per_node: int = flag(8, "GPUs of a machine", at_least=1)
     measured: str | None = flag(
-        None, "folder of a recorded run: its lengths are taken, and on the same kind of device its efficiency"
+        None,
+        "folder of a recorded run: its lengths are taken, and on the same kind of device its efficiency",
     )
     mean_prompt_length: float | None = flag(
-        None, "tokens of a prompt (default: those of --measured, else a quarter of --max_length, else 256)", at_least=1
+        None,
+        "tokens of a prompt (default: those of --measured, else a quarter of --max_length, else 256)",
+        at_least=1,
     )
     mean_completion_length: float | None = flag(
-        None, "tokens of a completion (default: those of --measured, else half of --max_completion_length)", at_least=1
+        None,
+        "tokens of a completion (default: those of --measured, else half of --max_completion_length)",
+        at_least=1,
     )
     json: str | None = flag(None, "file for all that was found")
 
@@ -54,5 +61,9 @@ class EstimateArguments(RlhfArguments):
                 f"--mean_completion_length {self.mean_completion_length:g} is above --max_completion_length "
                 f"{self.max_completion_length}"
             )
-        if self.mean_prompt_length and self.max_length and self.mean_prompt_length > self.max_length:
+        if (
+            self.mean_prompt_length
+            and self.max_length
+            and self.mean_prompt_length > self.max_length
+        ):
             yield f"--mean_prompt_length {self.mean_prompt_length:g} is above --max_length {self.max_length}"

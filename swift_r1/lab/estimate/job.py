@@ -64,7 +64,9 @@ def round_of(args: RlhfArguments, lengths: AverageLengths) -> Round:
     prompts = max(1, completions // args.num_generations)
     apart = completions * (prompt + completion)
     shared = completions * completion + prompts * prompt
-    shares = args.share_prompt == "true" or (args.share_prompt == "auto" and shared <= (1 - LEAST_SAVING) * apart)
+    shares = args.share_prompt == "true" or (
+        args.share_prompt == "auto" and shared <= (1 - LEAST_SAVING) * apart
+    )
     return Round(
         prompts=prompts,
         group=args.num_generations,
@@ -99,8 +101,12 @@ def job_of(
     run_file: RunFile | None = None,
 ) -> Job:
     """Returns the job that the flags ask for; `lengths` were measured. Raises UsageError: a config cannot be read."""
-    known = lengths or AverageLengths((args.max_length or 4 * PROMPT_TOKENS) / 4, args.max_completion_length / 2)
-    completion = min(args.mean_completion_length or known.completion, float(_longest(args, known.quantiles)))
+    known = lengths or AverageLengths(
+        (args.max_length or 4 * PROMPT_TOKENS) / 4, args.max_completion_length / 2
+    )
+    completion = min(
+        args.mean_completion_length or known.completion, float(_longest(args, known.quantiles))
+    )
     known = AverageLengths(args.mean_prompt_length or known.prompt, completion, known.quantiles)
     server: Mapping[str, Any] = {} if run_file is None else run_file.rollout
     cache = server.get("vllm_kv_cache_dtype", args.vllm_kv_cache_dtype)
@@ -179,9 +185,13 @@ def recorded_lines(folder: Path) -> list[dict[str, Any]]:
     try:
         lines = [line for line in read_json_lines(folder / "logging.jsonl") if "time/step" in line]
     except OSError as error:
-        raise UsageError(f"--measured {folder}: logging.jsonl: {error.strerror or error}") from error
+        raise UsageError(
+            f"--measured {folder}: logging.jsonl: {error.strerror or error}"
+        ) from error
     if len(lines) < 2:
-        raise UsageError(f"--measured {folder}: needs two logged steps or more, of which the first is left out")
+        raise UsageError(
+            f"--measured {folder}: needs two logged steps or more, of which the first is left out"
+        )
     return lines[1:]
 
 
@@ -196,7 +206,9 @@ def of_run(folder: Path, chip: Chip, use: Efficiency) -> tuple[Job, Layout]:
     except OSError as error:
         raise UsageError(f"--measured {folder}: args.json: {error.strerror or error}") from error
     except (KeyError, TypeError, ValueError) as error:
-        raise UsageError(f"--measured {folder}: args.json is not that of a run of this version") from error
+        raise UsageError(
+            f"--measured {folder}: args.json is not that of a run of this version"
+        ) from error
     job = Job(
         args=args,
         model=model_of(args.model),
@@ -208,7 +220,9 @@ def of_run(folder: Path, chip: Chip, use: Efficiency) -> tuple[Job, Layout]:
         critic=model_of(args.critic_model) if args.critic_model else None,
         most=args.vllm_max_num_seqs or chip.most_at_once,
     )
-    servers = [line["rollout/servers"] for line in recorded_lines(folder) if line.get("rollout/servers")]
+    servers = [
+        line["rollout/servers"] for line in recorded_lines(folder) if line.get("rollout/servers")
+    ]
     layout = layout_of(replace(args, vllm_server_file=None), world_size)
     return job, replace(layout, replicas=max(1, round(fmean(servers)))) if servers else layout
 
@@ -227,11 +241,15 @@ def _recorded_lengths(folder: Path, args: RlhfArguments) -> AverageLengths:
     if not rows:
         shared = round_of(args, AverageLengths(per_group, completion)).shares_prompts
         return AverageLengths(per_group if shared else per_completion, completion)
-    written = sum(len(str(row["completion"])) for row in rows) / max(1, sum(row["tokens"] for row in rows))
+    written = sum(len(str(row["completion"])) for row in rows) / max(
+        1, sum(row["tokens"] for row in rows)
+    )
     by_text = fmean(len(str(row["prompt"])) for row in rows) / max(written, 1e-3)
     prompt = min((per_group, per_completion), key=lambda one: abs(one - by_text))
     ends = sorted(float(row["tokens"]) for row in rows)
-    quantiles = tuple(ends[(2 * index + 1) * len(ends) // (2 * QUANTILES)] for index in range(QUANTILES))
+    quantiles = tuple(
+        ends[(2 * index + 1) * len(ends) // (2 * QUANTILES)] for index in range(QUANTILES)
+    )
     return AverageLengths(prompt, completion, quantiles)
 
 

@@ -55,7 +55,9 @@ class Layout:
         if self.mode == "embedded":
             return train
         size = "" if self.tensor_parallel == 1 else f" x {self.tensor_parallel}"
-        return f"{train} + rollout {self.replicas}{size}" + (", taking turns" if self.mode == "colocate" else "")
+        return f"{train} + rollout {self.replicas}{size}" + (
+            ", taking turns" if self.mode == "colocate" else ""
+        )
 
 
 @dataclass(frozen=True)
@@ -83,7 +85,11 @@ class Estimate:
         """Returns the role that takes longest."""
         train = sum(self.phases.get(name, 0.0) for name in ("log-probs", "train", "push"))
         sides = {"train": train, "rollout": self.phases["generate"]}
-        sides |= {name: seconds for name, seconds in self.phases.items() if name in ("judge", "teacher", "reward")}
+        sides |= {
+            name: seconds
+            for name, seconds in self.phases.items()
+            if name in ("judge", "teacher", "reward")
+        }
         return max(sides, key=sides.__getitem__)
 
 
@@ -116,7 +122,9 @@ def estimate_layout(job: Job, layout: Layout) -> Estimate:
     for server_memory in memory[1:]:
         if not server_memory.fits:
             total = server_memory.total / GIB
-            faults.append(f"{server_memory.role}: {total:.1f} GiB of {server_memory.room / GIB:.1f}")
+            faults.append(
+                f"{server_memory.role}: {total:.1f} GiB of {server_memory.room / GIB:.1f}"
+            )
     phases, step, overlapped = _seconds(job, layout, trainer, server)
     sent = {
         "push, whole": whole_bytes(job.model.total, job.width),
@@ -144,7 +152,12 @@ def _seconds(
     args = job.args
     round_ = job.round
     use = job.use
-    ahead = layout.mode == "server" and args.async_generate and args.max_staleness > 0 and not job.chip.is_cpu
+    ahead = (
+        layout.mode == "server"
+        and args.async_generate
+        and args.max_staleness > 0
+        and not job.chip.is_cpu
+    )
     chip = job.engine if layout.mode == "server" else job.chip
     phases = {
         "generate": _generate(job, chip, layout.replicas, server, ahead and args.max_staleness > 1),
@@ -153,7 +166,9 @@ def _seconds(
         "train": train_seconds(job.model, job.chip, trainer, use, round_),
     }
     if job.critic is not None:
-        phases["log-probs"] += logprob_seconds(job.critic, job.chip, replace(trainer, passes=1), use, round_)
+        phases["log-probs"] += logprob_seconds(
+            job.critic, job.chip, replace(trainer, passes=1), use, round_
+        )
         own = replace(trainer, trained=job.critic.total)
         phases["train"] += train_seconds(job.critic, job.chip, own, use, round_)
     if layout.mode != "embedded":

@@ -13,7 +13,9 @@ from swift_r1.lab.estimate.layout import estimate_layout
 from swift_r1.lab.estimate.work import Efficiency
 
 
-def seconds_of(folder: Path, updates: int = 1, of: Callable[[Iterable[float]], float] = median) -> Mapping[str, float]:
+def seconds_of(
+    folder: Path, updates: int = 1, of: Callable[[Iterable[float]], float] = median
+) -> Mapping[str, float]:
     """Returns the median seconds of a round of `updates` optimizer steps (or another figure `of` all rounds):
     `generate`, `train` (with the log-probs before it), `push`, `reward` and `step`. Where rounds were prefetched,
     `generate` is what the server took, not the wait for it."""
@@ -25,12 +27,17 @@ def seconds_of(folder: Path, updates: int = 1, of: Callable[[Iterable[float]], f
         "reward": "reward",
         "step": "step",
     }
-    found = {name: updates * of(line.get(f"time/{logged}", 0.0) for line in lines) for name, logged in names.items()}
+    found = {
+        name: updates * of(line.get(f"time/{logged}", 0.0) for line in lines)
+        for name, logged in names.items()
+    }
     ahead = [line["rollout/ahead_seconds"] for line in lines if line.get("rollout/ahead_seconds")]
     return found | ({"generate": of(ahead)} if ahead else {})
 
 
-def read_measured(folder: Path, chip: Chip, of: Callable[[Iterable[float]], float] = median) -> Efficiency:
+def read_measured(
+    folder: Path, chip: Chip, of: Callable[[Iterable[float]], float] = median
+) -> Efficiency:
     """Returns the assumptions for this chip with the factors by which the run's phases took longer, or shorter. Raises
     UsageError: as `of_run`."""
     use = assumed(chip)

@@ -208,7 +208,11 @@ def _feed_forward(config: Mapping[str, Any], prefix: str, index: int) -> Matrice
 
 
 def _gated(at: str, hidden: int, wide: int) -> Matrices:
-    return [(f"{at}.gate_proj", (wide, hidden)), (f"{at}.up_proj", (wide, hidden)), (f"{at}.down_proj", (hidden, wide))]
+    return [
+        (f"{at}.gate_proj", (wide, hidden)),
+        (f"{at}.up_proj", (wide, hidden)),
+        (f"{at}.down_proj", (hidden, wide)),
+    ]
 
 
 def _vectors(
@@ -245,7 +249,12 @@ def _weight_name(name: str) -> str:
 
 
 def _experts(config: Mapping[str, Any]) -> int:
-    return int(config.get("num_experts") or config.get("n_routed_experts") or config.get("num_local_experts") or 0)
+    return int(
+        config.get("num_experts")
+        or config.get("n_routed_experts")
+        or config.get("num_local_experts")
+        or 0
+    )
 
 
 def _expert_width(config: Mapping[str, Any]) -> int:
@@ -255,6 +264,8 @@ def _expert_width(config: Mapping[str, Any]) -> int:
 def _is_sparse(config: Mapping[str, Any], index: int) -> bool:
     if not _experts(config):
         return False
-    if index in (config.get("mlp_only_layers") or ()) or index < config.get("first_k_dense_replace", 0):
+    if index in (config.get("mlp_only_layers") or ()) or index < config.get(
+        "first_k_dense_replace", 0
+    ):
         return False
     return bool((index + 1) % config.get("decoder_sparse_step", 1) == 0)

@@ -56,8 +56,14 @@ def decode_seconds(
     cache = batch * context * model.kv_numbers * server.cache_width
     read = model.read_numbers(batch) * server.width + cache
     from_memory = read / (devices * chip.bandwidth * use.memory)
-    computed = model.forward_flops(batch, batch, context) / (devices * reached(model, chip, use, use.decode))
-    return max(from_memory, computed) + layers * use.layer_seconds + exchange_seconds(model, chip, server, use, batch)
+    computed = model.forward_flops(batch, batch, context) / (
+        devices * reached(model, chip, use, use.decode)
+    )
+    return (
+        max(from_memory, computed)
+        + layers * use.layer_seconds
+        + exchange_seconds(model, chip, server, use, batch)
+    )
 
 
 def exchange_seconds(
@@ -107,7 +113,8 @@ def generate_seconds(
     `overlapped`: the next round's completions fill the places that become free (`--max_staleness` of 2 and more), so
     that nothing drains.
     """
-    own = round_.completions / replicas  # of the busiest replica, where they do not divide: groups stay together
+    # of the busiest replica, where they do not divide: groups stay together
+    own = round_.completions / replicas
     own = max(own, min(round_.completions, round_.group)) if round_.prompts < replicas else own
     batch = min(at_once(server, round_), own)
     context = round_.prompt_tokens + round_.completion_tokens / 2
@@ -202,7 +209,10 @@ def logprob_seconds(
 ) -> float:
     """Returns the seconds of the passes without gradients before the first update."""
     context = round_.prompt_tokens + round_.completion_tokens / 2
-    flops = model.forward_flops(round_.trained_tokens, round_.generated_tokens, context) * trainer.passes
+    flops = (
+        model.forward_flops(round_.trained_tokens, round_.generated_tokens, context)
+        * trainer.passes
+    )
     return flops / (trainer.ranks * reached(model, chip, use, use.forward)) * use.train_factor
 
 
@@ -220,7 +230,9 @@ def train_seconds(
     exchanged = round_.updates * exchanged_bytes(model, trainer) / bus(chip, trainer, use)
     seconds = max(exchanged, seconds + use.exposed * exchanged)
     if trainer.stage == 3:
-        seconds += round_.updates * 3 * model.shape.layers * trainer.micro_batches * use.gather_seconds
+        seconds += (
+            round_.updates * 3 * model.shape.layers * trainer.micro_batches * use.gather_seconds
+        )
     shards = trainer.ranks if trainer.stage else 1
     updated = 32.0 * trainer.trained / shards / (chip.bandwidth * use.memory) + use.step_seconds
     return (seconds + round_.updates * updated) * use.train_factor

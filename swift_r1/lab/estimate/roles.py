@@ -24,7 +24,8 @@ from swift_r1.training.memory import (
 
 Mode = Literal["server", "colocate", "embedded"]
 
-_ENGINE = 1.5 * GIB  # what vLLM holds beside weights and cache: activations of a prefill, CUDA graphs
+# what vLLM holds beside weights and cache: activations of a prefill, CUDA graphs
+_ENGINE = 1.5 * GIB
 
 
 @dataclass(frozen=True)
@@ -216,7 +217,11 @@ def _server(
     room: float,
     cache_bytes: float | None,
 ) -> ServerRoofline:
-    left = room - model.total * width / devices - job.engine_bytes if cache_bytes is None else cache_bytes
+    left = (
+        room - model.total * width / devices - job.engine_bytes
+        if cache_bytes is None
+        else cache_bytes
+    )
     tokens = max(0.0, left) * devices / (model.kv_numbers * cache_width)
     return ServerRoofline(devices, width, cache_width, tokens, job.most, job.per_node)
 
@@ -226,7 +231,9 @@ def replica_memory(job: Job, server: ServerRoofline) -> RoleMemory:
     batch = at_once(server, job.round)
     most = f", at most {server.most} (--vllm_max_num_seqs)" if batch >= server.most else ""
     parts = _parts(job, job.model, server)
-    return RoleMemory("rollout", parts, job.engine.memory, f"{batch:,.0f} completions at once{most}")
+    return RoleMemory(
+        "rollout", parts, job.engine.memory, f"{batch:,.0f} completions at once{most}"
+    )
 
 
 def other_memory(job: Job, role: ServerRole) -> RoleMemory:
@@ -239,4 +246,6 @@ def other_memory(job: Job, role: ServerRole) -> RoleMemory:
 def _parts(job: Job, model: Model, server: ServerRoofline) -> dict[str, float]:
     weights = model.total * server.width / server.tensor_parallel
     cache = server.cache_tokens * model.kv_numbers * server.cache_width / server.tensor_parallel
-    return {"weights": weights, "keys and values": cache} | ({"engine": job.engine_bytes} if job.engine_bytes else {})
+    return {"weights": weights, "keys and values": cache} | (
+        {"engine": job.engine_bytes} if job.engine_bytes else {}
+    )

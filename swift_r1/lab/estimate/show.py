@@ -30,8 +30,12 @@ def show(
     if shown is not None:
         _show_one(job, shown, console)
     if split is not None and best:
-        table = Table(title=f"The best of {split.tried:,} layouts", title_justify="left", pad_edge=False)
-        names = list(dict.fromkeys(name for found in best for name, value in found.phases.items() if value))
+        table = Table(
+            title=f"The best of {split.tried:,} layouts", title_justify="left", pad_edge=False
+        )
+        names = list(
+            dict.fromkeys(name for found in best for name, value in found.phases.items() if value)
+        )
         table.add_column("layout", style="bold")
         for name in ("GPUs", "a round", "tokens/s", *names):
             table.add_column(name, justify="right")
@@ -61,12 +65,16 @@ def _show_one(job: Job, one: Estimate, console: Console) -> None:
     table.add_column("of", justify="right")
     table.add_column("parts")
     for held in one.memory:
-        shown = [f"{name} {size / GIB:.1f}" for name, size in held.parts.items() if size >= 0.05 * GIB]
+        shown = [
+            f"{name} {size / GIB:.1f}" for name, size in held.parts.items() if size >= 0.05 * GIB
+        ]
         parts = ", ".join(shown)
         if held.note:
             parts += f"; {held.note}"
         style = None if held.fits else "red"
-        table.add_row(held.role, f"{held.total / GIB:.1f}", f"{held.room / GIB:.1f}", parts, style=style)
+        table.add_row(
+            held.role, f"{held.total / GIB:.1f}", f"{held.room / GIB:.1f}", parts, style=style
+        )
     console.print(table)
     table = Table(title="A round", title_justify="left", pad_edge=False)
     table.add_column("phase", style="bold")
@@ -118,9 +126,7 @@ def assumptions(job: Job) -> list[str]:
     if not use.reward_seconds:
         lines.append("not estimated: the time of rewards (--measured RUN_FOLDER takes the run's)")
     if takes_turns(job.args):
-        turns = (
-            "not estimated: several turns, agents and environments; a completion is counted as one answer of the model"
-        )
+        turns = "not estimated: several turns, agents and environments; a completion is counted as one answer of the model"
         if round_.recorded:
             lines.append(f"{turns}, with what tools and environments wrote in it")
         else:

@@ -89,7 +89,9 @@ def _why_not(job: Job) -> str:
     """Returns the reason, and the least that the model needs."""
     ranks = next((one for one in _more(job) if _fits(job, one, None if one == 1 else 3)), None)
     need = job.round.prompt_tokens + job.round.longest
-    size = next((one for one in (2**n for n in range(11)) if server_of(job, one).cache_tokens >= need), None)
+    size = next(
+        (one for one in (2**n for n in range(11)) if server_of(job, one).cache_tokens >= need), None
+    )
     if ranks is None or size is None:
         role = "training" if ranks is None else "a rollout replica"
         part = ""

@@ -11,7 +11,8 @@ BYTES_PER_TOKEN = 28.0
 """A completion's bytes as JSON: a token id of up to six digits, a log-prob of about nineteen, and the commas
 (`tests/lab/estimate/test_wire.py` encodes some)."""
 BYTES_PER_ID = 7.0
-BUCKET_BYTES = 64 * 2**20  # of a push, at most, before changes are taken out (training/backends/base.py)
+# of a push, at most, before changes are taken out (training/backends/base.py)
+BUCKET_BYTES = 64 * 2**20
 _ENVELOPE = 400.0  # headers, request id, sampling parameters, of a request and its answer
 
 

@@ -53,7 +53,9 @@ class Round:
     @property
     def trained_tokens(self) -> float:
         """Returns the tokens of one forward pass over all completions, with their prompts."""
-        return self.generated_tokens + self.prompt_tokens * (self.prompts if self.shares_prompts else self.completions)
+        return self.generated_tokens + self.prompt_tokens * (
+            self.prompts if self.shares_prompts else self.completions
+        )
 
 
 def lengths(mean: float, longest: float, points: int = QUANTILES) -> tuple[float, ...]:
@@ -66,7 +68,9 @@ def lengths(mean: float, longest: float, points: int = QUANTILES) -> tuple[float
     found = []
     for index in range(points):
         share = (index + 0.5) / points
-        found.append(longest if rate * longest < 1e-9 else min(longest, -math.log(1.0 - share) / rate))
+        found.append(
+            longest if rate * longest < 1e-9 else min(longest, -math.log(1.0 - share) / rate)
+        )
     scale = mean * points / sum(found)
     return tuple(min(longest, one * scale) for one in found)
 

@@ -29,11 +29,15 @@ def open_engine(args: EvalArguments, folder: Path) -> EvalEngine:
         if _is_rollout_server(args):
             return _rollout_server(args)
         if args.endpoint == "rollouts":
-            raise UsageError(f"--endpoint rollouts: there is no `swift rollout` server at {args.base_url}")
+            raise UsageError(
+                f"--endpoint rollouts: there is no `swift rollout` server at {args.base_url}"
+            )
     if args.endpoint != "completions":
         return EndpointEngine(args)
     if not args.tokenizer:
-        raise UsageError("--endpoint completions sends rendered prompts: name the model's folder with --tokenizer")
+        raise UsageError(
+            "--endpoint completions sends rendered prompts: name the model's folder with --tokenizer"
+        )
     return EndpointEngine(args, _tokenizer(args.tokenizer, f"--tokenizer {args.tokenizer}"))
 
 

@@ -82,7 +82,9 @@ class EndpointEngine(EvalEngine):
                 first = first.exceptions[0]
             raise first from None
 
-    async def _generate(self, questions: Sequence[BenchmarkQuestion], on_written: OnWritten) -> None:
+    async def _generate(
+        self, questions: Sequence[BenchmarkQuestion], on_written: OnWritten
+    ) -> None:
         slots = asyncio.Semaphore(self._args.max_concurrent_requests)
         async with httpx.AsyncClient(**self._options) as http, asyncio.TaskGroup() as group:
 
@@ -91,14 +93,18 @@ class EndpointEngine(EvalEngine):
                     return await self._complete(http, question, seed)
 
             async def whole(question: BenchmarkQuestion) -> None:
-                seeds = evaluation_seeds(self._args.seed, question.prompt.prompt_id, question.task.num_generations)
+                seeds = evaluation_seeds(
+                    self._args.seed, question.prompt.prompt_id, question.task.num_generations
+                )
                 on_written(question, await asyncio.gather(*(one(question, seed) for seed in seeds)))
 
             # A question's requests are queued together, so the first questions are done first.
             for question in questions:
                 group.create_task(whole(question))
 
-    async def _complete(self, http: httpx.AsyncClient, question: BenchmarkQuestion, seed: int) -> Written:
+    async def _complete(
+        self, http: httpx.AsyncClient, question: BenchmarkQuestion, seed: int
+    ) -> Written:
         what = question.prompt.prompt_id
         while True:
             body = self._body(question, seed)
@@ -110,7 +116,9 @@ class EndpointEngine(EvalEngine):
                     return written
                 await self._pause(f"{self._args.base_url} does not finish {what}: aborted", 0)
             elif not self._adapts(body, response):
-                raise RunFailed(f"{self._args.base_url} refuses {what}: {response.status_code} {_sentence(response)}")
+                raise RunFailed(
+                    f"{self._args.base_url} refuses {what}: {response.status_code} {_sentence(response)}"
+                )
 
     def _body(self, question: BenchmarkQuestion, seed: int) -> dict[str, Any]:
         task = question.task
@@ -124,7 +132,11 @@ class EndpointEngine(EvalEngine):
         }
         if self._args.stop_words:
             body["stop"] = list(self._args.stop_words)
-        if self._stops_by_token and prompt.turn_end is not None and prompt.turn_end != self.tokenizer.eos_token_id:
+        if (
+            self._stops_by_token
+            and prompt.turn_end is not None
+            and prompt.turn_end != self.tokenizer.eos_token_id
+        ):
             body[_STOP_TOKENS] = [prompt.turn_end]
         if self.tokenizer is None:
             arguments = template_arguments(task.enable_thinking, task.chat_template_kwargs)
@@ -142,7 +154,9 @@ class EndpointEngine(EvalEngine):
             return True
         if _STOP_TOKENS not in body or _STOP_TOKENS not in said:
             return False
-        _logger.warning("%s knows no %s: completions end at its own end tokens", self._path, _STOP_TOKENS)
+        _logger.warning(
+            "%s knows no %s: completions end at its own end tokens", self._path, _STOP_TOKENS
+        )
         self._stops_by_token = False
         return True
 
@@ -157,14 +171,20 @@ class EndpointEngine(EvalEngine):
         for attempt in count():
             asked = ""
             try:
-                response = await (http.get(path, timeout=_CONNECT_S) if body is None else http.post(path, json=body))
+                response = await (
+                    http.get(path, timeout=_CONNECT_S)
+                    if body is None
+                    else http.post(path, json=body)
+                )
                 if response.status_code not in _TRANSIENT:
                     return response
                 cause = f"{response.status_code} {_sentence(response)}"
                 asked = response.headers.get("retry-after", "")
             except httpx.HTTPError as error:
                 cause = str(error) or type(error).__name__
-            await self._pause(f"{self._args.base_url} does not answer {what}: {cause}", attempt, asked)
+            await self._pause(
+                f"{self._args.base_url} does not answer {what}: {cause}", attempt, asked
+            )
         raise AssertionError("unreachable")
 
     async def _pause(self, cause: str, attempt: int, asked: str = "") -> None:
@@ -190,7 +210,9 @@ class EndpointEngine(EvalEngine):
             text = choice["message"]["content"] if self.tokenizer is None else choice["text"]
             reason = choice["finish_reason"]
         except (KeyError, TypeError, ValueError) as error:
-            raise RunFailed(f"{url} answers {what} with no completion of OpenAI's form: {error!r}") from error
+            raise RunFailed(
+                f"{url} answers {what} with no completion of OpenAI's form: {error!r}"
+            ) from error
         if not isinstance(text, str | None) or not isinstance(reason, str | None):
             raise RunFailed(f"{url} answers {what} with {a_kind(text)} as text")
         usage = answer.get("usage")
@@ -229,14 +251,20 @@ class EndpointEngine(EvalEngine):
         try:
             return response.json()
         except ValueError as error:
-            raise RunFailed(f"{self._args.base_url} answers with no JSON: {response.text[:100]!r}") from error
+            raise RunFailed(
+                f"{self._args.base_url} answers with no JSON: {response.text[:100]!r}"
+            ) from error
 
 
 def _sentence(response: httpx.Response) -> str:
     """Returns the endpoint's message in one line."""
     try:
         content = response.json()
-        error = content.get("error", content.get("detail", content)) if isinstance(content, dict) else content
+        error = (
+            content.get("error", content.get("detail", content))
+            if isinstance(content, dict)
+            else content
+        )
         text = error.get("message", error) if isinstance(error, dict) else error
     except ValueError:
         text = response.text

@@ -51,8 +51,10 @@ OnWritten = Callable[[BenchmarkQuestion, Sequence[Written]], None]
 class EvalEngine:
     """Writes completions."""
 
-    facts: Mapping[str, Any]  # what the completions depend on, for the report; a folder is continued only with the same
-    max_model_length: int | None = None  # tokens of prompt and completion; None where it is not known
+    # what the completions depend on, for the report; a folder is continued only with the same
+    facts: Mapping[str, Any]
+    # tokens of prompt and completion; None where it is not known
+    max_model_length: int | None = None
     tokenizer: Any  # None where the other end renders the prompts
 
     def start(self) -> None:
@@ -90,10 +92,19 @@ def rollout_request(
     )
 
 
-def written_of(completions: Iterable[Completion], tokenizer: Any, with_version: bool) -> list[Written]:
-    texts = ((one, tokenizer.decode(one.token_ids, skip_special_tokens=True)) for one in completions)
+def written_of(
+    completions: Iterable[Completion], tokenizer: Any, with_version: bool
+) -> list[Written]:
+    texts = (
+        (one, tokenizer.decode(one.token_ids, skip_special_tokens=True)) for one in completions
+    )
     return [
-        Written(text, len(one.token_ids), one.finish_reason, one.weight_version if with_version else None)
+        Written(
+            text,
+            len(one.token_ids),
+            one.finish_reason,
+            one.weight_version if with_version else None,
+        )
         for one, text in texts
     ]
 
@@ -122,7 +133,9 @@ def config_of(args: EvalArguments) -> tuple[str, int | None]:
 
     config = transformers_config(adapters_base(args.model) or args.model)
     own = str(config.dtype or "float32").removeprefix("torch.")
-    return args.torch_dtype or own, getattr(config.get_text_config(), "max_position_embeddings", None)
+    return args.torch_dtype or own, getattr(
+        config.get_text_config(), "max_position_embeddings", None
+    )
 
 
 class InProcessEngine(EvalEngine):
@@ -148,7 +161,9 @@ class InProcessEngine(EvalEngine):
         from swift_r1.serving.engines.checks import check_engine
 
         device = "cuda" if torch.cuda.is_available() else "cpu"
-        self._engine = load_folder_engine(self._args.model, self.tokenizer, self._args.torch_dtype, device)
+        self._engine = load_folder_engine(
+            self._args.model, self.tokenizer, self._args.torch_dtype, device
+        )
         check_engine(self._engine)
 
     def generate(self, questions: Sequence[BenchmarkQuestion], on_written: OnWritten) -> None:
@@ -163,11 +178,16 @@ class InProcessEngine(EvalEngine):
         ends = self._engine.eos.tolist()
         for part in parts:
             requests = [
-                rollout_request(question, str(number), self._args, ends) for number, question in enumerate(part)
+                rollout_request(question, str(number), self._args, ends)
+                for number, question in enumerate(part)
             ]
 
-            def ended(number: int, output: RolloutOutput, part: Sequence[BenchmarkQuestion] = part) -> None:
-                on_written(part[number], written_of(output.completions, self.tokenizer, with_version=False))
+            def ended(
+                number: int, output: RolloutOutput, part: Sequence[BenchmarkQuestion] = part
+            ) -> None:
+                on_written(
+                    part[number], written_of(output.completions, self.tokenizer, with_version=False)
+                )
 
             self._engine.generate(requests, 0, on_output=ended)
 

@@ -12,7 +12,13 @@ from typing import TYPE_CHECKING, Any
 from swift_r1.errors import UsageError, for_each
 from swift_r1.lab.evaluation.store import REPORT, SETTINGS, read_rows
 from swift_r1.training.evaluation.results import Result, graded_of, summarize
-from swift_r1.training.evaluation.statistics import RESAMPLES, Difference, MeanEstimate, mean_of, paired_difference
+from swift_r1.training.evaluation.statistics import (
+    RESAMPLES,
+    Difference,
+    MeanEstimate,
+    mean_of,
+    paired_difference,
+)
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -24,7 +30,9 @@ INTERVAL = (
 MEAN = "mean"
 
 
-def report(settings: Mapping[str, Any], results: Mapping[str, Result], versions: Mapping[str, str]) -> dict[str, Any]:
+def report(
+    settings: Mapping[str, Any], results: Mapping[str, Result], versions: Mapping[str, str]
+) -> dict[str, Any]:
     """Returns the content of `report.json`; `mean` is the plain mean of avg@n over several benchmarks."""
     mean = _mean(results)
     return {
@@ -43,7 +51,8 @@ def results_table(results: Mapping[str, Result], model: str) -> Table:
     n = str(*counts) if len(counts) == 1 else "n"
     kinds = ("pass", "maj") if max(counts, default=1) > 1 else ()
     in_parts = any(
-        result.mean_reward is not None and not math.isclose(result.mean_reward, result.average.value, abs_tol=1e-9)
+        result.mean_reward is not None
+        and not math.isclose(result.mean_reward, result.average.value, abs_tol=1e-9)
         for result in results.values()
     )
     columns = ["questions", f"avg@{n}", "95 %", *(f"{kind}@{n}" for kind in kinds)]
@@ -115,7 +124,9 @@ def comparison_json(
 
 
 def comparison_table(first: Path, second: Path, compared: Mapping[str, Compared]) -> Table:
-    table = _table(f"{second} less {first}", ("questions", "first", "second", "difference", "95 %", "p"))
+    table = _table(
+        f"{second} less {first}", ("questions", "first", "second", "difference", "95 %", "p")
+    )
     for name, one in compared.items():
         gain = one.difference
         if name == MEAN:
@@ -163,9 +174,13 @@ def _read(folder: Path) -> dict[str, tuple[str, Result]]:
         settings = json.loads((folder / SETTINGS).read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         cause = getattr(error, "strerror", None) or error
-        raise UsageError(f"{folder} is not the folder of an evaluation: {SETTINGS}: {cause}") from error
+        raise UsageError(
+            f"{folder} is not the folder of an evaluation: {SETTINGS}: {cause}"
+        ) from error
     if not (folder / REPORT).is_file():
-        raise UsageError(f"the evaluation in {folder} is not finished: give its command again to continue it")
+        raise UsageError(
+            f"the evaluation in {folder} is not finished: give its command again to continue it"
+        )
     rows = read_rows(folder)
     found = {}
     for name, task in settings["tasks"].items():
@@ -183,4 +198,6 @@ def _check_questions(name: str, first: tuple[str, Result], second: tuple[str, Re
         raise UsageError(
             f"{name}: the runs were asked {len(ids[0])} and {len(ids[1])} questions, {len(ids[0] & ids[1])} shared"
         )
-    raise UsageError(f"{name}: the questions of the two runs, or their gold answers, are not the same")
+    raise UsageError(
+        f"{name}: the questions of the two runs, or their gold answers, are not the same"
+    )

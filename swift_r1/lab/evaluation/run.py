@@ -19,7 +19,13 @@ from swift_r1.flags.evaluation import EvalArguments
 from swift_r1.lab.evaluation.choose import open_engine
 from swift_r1.lab.evaluation.engine import BenchmarkQuestion, EvalEngine, Written, model_sha256
 from swift_r1.lab.evaluation.report import report, results_table
-from swift_r1.lab.evaluation.store import REPORT, CompletionRow, CompletionStore, open_settings, write_whole
+from swift_r1.lab.evaluation.store import (
+    REPORT,
+    CompletionRow,
+    CompletionStore,
+    open_settings,
+    write_whole,
+)
 from swift_r1.plugins import load_plugins
 from swift_r1.record.console import progress_bar
 from swift_r1.rewards.batch import RewardCaller
@@ -28,7 +34,12 @@ from swift_r1.rewards.types import RIGHT, RewardBatch, reward_batch
 from swift_r1.runtime.libraries import package_versions, quiet_libraries
 from swift_r1.runtime.processes import run_folder_held, say
 from swift_r1.runtime.terminal import Terminal
-from swift_r1.training.evaluation.questions import Questions, load_questions, prompts_of, unfit_rewards
+from swift_r1.training.evaluation.questions import (
+    Questions,
+    load_questions,
+    prompts_of,
+    unfit_rewards,
+)
 from swift_r1.training.evaluation.results import RULES, graded_of, summarize
 
 _LOOK_EVERY_S = 0.5  # so that Ctrl-C is heard while nothing comes
@@ -54,7 +65,9 @@ def run(args: EvalArguments, command: Sequence[str]) -> int:
         try:
             cleanup.enter_context(run_folder_held(folder, 0.0))
         except UsageError as error:
-            raise UsageError(f"another evaluation is at work in {folder}: give another --output_dir") from error
+            raise UsageError(
+                f"another evaluation is at work in {folder}: give another --output_dir"
+            ) from error
         engine = open_engine(args, folder)
         cleanup.callback(engine.close)
         questions = [
@@ -73,7 +86,10 @@ def run(args: EvalArguments, command: Sequence[str]) -> int:
             graded = [graded_of(row) for question in asked for row in store.done[question.key]]
             results[one.task.name] = summarize(graded, one.task.reward)
         served = _weight_versions(store)
-        content = report(settings, results, package_versions()) | {"weight_versions": served, "command": list(command)}
+        content = report(settings, results, package_versions()) | {
+            "weight_versions": served,
+            "command": list(command),
+        }
         write_whole(
             folder / REPORT,
             json.dumps(
@@ -104,13 +120,17 @@ def _answer(
     if done == total:
         return
     names = list(dict.fromkeys(str(question.task.reward) for question in questions))
-    rewards = cleanup.enter_context(rewards_for(args, names, partial(load_plugins, args.external_plugins)))
+    rewards = cleanup.enter_context(
+        rewards_for(args, names, partial(load_plugins, args.external_plugins))
+    )
     rewards.wait_ready()
     bar = cleanup.enter_context(progress_bar(Terminal(stderr=True)))
     said = time.monotonic()
     task = bar.add_task("completions", total=total, completed=done)
     engine.start()
-    for batch in _generated(engine, [question for question in questions if question.key not in store.done]):
+    for batch in _generated(
+        engine, [question for question in questions if question.key not in store.done]
+    ):
         for question, rows in _grade(rewards, batch):
             store.add(question.key, rows)
             done += len(rows)
@@ -123,7 +143,9 @@ def _answer(
         raise RuntimeError(f"the engine left {len(left)} questions out, the first is {left[0]}")
 
 
-def _generated(engine: EvalEngine, questions: Sequence[BenchmarkQuestion]) -> Iterator[list[_Answered]]:
+def _generated(
+    engine: EvalEngine, questions: Sequence[BenchmarkQuestion]
+) -> Iterator[list[_Answered]]:
     """Yields what the engine, in a thread, has completed since the last look; raises what it raises, after the last."""
     arrived: queue.SimpleQueue[_Answered | None] = queue.SimpleQueue()
     failures: list[BaseException] = []
@@ -157,7 +179,10 @@ def _weight_versions(store: CompletionStore) -> list[int]:
     """Returns the weight versions that wrote completions; reports several."""
     found = {row["weight_version"] for rows in store.done.values() for row in rows} - {None}
     if len(found) > 1:
-        say(f"the server's weights changed meanwhile: completions are of versions {min(found)} to {max(found)}", "eval")
+        say(
+            f"the server's weights changed meanwhile: completions are of versions {min(found)} to {max(found)}",
+            "eval",
+        )
     return sorted(found)
 
 
@@ -171,7 +196,8 @@ def _settings(args: EvalArguments, sets: Sequence[Questions], engine: EvalEngine
         "stop_words": list(args.stop_words),
         "verifier": args.verifier,
         "tasks": {
-            one.task.name: one.task.to_dict() | {"questions": len(one.rows), "sha256": one.sha256} for one in sets
+            one.task.name: one.task.to_dict() | {"questions": len(one.rows), "sha256": one.sha256}
+            for one in sets
         },
     }
 
@@ -182,7 +208,10 @@ def _grade(
     """Returns the rows of all completions, question by question; RunFailed where a reward could not judge one of
     them."""
     answered = [  # with `--response_prefix`, as rewards see completions in training
-        (question, [replace(one, text=question.prompt.response_prefix + one.text) for one in written])
+        (
+            question,
+            [replace(one, text=question.prompt.response_prefix + one.text) for one in written],
+        )
         for question, written in answered
     ]
     graded: list[tuple[BenchmarkQuestion, list[CompletionRow]]] = []
@@ -202,7 +231,10 @@ def _grade(
             )
         values = iter(column.values)
         graded += [
-            (question, [_row(question, index, one, next(values)) for index, one in enumerate(written)])
+            (
+                question,
+                [_row(question, index, one, next(values)) for index, one in enumerate(written)],
+            )
             for question, written in own
         ]
     return graded
@@ -242,7 +274,9 @@ def _reward_batch(question: BenchmarkQuestion, written: Sequence[Written]) -> Re
         [prompt.columns] * count,
         prompt.columns,
         count,
-        messages=[[*map(dict, prompt.messages), {"role": "assistant", "content": text}] for text in texts],
+        messages=[
+            [*map(dict, prompt.messages), {"role": "assistant", "content": text}] for text in texts
+        ],
         prompt_id=[prompt.prompt_id] * count,
         request_id=[f"eval/{prompt.prompt_id}"] * count,
         dataset=[prompt.dataset] * count,

@@ -83,7 +83,10 @@ class ServerEngine(EvalEngine):
         def answered(output: RolloutOutput) -> None:
             nonlocal losses
             losses = 0
-            on_written(asked.pop(output.request_id), written_of(output.completions, self.tokenizer, with_version=True))
+            on_written(
+                asked.pop(output.request_id),
+                written_of(output.completions, self.tokenizer, with_version=True),
+            )
 
         while asked:
             requests = [rollout_request(one, name, self._args) for name, one in asked.items()]
@@ -102,7 +105,9 @@ class ServerEngine(EvalEngine):
         """Raises ServerUnreachable where it does not come back or is lost again and again, RunFailed where it was
         restarted with other weights."""
         if losses >= _MAX_LOSSES:
-            raise ServerUnreachable(f"{error} (lost {losses} times in a row, with nothing answered in between)")
+            raise ServerUnreachable(
+                f"{error} (lost {losses} times in a row, with nothing answered in between)"
+            )
         _logger.warning("%s; waiting up to %g s for it", error, self._timeout_s)
         info = self._client.wait_until_ready(self._timeout_s)
         before = self.facts["served_model"], self.facts["weight_version"]
@@ -152,7 +157,9 @@ class OwnServerEngine(EvalEngine):
             self._engine.generate(questions, on_written)
         except ServerUnreachable as error:
             if self._process.poll() is not None:
-                raise RunFailed(f"the vLLM server ended with {self._process.returncode}: see {self._log}") from error
+                raise RunFailed(
+                    f"the vLLM server ended with {self._process.returncode}: see {self._log}"
+                ) from error
             raise RunFailed(f"{error}: see {self._log}") from error
 
     def close(self) -> None:
@@ -162,12 +169,26 @@ class OwnServerEngine(EvalEngine):
             self._process.end(_END_SECONDS)
 
     def _launch(self, port: int, key: str) -> SupervisedProcess:
-        model = ["--model" if adapters_base(self._args.model) is None else "--adapters", self._args.model]
+        model = [
+            "--model" if adapters_base(self._args.model) is None else "--adapters",
+            self._args.model,
+        ]
         # What this process was started with, without what the launcher added for it: the server's own adds its own.
         added = os.environ.get(ADDED_VARIABLE, "").split()
         environ = {name: value for name, value in os.environ.items() if name not in added}
-        words = [sys.executable, "-m", "swift_r1", "rollout", *model, "--port", str(port), *_engine_words(self._args)]
-        return SupervisedProcess(words, environ | {"SWIFT_API_KEY": key}, self._log, ends_with_parent=True)
+        words = [
+            sys.executable,
+            "-m",
+            "swift_r1",
+            "rollout",
+            *model,
+            "--port",
+            str(port),
+            *_engine_words(self._args),
+        ]
+        return SupervisedProcess(
+            words, environ | {"SWIFT_API_KEY": key}, self._log, ends_with_parent=True
+        )
 
     def _ready(self, client: RolloutClient, process: SupervisedProcess) -> ServerInfo | None:
         """Waits for the server; None where its port was taken. Raises RunFailed where it ends, or needs too long."""
@@ -177,12 +198,16 @@ class OwnServerEngine(EvalEngine):
             if code == EXIT_PORT_TAKEN:
                 return None
             if code is not None:
-                raise RunFailed(f"the vLLM server ended with {code}: {process.last_line()} (all of it: {self._log})")
+                raise RunFailed(
+                    f"the vLLM server ended with {code}: {process.last_line()} (all of it: {self._log})"
+                )
             try:
                 return client.wait_until_ready(1.0, report=lambda _line: None)
             except ServerUnreachable:
                 continue  # still loading: `wait_until_ready` has slept
-        raise RunFailed(f"the vLLM server was not ready within {_START_SECONDS:g} s: see {self._log}")
+        raise RunFailed(
+            f"the vLLM server was not ready within {_START_SECONDS:g} s: see {self._log}"
+        )
 
 
 def _engine_words(args: EvalArguments) -> list[str]:

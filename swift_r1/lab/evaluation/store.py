@@ -102,14 +102,18 @@ def _read(path: Path, counts: Mapping[Key, int]) -> tuple[dict[Key, list[Complet
             row = _row(line) if line.endswith(b"\n") else None
             if row is None:
                 if file.read(1):
-                    raise UsageError(f"{path}:{number}: a line that no evaluation wrote; remove it, or start again")
+                    raise UsageError(
+                        f"{path}:{number}: a line that no evaluation wrote; remove it, or start again"
+                    )
                 break  # cut off by a kill
             if key != (row["benchmark"], row["prompt_id"]):
                 key = (row["benchmark"], row["prompt_id"])
                 group = []
             group.append(row)
             if key not in counts or key in done:
-                raise UsageError(f"{path}:{number}: {key[1]} is not a question of this evaluation, or is there twice")
+                raise UsageError(
+                    f"{path}:{number}: {key[1]} is not a question of this evaluation, or is there twice"
+                )
             if len(group) == counts[key]:
                 done[key], end = group, position
     return done, end
@@ -120,14 +124,22 @@ def _row(line: bytes) -> CompletionRow | None:
         row = json.loads(line)
     except ValueError:
         return None
-    return row if isinstance(row, dict) and {"benchmark", "prompt_id", "index", "reward"} <= row.keys() else None
+    return (
+        row
+        if isinstance(row, dict) and {"benchmark", "prompt_id", "index", "reward"} <= row.keys()
+        else None
+    )
 
 
 def differences(before: Any, now: Any, where: str = "") -> Iterator[str]:
     """Yields what has become otherwise in JSON, a line each."""
     if isinstance(before, dict) and isinstance(now, dict):
         for key in dict.fromkeys([*before, *now]):
-            yield from differences(before.get(key), now.get(key), f"{where}{'.' if where else ''}{key}")
+            yield from differences(
+                before.get(key), now.get(key), f"{where}{'.' if where else ''}{key}"
+            )
     elif before != now:
         texts = (json.dumps(value, ensure_ascii=False) for value in (before, now))
-        yield f"{where}: " + " became ".join(text if len(text) <= 100 else f"{text[:97]}..." for text in texts)
+        yield f"{where}: " + " became ".join(
+            text if len(text) <= 100 else f"{text[:97]}..." for text in texts
+        )

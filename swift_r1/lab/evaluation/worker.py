@@ -39,7 +39,8 @@ def main(argv: Sequence[str]) -> int:
         say("interrupted; the same command continues from here", "eval")
         return EXIT_INTERRUPTED if isinstance(stop, KeyboardInterrupt) else EXIT_TERMINATED
     except OSError as error:
-        place = error.filename or content["args"].get("output_dir") or ""  # a write that fails names no file
+        # a write that fails names no file
+        place = error.filename or content["args"].get("output_dir") or ""
         say(f"{error.strerror or error}: {place}".rstrip(": "), "eval")
         return EXIT_RUN_FAILED
     except Exception:  # noqa: BLE001  a defect of ours

@@ -85,8 +85,10 @@ class Outlook:
     # by the size of a group; None where too few completions were sampled; empty where the run compares whole steps
     signal: Mapping[int, MeanEstimate | None]
     own_size: int  # of the run's groups; of its optimizer steps where it compares these
-    own_signal: MeanEstimate  # of those; of the largest groups that could be looked at where they are larger
-    task_signal: MeanEstimate  # the same by the first reward function alone: what is left once the others are learned
+    # of those; of the largest groups that could be looked at where they are larger
+    own_signal: MeanEstimate
+    # the same by the first reward function alone: what is left once the others are learned
+    task_signal: MeanEstimate
     groups_per_step: float
     silent_steps: float  # share of optimizer steps in which no group has a signal
     rewards: Sequence[RewardFigures]  # the first one says what passes
@@ -100,7 +102,12 @@ class Outlook:
 
     def share_of_prompts(self, passed: Literal["none", "all"]) -> float:
         """Returns the share of prompts of which none or all completions pass."""
-        return _mean([float(one.passed == (one.completions if passed == "all" else 0)) for one in self.prompts])
+        return _mean(
+            [
+                float(one.passed == (one.completions if passed == "all" else 0))
+                for one in self.prompts
+            ]
+        )
 
 
 def outlook(
@@ -110,12 +117,18 @@ def outlook(
     plan: Plan,
 ) -> Outlook:
     """Returns the figures from the rows of `completions.jsonl` and the content of `forecast.json`."""
-    groups = [list(group) for _, group in groupby(rows, key=lambda row: (row["step"], row["group"]))]
+    groups = [
+        list(group) for _, group in groupby(rows, key=lambda row: (row["step"], row["group"]))
+    ]
     first = f"rewards/{args.reward_funcs[0]}"
     size = plan.num_generations
     count = len(groups[0])
     weighed = args.multi_objective_aggregation == "sum_then_normalize"
-    teaching = [name for name, weight in zip(args.reward_funcs, args.reward_weights or [], strict=True) if weight]
+    teaching = [
+        name
+        for name, weight in zip(args.reward_funcs, args.reward_weights or [], strict=True)
+        if weight
+    ]
     keys = [[_key(row, None if weighed else teaching) for row in group] for group in groups]
     compared = args.rlhf_type == "grpo" and ESTIMATORS[args.advantage_estimator].baseline == "group"
     signal = {one: signal_share(keys, one) for one in sorted({*SIZES, size})} if compared else {}
@@ -135,7 +148,8 @@ def outlook(
     cut = [sum(row["finish_reason"] == "length" for row in group) / count for group in groups]
     return Outlook(
         prompts=[
-            _prompt(group, first, own_keys, min(size, count)) for group, own_keys in zip(groups, keys, strict=True)
+            _prompt(group, first, own_keys, min(size, count))
+            for group, own_keys in zip(groups, keys, strict=True)
         ],
         completions=count,
         passes=mean_estimate(means, count),
@@ -204,8 +218,13 @@ def _prompt(
     )
 
 
-def _reward(name: str, groups: Sequence[Sequence[Row]], bad: Mapping[str, Any] | None) -> RewardFigures:
-    values = [[row[f"rewards/{name}"] for row in group if row[f"rewards/{name}"] is not None] for group in groups]
+def _reward(
+    name: str, groups: Sequence[Sequence[Row]], bad: Mapping[str, Any] | None
+) -> RewardFigures:
+    values = [
+        [row[f"rewards/{name}"] for row in group if row[f"rewards/{name}"] is not None]
+        for group in groups
+    ]
     known = [value for group in values for value in group]
     count = sum(map(len, groups))
     invalid = bad["count"] if bad else 0

@@ -31,7 +31,11 @@ def show(found: Outlook, verdict: Verdict, memory: str, console: Console) -> Non
         console.print(table)
     left = len(found.prompts) - _MOST_PROMPTS
     lines = [f"{left} more prompts are in the JSON of --json"] if left > 0 else []
-    lines += [f"an optimizer step runs out of memory: {found.cost.fault}"] if found.cost.fault is not None else []
+    lines += (
+        [f"an optimizer step runs out of memory: {found.cost.fault}"]
+        if found.cost.fault is not None
+        else []
+    )
     lines += [f"memory: {memory}", "", f"Verdict: {verdict.text}"]
     lines += [f"- {one.evidence}\n  {one.advice}" for one in verdict.changes[:SHOWN]]
     console.print(Text("\n".join(lines)), soft_wrap=True)
@@ -44,14 +48,35 @@ def _prompts(found: Outlook) -> Table:
         between = f"{100 * one.low:.0f} to {100 * one.high:.0f}"
         cut = percent(one.truncated)
         signal = percent(one.signal)
-        _add(table, one.prompt_id, passed, between, _number(one.reward), signal, cut, f"{one.tokens:.0f}")
+        _add(
+            table,
+            one.prompt_id,
+            passed,
+            between,
+            _number(one.reward),
+            signal,
+            cut,
+            f"{one.tokens:.0f}",
+        )
     return table
 
 
 def _rewards(found: Outlook) -> Table:
-    table = _table("Rewards", "function", "mean", "least", "largest", "above 0", "differs in", "no opinion", "invalid")
+    table = _table(
+        "Rewards",
+        "function",
+        "mean",
+        "least",
+        "largest",
+        "above 0",
+        "differs in",
+        "no opinion",
+        "invalid",
+    )
     for one in found.rewards:
-        shares = [percent(share) for share in (one.positive, one.differing, one.silent, one.invalid)]
+        shares = [
+            percent(share) for share in (one.positive, one.differing, one.silent, one.invalid)
+        ]
         _add(table, one.name, *map(_number, (one.mean, one.least, one.largest)), *shares)
     return table
 
@@ -65,7 +90,11 @@ def _all(found: Outlook) -> Table:
 
 def _lines(found: Outlook) -> Iterator[tuple[str, str, str]]:
     count = len(found.prompts)
-    yield f"pass ({found.rewards[0].name} of 1 or more)", percent(found.passes.value), interval(found.passes)
+    yield (
+        f"pass ({found.rewards[0].name} of 1 or more)",
+        percent(found.passes.value),
+        interval(found.passes),
+    )
     yield "prompts of which none pass", percent(found.share_of_prompts("none")), f"of {count}"
     yield "prompts of which all pass", percent(found.share_of_prompts("all")), f"of {count}"
     for size, one in found.signal.items():
@@ -74,8 +103,16 @@ def _lines(found: Outlook) -> Iterator[tuple[str, str, str]]:
             yield name, "?", f"{found.completions} completions per prompt are too few"
         else:
             yield name, percent(one.value), interval(one)
-    yield f"the run's by {found.rewards[0].name} alone", percent(found.task_signal.value), interval(found.task_signal)
-    yield "optimizer steps without any", percent(found.silent_steps), f"{found.groups_per_step:g} groups each"
+    yield (
+        f"the run's by {found.rewards[0].name} alone",
+        percent(found.task_signal.value),
+        interval(found.task_signal),
+    )
+    yield (
+        "optimizer steps without any",
+        percent(found.silent_steps),
+        f"{found.groups_per_step:g} groups each",
+    )
     yield "cut off", percent(found.truncated.value), interval(found.truncated)
     if found.markers:
         yield f"without {' or '.join(found.markers)}", percent(found.unmarked), ""

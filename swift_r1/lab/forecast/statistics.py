@@ -34,7 +34,9 @@ def signal_probability(rewards: Sequence[Hashable | None], n: int) -> float:
         raise ValueError(f"groups of {n} among {len(rewards)} completions")
     counts = Counter(rewards)
     unusable = counts.pop(None, 0)
-    alike = sum(comb(count + unusable, n) - comb(unusable, n) for count in counts.values()) + comb(unusable, n)
+    alike = sum(comb(count + unusable, n) - comb(unusable, n) for count in counts.values()) + comb(
+        unusable, n
+    )
     return float(1 - Fraction(alike, comb(len(rewards), n)))
 
 

@@ -25,7 +25,11 @@ HARD = 0.5  # share of prompts of which no completion passes
 SHOWN = 2  # changes
 
 Level = Literal[
-    "nothing to learn from", "hardly anything to learn from", "learnable", "learned already", "beside the task"
+    "nothing to learn from",
+    "hardly anything to learn from",
+    "learnable",
+    "learned already",
+    "beside the task",
 ]
 
 
@@ -68,9 +72,7 @@ def verdict(found: Outlook, args: RlhfArguments) -> Verdict:
     if found.signal.get(found.own_size, own) is None:
         what = f"of groups of {found.own_size} at least {percent(own.value)} have a signal ({interval(own)})"
     if task.differing and others and found.task_signal.value < own.value:
-        what += (
-            f", by {task.name} alone {percent(found.task_signal.value)}, which is what is left once {others} is learned"
-        )
+        what += f", by {task.name} alone {percent(found.task_signal.value)}, which is what is left once {others} is learned"
     if found.silent_steps >= 0.005:
         what += f", and in {percent(found.silent_steps)} of the optimizer steps none has"
     texts: dict[Level, str] = {
@@ -94,7 +96,11 @@ def level_of(found: Outlook) -> Level:
         return "learned already"
     if not task.differing:
         return "beside the task"
-    return "hardly anything to learn from" if own < LITTLE or found.silent_steps > IDLE_STEPS else "learnable"
+    return (
+        "hardly anything to learn from"
+        if own < LITTLE or found.silent_steps > IDLE_STEPS
+        else "learnable"
+    )
 
 
 def _changes(found: Outlook, args: RlhfArguments, level: Level) -> Iterator[Improvement]:
@@ -108,7 +114,11 @@ def _changes(found: Outlook, args: RlhfArguments, level: Level) -> Iterator[Impr
                 "mend it, or the run is stopped (--max_invalid_reward_ratio); `swift check` tries it too",
             )
     if found.truncated.value >= MANY:
-        passing = "" if found.passes_ended is None else f"; of those that ended {percent(found.passes_ended)} pass"
+        passing = (
+            ""
+            if found.passes_ended is None
+            else f"; of those that ended {percent(found.passes_ended)} pass"
+        )
         yield Improvement(
             "truncated",
             f"{percent(found.truncated.value)} of the completions are cut off at {args.max_completion_length} tokens"
@@ -145,7 +155,11 @@ def _about_the_task(found: Outlook) -> Iterator[Improvement]:
     constant = [one for one in found.rewards if one.constant and one.invalid < 1]
     lacking = found.unmarked >= MOST and (found.passes_marked or 0.0) >= found.passes.value
     if lacking:
-        marked = "" if not found.passes_marked else f"; {percent(found.passes_marked)} of the others pass"
+        marked = (
+            ""
+            if not found.passes_marked
+            else f"; {percent(found.passes_marked)} of the others pass"
+        )
         yield Improvement(
             "format",
             f"{percent(found.unmarked)} of the completions lack {' or '.join(found.markers)}, which the prompt asks for"
@@ -160,7 +174,11 @@ def _about_the_task(found: Outlook) -> Iterator[Improvement]:
             else f"{one.name} had no opinion on any completion",
             "look whether it can give anything else: "
             + _LOOK.get(one.name, "`swift check --gold` calls it with a right answer")
-            + ("; if it can, easier rows or a stronger model" if one is task and not found.passes.value else ""),
+            + (
+                "; if it can, easier rows or a stronger model"
+                if one is task and not found.passes.value
+                else ""
+            ),
         )
     unsolved = found.share_of_prompts("none")
     if unsolved >= HARD and not task.constant:

@@ -35,7 +35,8 @@ _PANELS = {
     "rollout/staleness/mean": "Staleness, in rounds",
     "tokens_per_second": "Tokens per second",
 }
-_HAPPENED = ("resumed", "skipped", "server_lost", "server_joined", "server_left")  # events that are counted
+# events that are counted
+_HAPPENED = ("resumed", "skipped", "server_lost", "server_joined", "server_left")
 _POINTS = 300  # of a curve, at most
 # completions of one evaluation; characters of their texts, of which the ids are read
 _MOST = 200_000
@@ -53,7 +54,12 @@ class Opened:
 
     @property
     def problems(self) -> list[str]:
-        found = (*self.folder.problems, *self.log.problems, *self.trained.problems, *self.evaluated.problems)
+        found = (
+            *self.folder.problems,
+            *self.log.problems,
+            *self.trained.problems,
+            *self.evaluated.problems,
+        )
         return [f"{self.folder.name}: {text}" for text in dict.fromkeys(found)]
 
 
@@ -72,12 +78,22 @@ def build(folders: Sequence[RunFolder], first: Sequence[Section] = ()) -> Report
             "Diagnosis": _diagnoses(runs),
             "Curves": _figures(_curves(groups)),
             "Evaluation": [*_figures(_accuracies(groups)), *evaluations.blocks(*_measured(groups))],
-            "The same prompts over time": _of_each(groups, lambda run: completions.same_prompts(run.evaluated)),
-            "What fails": _figures(
-                [figure for run in runs for figure in completions.over_time(run.folder.name, run.trained)],
+            "The same prompts over time": _of_each(
+                groups, lambda run: completions.same_prompts(run.evaluated)
             ),
-            "Best completions": _of_each(groups, lambda run: completions.extremes(run.trained, best=True)),
-            "Worst completions": _of_each(groups, lambda run: completions.extremes(run.trained, best=False)),
+            "What fails": _figures(
+                [
+                    figure
+                    for run in runs
+                    for figure in completions.over_time(run.folder.name, run.trained)
+                ],
+            ),
+            "Best completions": _of_each(
+                groups, lambda run: completions.extremes(run.trained, best=True)
+            ),
+            "Worst completions": _of_each(
+                groups, lambda run: completions.extremes(run.trained, best=False)
+            ),
             "Cost": _cost(runs),
         }
         problems = [text for run in runs for text in run.problems]
@@ -107,7 +123,9 @@ def _what(groups: Mapping[str, Sequence[Opened]]) -> list[Block]:
     for group in groups.values():
         own = parts.facts(group[0].folder)
         if len(group) > 1:
-            own["seeds"] = ", ".join(f"{run.folder.args.get('seed')} ({run.folder.name})" for run in group)
+            own["seeds"] = ", ".join(
+                f"{run.folder.args.get('seed')} ({run.folder.name})" for run in group
+            )
         own["state"] = ", ".join(_state(run) for run in group)
         columns.append(own)
     names = dict.fromkeys(name for own in columns for name in own)
@@ -123,7 +141,9 @@ def _what(groups: Mapping[str, Sequence[Opened]]) -> list[Block]:
 def _state(run: Opened) -> str:
     planned = run.folder.plan.get("total_steps")
     kinds = [event.get("kind") for event in run.folder.events]
-    happened = [f"{kind.replace('_', ' ')} {kinds.count(kind)} x" for kind in _HAPPENED if kind in kinds]
+    happened = [
+        f"{kind.replace('_', ' ')} {kinds.count(kind)} x" for kind in _HAPPENED if kind in kinds
+    ]
     state = f"{run.folder.status} at step {run.log.last_step}"
     if planned:
         state += f" of {planned}"
@@ -138,7 +158,15 @@ def _diagnoses(runs: Sequence[Opened]) -> list[Block]:
     for run in runs:
         for finding in run.log.findings.values():
             first, last = finding.steps
-            rows.append([run.folder.name, finding.name, f"{first} to {last}", finding.evidence, finding.advice])
+            rows.append(
+                [
+                    run.folder.name,
+                    finding.name,
+                    f"{first} to {last}",
+                    finding.evidence,
+                    finding.advice,
+                ]
+            )
     return [Table(["run", "finding", "steps", "evidence", "try"], rows, 5)] if rows else []
 
 
@@ -148,7 +176,9 @@ def _figures(found: Sequence[Figure]) -> list[Block]:
 
 def _curves(groups: Mapping[str, Sequence[Opened]]) -> list[Figure]:
     panels = {"reward": _PANELS["reward"]}
-    for name in sorted({name for group in groups.values() for run in group for name in run.log.rewards()}):
+    for name in sorted(
+        {name for group in groups.values() for run in group for name in run.log.rewards()}
+    ):
         panels[f"rewards/{name}/mean"] = f"Reward: {name}"
     found = []
     for metric, title in (panels | _PANELS).items():
@@ -177,10 +207,14 @@ def _accuracies(groups: Mapping[str, Sequence[Opened]]) -> list[Figure]:
     """Draws the accuracy on each benchmark; a run alone has its intervals, several seeds a band from the lowest to the
     highest."""
     found = []
-    for benchmark in sorted({name for group in groups.values() for run in group for name in run.log.benchmarks()}):
+    for benchmark in sorted(
+        {name for group in groups.values() for run in group for name in run.log.benchmarks()}
+    ):
         drawn = []
         for number, (name, group) in enumerate(groups.items()):
-            curve = _curve(name, number, [run.log.get(f"eval/{benchmark}/accuracy") for run in group])
+            curve = _curve(
+                name, number, [run.log.get(f"eval/{benchmark}/accuracy") for run in group]
+            )
             if len(group) == 1 and benchmark in group[0].log.benchmarks():
                 points = group[0].log.evaluations(benchmark, "accuracy")
                 low = [one.low for one in points if one.low is not None]
@@ -217,7 +251,9 @@ def _measured(groups: Mapping[str, Sequence[Opened]]) -> tuple[list[Measured], l
     return found, list(groups)
 
 
-def _of_each(groups: Mapping[str, Sequence[Opened]], blocks: Callable[[Opened], list[Block]]) -> list[Block]:
+def _of_each(
+    groups: Mapping[str, Sequence[Opened]], blocks: Callable[[Opened], list[Block]]
+) -> list[Block]:
     """Returns the blocks of the first run of each group, under its name where there are several."""
     found: list[Block] = []
     for group in groups.values():

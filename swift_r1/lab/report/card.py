@@ -49,7 +49,9 @@ def _header(args: Mapping[str, Any]) -> str:
         with suppress(UsageError):  # the path of a file that was there when the run began
             names.append(parse_dataset(value).name)
     return ModelCardData(
-        base_model=args["model"] if is_hub_id(args["model"]) and not os.path.exists(args["model"]) else None,
+        base_model=args["model"]
+        if is_hub_id(args["model"]) and not os.path.exists(args["model"])
+        else None,
         datasets=[name for name in names if is_hub_id(name) and not os.path.exists(name)] or None,
         library_name="transformers" if args["train_type"] == "full" else "peft",
         pipeline_tag="text-generation",

@@ -19,7 +19,17 @@ UNKNOWN = "#9a9a9a"  # of a value that is missing or not a number
 _BLUE = "#0072b2"
 _ORANGE = "#e69f00"
 # matplotlib's viridis at 0, 1/8, ... 1.
-_VIRIDIS = ("#440154", "#472d7b", "#3b528b", "#2c728e", "#21918c", "#28ae80", "#5ec962", "#addc30", "#fde725")
+_VIRIDIS = (
+    "#440154",
+    "#472d7b",
+    "#3b528b",
+    "#2c728e",
+    "#21918c",
+    "#28ae80",
+    "#5ec962",
+    "#addc30",
+    "#fde725",
+)
 
 
 def series(number: int, dark: bool = False) -> str:
@@ -32,7 +42,9 @@ def diverging(value: float | None, dark: bool = False) -> str:
     """Returns the colour of a signed value: blue at -1 and below, the page's colour at 0, orange at 1 and above."""
     if value is None or math.isnan(value):
         return UNKNOWN
-    return _mixed(PAGE_DARK if dark else PAGE_LIGHT, _BLUE if value < 0 else _ORANGE, min(1.0, abs(value)))
+    return _mixed(
+        PAGE_DARK if dark else PAGE_LIGHT, _BLUE if value < 0 else _ORANGE, min(1.0, abs(value))
+    )
 
 
 def sequential(value: float | None) -> str:
@@ -61,7 +73,9 @@ def scale(steps: int = 9) -> Sequence[str]:
 
 
 def _mixed(one: str, other: str, share: float) -> str:
-    return "#" + "".join(f"{round(a + (b - a) * share):02x}" for a, b in zip(_rgb(one), _rgb(other), strict=True))
+    return "#" + "".join(
+        f"{round(a + (b - a) * share):02x}" for a, b in zip(_rgb(one), _rgb(other), strict=True)
+    )
 
 
 def _rgb(colour: str) -> tuple[int, int, int]:
@@ -70,5 +84,7 @@ def _rgb(colour: str) -> tuple[int, int, int]:
 
 def _luminance(colour: str) -> float:
     channels = [value / 255 for value in _rgb(colour)]
-    red, green, blue = (v / 12.92 if v <= 0.04045 else ((v + 0.055) / 1.055) ** 2.4 for v in channels)
+    red, green, blue = (
+        v / 12.92 if v <= 0.04045 else ((v + 0.055) / 1.055) ** 2.4 for v in channels
+    )
     return 0.2126 * red + 0.7152 * green + 0.0722 * blue

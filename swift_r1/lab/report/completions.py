@@ -26,12 +26,18 @@ def over_time(name: str, completions: CompletionTable) -> list[Figure]:
     """Classes of failure, and of groups, over the steps of the run `name`."""
     kinds = {"right": "all right", "mixed": "mixed", "wrong": "all wrong"}
     return [
-        *_shares(f"Completions of {name}", completions.failure_classes(), {kind: kind for kind in FAILURES}),
+        *_shares(
+            f"Completions of {name}",
+            completions.failure_classes(),
+            {kind: kind for kind in FAILURES},
+        ),
         *_shares(f"Groups of {name}", completions.group_shares(), kinds),
     ]
 
 
-def _shares(title: str, rows: Sequence[Mapping[str, Any]], labels: Mapping[str, str]) -> list[Figure]:
+def _shares(
+    title: str, rows: Sequence[Mapping[str, Any]], labels: Mapping[str, str]
+) -> list[Figure]:
     """Draws the shares of the numbers that `rows` have of each kind; neighbours are joined, so that at most `_POINTS`
     are left."""
     parts = joined(rows, _POINTS)
@@ -74,7 +80,11 @@ def extremes(completions: CompletionTable, best: bool) -> list[Block]:
 
 
 def _alone(row: Mapping[str, Any]) -> Passages:
-    said = [f"{name} {_number(row[name])}" for name in ("reward", "advantage") if row.get(name) is not None]
+    said = [
+        f"{name} {_number(row[name])}"
+        for name in ("reward", "advantage")
+        if row.get(name) is not None
+    ]
     title = ", ".join([f"{row.get('prompt_id', 'prompt')} at step {row['step']}", *said])
     names = [name for name in row if name.startswith("rewards/")]
     rewards = [f"{name.removeprefix('rewards/')} {_number(row[name])}" for name in names]
@@ -89,13 +99,18 @@ def same_prompts(evaluated: CompletionTable) -> list[Block]:
     if not steps:
         return []
     first = evaluated.page(CompletionQuery((steps[0], steps[0])), limit=_LOOKED_AT)
-    prompt_ids = dict.fromkeys(row["prompt_id"] for row in first if isinstance(row.get("prompt_id"), str))
+    prompt_ids = dict.fromkeys(
+        row["prompt_id"] for row in first if isinstance(row.get("prompt_id"), str)
+    )
     found: list[Block] = []
     for prompt_id in list(prompt_ids)[:_PROMPTS]:
         rows = []
         for step in spread(steps, _VERSIONS):
             rows += evaluated.page(CompletionQuery((step, step), prompt_id=prompt_id), limit=1)
-        passages = [Passage(f"step {row['step']}, reward {_number(row.get('reward'))}", spoken(row)) for row in rows]
+        passages = [
+            Passage(f"step {row['step']}, reward {_number(row.get('reward'))}", spoken(row))
+            for row in rows
+        ]
         if rows:
             found.append(Passages(prompt_id, passages, str(rows[0].get("prompt", ""))))
     return found
@@ -105,11 +120,19 @@ def spoken(row: Mapping[str, Any]) -> str:
     """Returns what followed the prompt: the completion, or of several turns a line for each message from the model's
     first one on, with the tools that it calls."""
     messages = row.get("messages")
-    objects = [message for message in messages if isinstance(message, dict)] if isinstance(messages, list) else []
+    objects = (
+        [message for message in messages if isinstance(message, dict)]
+        if isinstance(messages, list)
+        else []
+    )
     turns = list(dropwhile(lambda message: message.get("role") != "assistant", objects))
     if len(turns) < 2:
         return str(row.get("completion", ""))
-    lines = [f"[{message['role']}] {' '.join(_parts(message))}" for message in turns if message.get("role")]
+    lines = [
+        f"[{message['role']}] {' '.join(_parts(message))}"
+        for message in turns
+        if message.get("role")
+    ]
     return "\n".join(lines)
 
 

@@ -18,7 +18,8 @@ from swift_r1.rewards.types import RIGHT
 from swift_r1.training.evaluation.statistics import RESAMPLES, Difference, paired_difference
 
 SEED = 0  # of the resampling, so that the figures of the same files are the same
-Shares = Mapping[str, float]  # of each question, by `prompt_id`, the share of its completions that are right
+# of each question, by `prompt_id`, the share of its completions that are right
+Shares = Mapping[str, float]
 
 _EXPLAINED = (
     "Accuracies in percent: the mean over questions of the share of their completions that are right. Intervals are of "
@@ -51,8 +52,16 @@ def blocks(runs: Sequence[Measured], names: Sequence[str]) -> list[Note | Table]
                 less = f"{names[other]} less {names[one]}"
                 differences.append([benchmark, less, str(found.questions), *_difference(found)])
     tables = [
-        Table(["benchmark", "run", "first", "last", "95 % of last", "gain", "95 % of gain", "p"], gains, texts=2),
-        Table(["benchmark", "last evaluations", "questions", "difference", "95 %", "p"], differences, texts=2),
+        Table(
+            ["benchmark", "run", "first", "last", "95 % of last", "gain", "95 % of gain", "p"],
+            gains,
+            texts=2,
+        ),
+        Table(
+            ["benchmark", "last evaluations", "questions", "difference", "95 %", "p"],
+            differences,
+            texts=2,
+        ),
     ]
     filled = [table for table in tables if table.rows]
     return [Note(_EXPLAINED), *filled] if filled else []
@@ -79,7 +88,8 @@ def _between(
 ) -> Difference | None:
     """Returns the last evaluations of two groups; of the seeds of each the mean."""
     first, second = (
-        [run.last[benchmark] for run in runs if benchmark in run.last and run.group == group] for group in (one, other)
+        [run.last[benchmark] for run in runs if benchmark in run.last and run.group == group]
+        for group in (one, other)
     )
     if not first or not second:
         return None
@@ -89,7 +99,9 @@ def _between(
 def difference(first: Shares, second: Shares) -> Difference | None:
     """Second less first on the questions that both answered; None without any."""
     shared = sorted(first.keys() & second.keys())
-    return paired_difference([[(first[key], second[key]) for key in shared]], SEED) if shared else None
+    return (
+        paired_difference([[(first[key], second[key]) for key in shared]], SEED) if shared else None
+    )
 
 
 def mean_shares(runs: Sequence[Shares]) -> Shares:
@@ -106,7 +118,9 @@ def right_shares(rows: Iterable[Mapping[str, Any]], benchmarks: Sequence[str]) -
         reward = next((value for key, value in row.items() if key.startswith("rewards/")), None)
         prompt_id = str(row.get("prompt_id"))
         # A held-out prompt's id begins with the name of its data set.
-        held_out = max((name for name in benchmarks if prompt_id.startswith(name)), key=len, default="")
+        held_out = max(
+            (name for name in benchmarks if prompt_id.startswith(name)), key=len, default=""
+        )
         right = isinstance(reward, int | float) and reward >= RIGHT
         values[str(row.get("benchmark") or held_out)][prompt_id].append(float(right))
     return {

@@ -12,14 +12,24 @@ from typing import TYPE_CHECKING, Any
 from xml.sax.saxutils import escape
 
 from swift_r1.lab.report.blocks import Figure, printable
-from swift_r1.lab.report.colours import INK_DARK, INK_LIGHT, PAGE_DARK, PAGE_LIGHT, SERIES_DARK, SERIES_LIGHT
+from swift_r1.lab.report.colours import (
+    INK_DARK,
+    INK_LIGHT,
+    PAGE_DARK,
+    PAGE_LIGHT,
+    SERIES_DARK,
+    SERIES_LIGHT,
+)
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 _SIZE = (4.6, 2.5)  # inches, of 72 units
 _MANY = 60  # points, from which on they have no marks
-_VARIABLES = {INK_LIGHT: "--ink", **{colour: f"--series-{number}" for number, colour in enumerate(SERIES_LIGHT)}}
+_VARIABLES = {
+    INK_LIGHT: "--ink",
+    **{colour: f"--series-{number}" for number, colour in enumerate(SERIES_LIGHT)},
+}
 
 
 def _colours(ink: str, page: str, series: Sequence[str]) -> str:
@@ -118,7 +128,9 @@ def _figure(title: str) -> Iterator[tuple[Axes, list[Figure]]]:
         "text.parse_math": False,
         "font.size": 8,
     }
-    inks = dict.fromkeys(("text.color", "xtick.color", "ytick.color", "axes.edgecolor", "grid.color"), INK_LIGHT)
+    inks = dict.fromkeys(
+        ("text.color", "xtick.color", "ytick.color", "axes.edgecolor", "grid.color"), INK_LIGHT
+    )
     bare = {
         "axes.spines.top": False,
         "axes.spines.right": False,
@@ -170,7 +182,11 @@ def _plain(svg: str, title: str) -> str:
     svg = re.sub(r"<g id=\"[^\"]*\"", "<g", svg)
     svg = re.sub(r"font-family: [^;\"]*", "font-family: sans-serif", svg)
     svg = re.sub(r" transform=\"rotate\(-0[^\"]*\)\"", "", svg)
-    svg = re.sub("<[^>]*>", lambda tag: re.sub(r"\d+\.\d{2,}", lambda found: f"{float(found[0]):.2f}", tag[0]), svg)
+    svg = re.sub(
+        "<[^>]*>",
+        lambda tag: re.sub(r"\d+\.\d{2,}", lambda found: f"{float(found[0]):.2f}", tag[0]),
+        svg,
+    )
     svg = re.sub(r" (width|height)=\"[\d.]+pt\"", "", svg, count=2)
     svg = re.sub(r"\s*\n\s*", " ", svg).replace("> <", "><")
     for colour, variable in _VARIABLES.items():

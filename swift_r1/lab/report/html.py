@@ -24,4 +24,6 @@ def html(report: Report) -> str:
     environment.filters["printable"] = printable
     environment.filters["kind"] = lambda block: type(block).__name__
     environment.filters["svg"] = lambda figure: Markup(figure.svg)
-    return environment.from_string(page).render(report=report, light=Markup(LIGHT), dark=Markup(DARK))
+    return environment.from_string(page).render(
+        report=report, light=Markup(LIGHT), dark=Markup(DARK)
+    )

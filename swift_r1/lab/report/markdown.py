@@ -7,10 +7,21 @@ import re
 from collections.abc import Mapping
 from urllib.parse import quote
 
-from swift_r1.lab.report.blocks import Block, CodeBlock, Figures, Note, Report, Section, Table, printable
+from swift_r1.lab.report.blocks import (
+    Block,
+    CodeBlock,
+    Figures,
+    Note,
+    Report,
+    Section,
+    Table,
+    printable,
+)
 from swift_r1.lab.report.figures import alone
 
-_MEANINGS = re.compile(r"([\\`*_\[\]<>|&~$]|^#|^[+-](?=\s)|^\d+(?=[.)](?:\s|$))|(?<=http)s?(?=:)|(?<=www)\.)", re.I)
+_MEANINGS = re.compile(
+    r"([\\`*_\[\]<>|&~$]|^#|^[+-](?=\s)|^\d+(?=[.)](?:\s|$))|(?<=http)s?(?=:)|(?<=www)\.)", re.I
+)
 
 
 def markdown(report: Report, pictures: str) -> tuple[str, dict[str, str]]:

@@ -53,7 +53,9 @@ def facts(run: RunFolder) -> dict[str, str]:
         "data": ", ".join(_texts(args.get("dataset"))),
         "rewards": ", ".join(weighted or rewards),
         "hardware": _hardware(run),
-        "versions": ", ".join(f"{name} {number}" for name, number in run.versions.items() if number),
+        "versions": ", ".join(
+            f"{name} {number}" for name, number in run.versions.items() if number
+        ),
     }
     return {name.replace("_", " "): str(text) for name, text in found.items() if text}
 
@@ -84,7 +86,9 @@ def _hardware(run: RunFolder) -> str:
     gpus = _texts(machine.get("gpus"))
     found += [f"{gpus.count(kind)} x {kind}" for kind in dict.fromkeys(gpus)]
     if machine:
-        found.append(f"{machine.get('cores')} cores of {machine.get('cpu')}, {machine.get('memory_gib')} GiB")
+        found.append(
+            f"{machine.get('cores')} cores of {machine.get('cpu')}, {machine.get('memory_gib')} GiB"
+        )
     return ", ".join(found)
 
 
@@ -150,10 +154,14 @@ def cost(run: RunFolder, log: MetricLog) -> dict[str, str]:
     found = {"hours": f"{hours:.2f}" + ("" if whole else " (of the logged steps alone)")}
     if isinstance(count, int):
         has_servers = run.args.get("use_vllm") and run.args.get("vllm_mode", "server") == "server"
-        found[f"{units} hours"] = f"{hours * count:.2f}" + (", without the rollout servers'" if has_servers else "")
+        found[f"{units} hours"] = f"{hours * count:.2f}" + (
+            ", without the rollout servers'" if has_servers else ""
+        )
     if spent["step"]:
         text = f"{3600 * spent['step'] / steps:.1f} s"
-        parts = [f"{name} {100 * spent[name] / spent['step']:.0f} %" for name in _PHASES if spent[name]]
+        parts = [
+            f"{name} {100 * spent[name] / spent['step']:.0f} %" for name in _PHASES if spent[name]
+        ]
         if parts:
             text += f": {', '.join(parts)}"
         found["time of a step"] = text

@@ -98,7 +98,9 @@ RUN: Sequence[WrittenFile] = (
         _LINES,
         "`swift view`, `report`",
     ),
-    WrittenFile("judge.sqlite", "answers to the reward `judge`, by question", "SQLite", "a resumed run"),
+    WrittenFile(
+        "judge.sqlite", "answers to the reward `judge`, by question", "SQLite", "a resumed run"
+    ),
     WrittenFile(
         "invalid_rewards.jsonl",
         "one line per reward that could not be used",
@@ -196,7 +198,9 @@ RUN: Sequence[WrittenFile] = (
             "special": "whether it is a special token",
         },
     ),
-    WrittenFile("tokens/stride", "steps that the record keeps once it exceeds `--log_tokens_limit`", "text"),
+    WrittenFile(
+        "tokens/stride", "steps that the record keeps once it exceeds `--log_tokens_limit`", "text"
+    ),
     WrittenFile("checkpoint-<N>/", "[below](#a-checkpoint)"),
     WrittenFile("last", "link to the newest checkpoint (`--create_checkpoint_symlink true`)"),
     WrittenFile("best", "link to the best checkpoint (also with `--metric_for_best_model`)"),
@@ -232,14 +236,22 @@ RUN: Sequence[WrittenFile] = (
     WrittenFile("swanlab/", "SwanLab's files"),
     WrittenFile("trackio/", "Trackio's files"),
     WrittenFile("mlflow/", "MLflow's files"),
-    WrittenFile("engine-<N>.log", "log of an engine started by the run (`--vllm_mode colocate`)", "text"),
+    WrittenFile(
+        "engine-<N>.log", "log of an engine started by the run (`--vllm_mode colocate`)", "text"
+    ),
     WrittenFile("launch/<role>-<N>.log", "output of a task of `swift launch`", "text"),
     WrittenFile(
-        "launch/servers.txt", "addresses of the servers (`--vllm_server_file`)", "one URL per line", "the trainer"
+        "launch/servers.txt",
+        "addresses of the servers (`--vllm_server_file`)",
+        "one URL per line",
+        "the trainer",
     ),
     WrittenFile("launch/.lock", "lock of the launch"),
     WrittenFile(
-        ".lock", "lock of the run, held while it writes here", "", "`swift view`, to see whether the run is alive"
+        ".lock",
+        "lock of the run, held while it writes here",
+        "",
+        "`swift view`, to see whether the run is alive",
     ),
     WrittenFile(
         ".lease",
@@ -251,11 +263,18 @@ RUN: Sequence[WrittenFile] = (
 """In the folder of a run."""
 
 CHECKPOINT: Sequence[WrittenFile] = (
-    WrittenFile("model.safetensors, config.json, ...", "the model, for `from_pretrained`", "Hugging Face's"),
     WrittenFile(
-        "adapter_model.safetensors, adapter_config.json", "the adapters instead, with `--train_type lora`", "peft's"
+        "model.safetensors, config.json, ...", "the model, for `from_pretrained`", "Hugging Face's"
     ),
-    WrittenFile("tokenizer.json, chat_template.jinja, ...", "the tokenizer, with the chat template used in training"),
+    WrittenFile(
+        "adapter_model.safetensors, adapter_config.json",
+        "the adapters instead, with `--train_type lora`",
+        "peft's",
+    ),
+    WrittenFile(
+        "tokenizer.json, chat_template.jinja, ...",
+        "the tokenizer, with the chat template used in training",
+    ),
     WrittenFile("critic/", "PPO's critic"),
     WrittenFile("README.md", "model card of the run so far", "Markdown"),
     WrittenFile(
@@ -265,18 +284,31 @@ CHECKPOINT: Sequence[WrittenFile] = (
         "resuming, which verifies it",
     ),
     WrittenFile(
-        "state/", "optimizer, random generators, the open round, log sizes; absent with `--save_only_model true`"
+        "state/",
+        "optimizer, random generators, the open round, log sizes; absent with `--save_only_model true`",
     ),
 )
 
 OTHERS: Mapping[str, Sequence[WrittenFile]] = {
     "An evaluation": (
         WrittenFile(
-            "completions.jsonl", "every completion, written as it arrives", _LINES, "the same command, to continue"
+            "completions.jsonl",
+            "every completion, written as it arrives",
+            _LINES,
+            "the same command, to continue",
         ),
-        WrittenFile("report.json", "figures with intervals, settings, versions, the command", "JSON", "`--compare`"),
-        WrittenFile("settings.json", "settings that the completions depend on", "JSON", "the same command"),
-        WrittenFile("compare.json", "result of `swift eval --compare`: differences with intervals", "JSON"),
+        WrittenFile(
+            "report.json",
+            "figures with intervals, settings, versions, the command",
+            "JSON",
+            "`--compare`",
+        ),
+        WrittenFile(
+            "settings.json", "settings that the completions depend on", "JSON", "the same command"
+        ),
+        WrittenFile(
+            "compare.json", "result of `swift eval --compare`: differences with intervals", "JSON"
+        ),
         WrittenFile("server.log", "log of the server that it started", "text"),
     ),
     "A sweep": (

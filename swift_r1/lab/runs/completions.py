@@ -57,7 +57,9 @@ class CompletionTable(StoredLines):
 
     def _begin(self) -> None:
         super()._begin()
-        self._rows(f'CREATE OR REPLACE TABLE judged (id BIGINT, "{CORRECT}" DOUBLE, "{FAILURE}" VARCHAR)')
+        self._rows(
+            f'CREATE OR REPLACE TABLE judged (id BIGINT, "{CORRECT}" DOUBLE, "{FAILURE}" VARCHAR)'
+        )
         self._matches: OrderedDict[CompletionQuery, numpy.ndarray] = OrderedDict()
 
     def _grown(self) -> None:
@@ -84,7 +86,11 @@ class CompletionTable(StoredLines):
         rewards = [name for name in self._columns if name.startswith("rewards/")]
         fields = [*rewards, "reward", "finish_reason", "completion", "prompt"]
         place = {name: f"d[{number}]" for number, name in enumerate(fields, 1)}
-        bad = [f"TRY_CAST({place[name]} AS DOUBLE) <= 0" for name in rewards if "format" in name.lower()]
+        bad = [
+            f"TRY_CAST({place[name]} AS DOUBLE) <= 0"
+            for name in rewards
+            if "format" in name.lower()
+        ]
         statement = f"""
             SELECT id, line, length({place["completion"]}) AS "{LENGTH}", correct AS "{CORRECT}", CASE
                 WHEN TRY_CAST({place["reward"]} AS DOUBLE) IS NULL THEN 'invalid reward'
@@ -125,7 +131,9 @@ class CompletionTable(StoredLines):
         by_lines = query.order_by is not None and not is_indexed(query.order_by)
         by = order(query, ["as_number", "as_text"] if by_lines else [key.text for key in keys])
         if in_lines is None and not by_lines:
-            return self._arrays(f"SELECT id FROM {tables} WHERE {where.text} ORDER BY {by}", where.values)["id"]
+            return self._arrays(
+                f"SELECT id FROM {tables} WHERE {where.text} ORDER BY {by}", where.values
+            )["id"]
         if not by_lines:
             keys = [Sql("NULL", []), Sql("NULL", [])]
         number, text, condition = *keys, in_lines or all_of([])
@@ -135,7 +143,9 @@ class CompletionTable(StoredLines):
             cursor.execute("CREATE TEMP TABLE found (id BIGINT, as_number DOUBLE, as_text VARCHAR)")
             for _ in self._over_lines(where, f"INSERT INTO found {taken}", values, tables, cursor):
                 pass
-            return cursor.execute(f"SELECT id FROM found JOIN {tables} USING (id) ORDER BY {by}").fetchnumpy()["id"]
+            return cursor.execute(
+                f"SELECT id FROM found JOIN {tables} USING (id) ORDER BY {by}"
+            ).fetchnumpy()["id"]
 
     def count(self, query: CompletionQuery) -> int:
         return len(self._ids(query))
@@ -150,7 +160,9 @@ class CompletionTable(StoredLines):
         """Rows as the file has them, and the columns that are made here. Texts of more than `longest` characters are
         cut, and end in an ellipsis. Raises ValueError as `lab/runs/query.py`."""
         with self._lock:
-            return self._rows_of(self._ids(query)[max(0, offset) : max(0, offset) + max(0, limit)].tolist(), longest)
+            return self._rows_of(
+                self._ids(query)[max(0, offset) : max(0, offset) + max(0, limit)].tolist(), longest
+            )
 
     def _rows_of(self, ids: list[int], longest: int | None = None) -> list[dict[str, Any]]:
         """Returns the rows in this order, without lines that are no longer there, and those that are JSON for DuckDB
@@ -161,7 +173,10 @@ class CompletionTable(StoredLines):
         for cursor in self._over_lines(Sql("id IN (SELECT unnest(?))", [ids]), statement, values):
             for place, line, length, failure in cursor.fetchall():
                 for row in json_rows(line.encode())[0]:
-                    found[place] = (row if longest is None else cut(row, longest)) | {LENGTH: length, FAILURE: failure}
+                    found[place] = (row if longest is None else cut(row, longest)) | {
+                        LENGTH: length,
+                        FAILURE: failure,
+                    }
         return [found[place] for place in ids if place in found]
 
     def groups(self, query: CompletionQuery) -> list[tuple[int, int]]:
@@ -169,14 +184,22 @@ class CompletionTable(StoredLines):
         alone."""
         where = index_condition(query)
         statement = 'SELECT DISTINCT step, "group" FROM completions WHERE "group" IS NOT NULL AND'
-        return [(step, group) for step, group in self._rows(f"{statement} {where.text} ORDER BY ALL", where.values)]
+        return [
+            (step, group)
+            for step, group in self._rows(f"{statement} {where.text} ORDER BY ALL", where.values)
+        ]
 
     def group(self, step: int, group: int, longest: int | None = None) -> list[dict[str, Any]]:
         """Returns a group's completions in their order; where the file lacks `number` they are numbered."""
         query = CompletionQuery(steps=(step, step), group=group, order_by="number")
-        return [{"number": place} | row for place, row in enumerate(self.page(query, 0, 10_000, longest))]
+        return [
+            {"number": place} | row
+            for place, row in enumerate(self.page(query, 0, 10_000, longest))
+        ]
 
-    def of_prompt(self, prompt_id: str, limit: int = 1_000, longest: int | None = None) -> list[dict[str, Any]]:
+    def of_prompt(
+        self, prompt_id: str, limit: int = 1_000, longest: int | None = None
+    ) -> list[dict[str, Any]]:
         """Returns the completions of a prompt, the first step first."""
         return self.page(CompletionQuery(prompt_id=prompt_id, order_by="step"), 0, limit, longest)
 
@@ -199,15 +222,21 @@ class CompletionTable(StoredLines):
                 has = "contains(lower(json_extract_string(line, ?)), lower(?))"
                 values = ["/prompt", clean(search), "/prompt_id", clean(search)]
                 which = Sql("id IN (SELECT unnest(?))", [list(found)])
-                matches = self._over_lines(which, f"SELECT id FROM lines WHERE {has} OR {has}", values)
+                matches = self._over_lines(
+                    which, f"SELECT id FROM lines WHERE {has} OR {has}", values
+                )
                 kept = {place for cursor in matches for (place,) in cursor.fetchall()}
                 found = {place: prompt for place, prompt in found.items() if place in kept}
             best = list(found)[: max(0, limit)]
             texts = {str(row["prompt_id"]): row.get("prompt") for row in self._rows_of(best)}
-            return [found[place] | {"prompt": texts.get(found[place]["prompt_id"])} for place in best]
+            return [
+                found[place] | {"prompt": texts.get(found[place]["prompt_id"])} for place in best
+            ]
 
     def steps(self) -> list[int]:
-        return [step for (step,) in self._rows("SELECT DISTINCT step FROM completions ORDER BY step")]
+        return [
+            step for (step,) in self._rows("SELECT DISTINCT step FROM completions ORDER BY step")
+        ]
 
     def heatmap(self, column: str, bins: int = 30) -> Heatmap:
         """Counts the values of a column of numbers over the steps; several steps share a bin where there are very
@@ -222,12 +251,19 @@ class CompletionTable(StoredLines):
                     self._judge()
                 parts = [self._arrays(f"SELECT step, {value.text} AS value FROM {tables}")]
             else:
-                statement = f"SELECT step, {value.text} AS value FROM lines JOIN completions USING (id)"
-                parts = [one.fetchnumpy() for one in self._over_lines(all_of([]), statement, value.values)]
+                statement = (
+                    f"SELECT step, {value.text} AS value FROM lines JOIN completions USING (id)"
+                )
+                parts = [
+                    one.fetchnumpy()
+                    for one in self._over_lines(all_of([]), statement, value.values)
+                ]
         if not parts:
             return Heatmap([], [], [])
         of_rows = numpy.concatenate([part["step"] for part in parts])
-        values = numpy.concatenate([numpy.ma.filled(part["value"].astype(float), numpy.nan) for part in parts])
+        values = numpy.concatenate(
+            [numpy.ma.filled(part["value"].astype(float), numpy.nan) for part in parts]
+        )
         known = numpy.abs(values) < _LARGEST
         if not known.any():
             return Heatmap([], [], [])
@@ -238,7 +274,9 @@ class CompletionTable(StoredLines):
         edges = numpy.linspace(low, high if high > low else low + 1, bins + 1)
         size = (math.ceil(len(steps) / each), bins)
         place = numpy.clip(numpy.searchsorted(edges, values[known], "right") - 1, 0, bins - 1)
-        counts = numpy.bincount((row[known] // each) * bins + place, minlength=math.prod(size)).reshape(size)
+        counts = numpy.bincount(
+            (row[known] // each) * bins + place, minlength=math.prod(size)
+        ).reshape(size)
         return Heatmap(steps[::each].tolist(), edges.tolist(), counts.tolist())
 
     def group_shares(self) -> list[dict[str, Any]]:
@@ -267,7 +305,9 @@ class CompletionTable(StoredLines):
     def failure_classes(self) -> list[dict[str, Any]]:
         """Counts by `step` the completions of each class of `FAILURES`."""
         self._judge()
-        found = self._rows(f'SELECT step, "{FAILURE}", count(*) FROM {JUDGED_TOO} GROUP BY ALL ORDER BY step')
+        found = self._rows(
+            f'SELECT step, "{FAILURE}", count(*) FROM {JUDGED_TOO} GROUP BY ALL ORDER BY step'
+        )
         by_step: dict[int, dict[str, Any]] = {}
         for step, failure, count in found:
             by_step.setdefault(step, {"step": step} | dict.fromkeys(FAILURES, 0))[failure] = count
@@ -280,4 +320,8 @@ def cut(value: Any, longest: int) -> Any:
         return value if len(value) <= longest else value[:longest] + "…"
     if isinstance(value, list):
         return [cut(item, longest) for item in value]
-    return {key: cut(item, longest) for key, item in value.items()} if isinstance(value, dict) else value
+    return (
+        {key: cut(item, longest) for key, item in value.items()}
+        if isinstance(value, dict)
+        else value
+    )

@@ -41,7 +41,9 @@ def seconds_left(run: RunFolder, log: MetricLog) -> float | None:
     """Estimates the rest of training at the pace of the last steps; None before there is one, or where the number of
     steps is not known."""
     total = run.plan.get("total_steps")
-    seconds = [value for value in log.get("time/step").values[-_LAST_LINES:] if math.isfinite(value)]
+    seconds = [
+        value for value in log.get("time/step").values[-_LAST_LINES:] if math.isfinite(value)
+    ]
     if not isinstance(total, int) or not seconds:
         return None
     return max(0, total - log.last_step) * sum(seconds) / len(seconds)

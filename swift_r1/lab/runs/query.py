@@ -31,7 +31,9 @@ JUDGED = {CORRECT: "DOUBLE", FAILURE: "VARCHAR"}
 _INDEXED = STORED | JUDGED | {LENGTH: "BIGINT"}
 OPERATORS = ("=", "!=", "<", "<=", ">", ">=", "contains")
 
-_CONDITION = re.compile(r"\s*(?P<column>.+?)\s*(?P<operator><=|>=|!=|=|<|>|\bcontains\b)\s*(?P<value>.*?)\s*", re.S)
+_CONDITION = re.compile(
+    r"\s*(?P<column>.+?)\s*(?P<operator><=|>=|!=|=|<|>|\bcontains\b)\s*(?P<value>.*?)\s*", re.S
+)
 _SAME = {"=": "IS NOT DISTINCT FROM", "!=": "IS DISTINCT FROM"}
 
 
@@ -59,7 +61,10 @@ class Sql(NamedTuple):
 
 
 def all_of(parts: Sequence[Sql]) -> Sql:
-    return Sql(" AND ".join(["TRUE", *(part.text for part in parts)]), [one for part in parts for one in part.values])
+    return Sql(
+        " AND ".join(["TRUE", *(part.text for part in parts)]),
+        [one for part in parts for one in part.values],
+    )
 
 
 def pointer(column: str) -> str:
@@ -142,11 +147,17 @@ def _comparison(column: str, operator: str, value: Any) -> Sql:
         return Sql(f"contains(lower({text}), lower(?))", [*values, clean(str(value))])
     if value is None and operator not in _SAME:
         raise ValueError(f"null is not {operator} anything")
-    number = _number(value) if is_number(column) or operator not in _SAME or not isinstance(value, str) else None
+    number = (
+        _number(value)
+        if is_number(column) or operator not in _SAME or not isinstance(value, str)
+        else None
+    )
     text, values = as_text(column) if number is None else as_number(column)
     if number is None and value is not None:
         value = str(value).lower() if isinstance(value, bool) else clean(str(value))
-    return Sql(f"{text} {_SAME.get(operator, operator)} ?", [*values, value if number is None else number])
+    return Sql(
+        f"{text} {_SAME.get(operator, operator)} ?", [*values, value if number is None else number]
+    )
 
 
 def _number(value: Any) -> float | None:
@@ -169,7 +180,12 @@ def order_keys(query: CompletionQuery) -> list[Sql]:
 def order(query: CompletionQuery, keys: Sequence[str]) -> str:
     """Returns what follows ORDER BY, of these names or terms."""
     direction = "DESC NULLS LAST" if query.descending else "NULLS LAST"
-    return ", ".join([*(f"{key} {direction}" for key in keys), "id DESC" if query.descending and not keys else "id"])
+    return ", ".join(
+        [
+            *(f"{key} {direction}" for key in keys),
+            "id DESC" if query.descending and not keys else "id",
+        ]
+    )
 
 
 def read_conditions(text: str) -> list[tuple[str, str, Any]]:

@@ -65,7 +65,13 @@ class LaneRows:
 
     def _take(self, row: Mapping[str, Any]) -> bool:
         start, end, name, step = (row.get(key) for key in ("start", "end", "name", "step"))
-        if is_time(start) and is_time(end) and start <= end and isinstance(name, str) and is_step(step):
+        if (
+            is_time(start)
+            and is_time(end)
+            and start <= end
+            and isinstance(name, str)
+            and is_step(step)
+        ):
             self.add(start, end, name, step)
             return True
         return False
@@ -121,7 +127,10 @@ class LaneRows:
 
     def _in(self, known: range) -> Iterator[numpy.ndarray]:
         """Starts, ends and kinds."""
-        return (numpy.array(one[known.start : known.stop]) for one in (self.starts, self.ends, self._kinds))
+        return (
+            numpy.array(one[known.start : known.stop])
+            for one in (self.starts, self.ends, self._kinds)
+        )
 
     def blocks(self, start: float, end: float, cell: float) -> Iterator[SpanBlock]:
         """Yields what is in the window; neighbours that are shorter than `cell` seconds and begin in the same cell are
@@ -130,11 +139,16 @@ class LaneRows:
         starts, ends, kinds = self._in(known)
         if not len(starts):
             return
-        cells = numpy.where(ends - starts < cell, (starts - start) // cell, numpy.nan)  # a long one is equal to none
+        # a long one is equal to none
+        cells = numpy.where(ends - starts < cell, (starts - start) // cell, numpy.nan)
         first = numpy.flatnonzero(numpy.append(True, cells[1:] != cells[:-1]))
         last = numpy.append(first[1:], len(starts)) - 1
         group = numpy.repeat(numpy.arange(len(first)), last - first + 1) * len(self.names) + kinds
-        most = numpy.bincount(group, ends - starts, len(first) * len(self.names)).reshape(-1, len(self.names)).argmax(1)
+        most = (
+            numpy.bincount(group, ends - starts, len(first) * len(self.names))
+            .reshape(-1, len(self.names))
+            .argmax(1)
+        )
         for i, j, kind in zip(first.tolist(), last.tolist(), most.tolist(), strict=True):
             step = self.steps[known.start + i]
             yield SpanBlock(
@@ -148,7 +162,11 @@ class LaneRows:
 
 
 def is_time(value: Any) -> TypeGuard[float]:
-    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= sys.float_info.max
+    return (
+        isinstance(value, int | float)
+        and not isinstance(value, bool)
+        and abs(value) <= sys.float_info.max
+    )
 
 
 def is_step(value: Any) -> TypeGuard[int]:

@@ -31,7 +31,9 @@ MEMORY_LIMIT = "256MB"  # of DuckDB's, for one table
 _AT_ONCE = 1024  # lines that one thread works on
 
 _FIELDS = [*STORED, "completion"]
-_TYPED = ", ".join(f'TRY_CAST(d[{at}] AS {kind}) AS "{name}"' for at, (name, kind) in enumerate(STORED.items(), 1))
+_TYPED = ", ".join(
+    f'TRY_CAST(d[{at}] AS {kind}) AS "{name}"' for at, (name, kind) in enumerate(STORED.items(), 1)
+)
 _INSERT = f"""
     INSERT INTO completions SELECT * FROM (
         SELECT id, start, stop, {_TYPED}, length(d[{len(_FIELDS)}]) FROM (
@@ -53,7 +55,9 @@ class StoredLines:
         try:
             import duckdb
         except ImportError as error:
-            raise UsageError("reading completions takes DuckDB: pip install 'swift-r1[view]'") from error
+            raise UsageError(
+                "reading completions takes DuckDB: pip install 'swift-r1[view]'"
+            ) from error
         self.path = path
         self._file = GrowingFile(path)
         self._lock = threading.RLock()
@@ -145,7 +149,9 @@ class StoredLines:
             try:
                 cursor.execute(_INSERT)
             except duckdb.InvalidInputException:  # a line is not JSON
-                valid = cursor.execute("SELECT id FROM lines WHERE json_valid(line) ORDER BY id").fetchnumpy()["id"]
+                valid = cursor.execute(
+                    "SELECT id FROM lines WHERE json_valid(line) ORDER BY id"
+                ).fetchnumpy()["id"]
                 cursor.register("lines", lines.take(valid - first))
                 cursor.execute(_INSERT)
             self._note_columns(cursor)
@@ -187,8 +193,13 @@ class StoredLines:
             name = self.path.name
             found = line_problems(self._file, self._damaged)
             if self._replaced:
-                found.append(f"{name}: bytes that are not UTF-8 are replaced, in {self._replaced} lines")
-            found += [f"{name}: {column} is not a number in {count} rows" for column, count in self._mistyped.items()]
+                found.append(
+                    f"{name}: bytes that are not UTF-8 are replaced, in {self._replaced} lines"
+                )
+            found += [
+                f"{name}: {column} is not a number in {count} rows"
+                for column, count in self._mistyped.items()
+            ]
             return found
 
     def _rows(self, statement: str, values: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
@@ -218,7 +229,9 @@ class StoredLines:
         """Lines of the file by id. Those that are no longer there are left out."""
         import numpy
 
-        rows = self._arrays(f"SELECT id, start, stop FROM {tables} WHERE {which.text} ORDER BY id", which.values)
+        rows = self._arrays(
+            f"SELECT id, start, stop FROM {tables} WHERE {which.text} ORDER BY id", which.values
+        )
         ids = rows["id"]
         starts = rows["start"]
         stops = rows["stop"]
@@ -234,7 +247,10 @@ class StoredLines:
                 to = max(at + 1, int(numpy.searchsorted(ends, first + CHUNK, "right")))
                 jumps = numpy.flatnonzero(starts[at + 1 : to] != stops[at : to - 1]) + at + 1
                 runs = pairwise([at, *jumps.tolist(), to])
-                parts = [os.pread(file, stops[end - 1] - starts[begin], starts[begin]) for begin, end in runs]
+                parts = [
+                    os.pread(file, stops[end - 1] - starts[begin], starts[begin])
+                    for begin, end in runs
+                ]
                 data = parts[0] if len(parts) == 1 else b"".join(parts)
                 bounds = numpy.concatenate([[0], ends[at:to] - first])
                 if len(data) < bounds[-1]:  # the file was cut

@@ -76,7 +76,9 @@ class Timeline:
         now = RunFolder(self.run, self.run.name).started or 0.0
         before = 0
         logged = {
-            name: dict(zip(one.steps, one.values, strict=True)) for name in _LOGGED if (one := log.get(f"time/{name}"))
+            name: dict(zip(one.steps, one.values, strict=True))
+            for name in _LOGGED
+            if (one := log.get(f"time/{name}"))
         }
         for step in log.get("time/step").steps:
             for name, seconds in logged.items():
@@ -110,7 +112,12 @@ class Timeline:
     @property
     def extent(self) -> tuple[float, float] | None:
         """Returns the times of the first sign of the run and its last; None without one."""
-        times = [time for lane in self._lanes.values() if len(lane) for time in (lane.starts[0], lane.ends[-1])]
+        times = [
+            time
+            for lane in self._lanes.values()
+            if len(lane)
+            for time in (lane.starts[0], lane.ends[-1])
+        ]
         times += [mark.time for mark in self._happened]
         return (min(times), max(times)) if times else None
 
@@ -189,9 +196,16 @@ class Timeline:
             if number >= 0 and lane.ends[number] > time:
                 time = lane.ends[number]
                 step = lane.steps[number]
-        return Mark(time, step, "killed", "the process ended without a word (killed, or the machine went down)")
+        return Mark(
+            time,
+            step,
+            "killed",
+            "the process ended without a word (killed, or the machine went down)",
+        )
 
 
 def _place(lane: str) -> tuple[int, list[int | str]]:
-    kind = next((number for number, start in enumerate(_ORDER) if lane.startswith(start)), len(_ORDER))
+    kind = next(
+        (number for number, start in enumerate(_ORDER) if lane.startswith(start)), len(_ORDER)
+    )
     return kind, [int(part) if part.isdigit() else part for part in re.split(r"(\d+)", lane)]

@@ -26,7 +26,9 @@ def _check_object(value: str) -> None:
     except ValueError:
         known = False
     if not known:
-        raise ValueError(f"must be lists of flags, each like `{{name: small, learning_rate: 1e-6}}`, not {value!r}")
+        raise ValueError(
+            f"must be lists of flags, each like `{{name: small, learning_rate: 1e-6}}`, not {value!r}"
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,7 +38,9 @@ class SweepArguments(Command):
     command: ClassVar[str] = "sweep"
     of_others: ClassVar[str] = "put it under `flags:`"
     flags: dict[str, Any] = flag({}, "flags of swift rlhf that all runs share", required=True)
-    grid: dict[str, Any] = flag({}, "a list of values for each flag that varies; every combination is a point")
+    grid: dict[str, Any] = flag(
+        {}, "a list of values for each flag that varies; every combination is a point"
+    )
     runs: list[str] = flag(
         [],
         "the points one by one, each with its own flags and perhaps a name",
@@ -44,7 +48,9 @@ class SweepArguments(Command):
         check=_check_object,
         instead_of=("grid",),
     )
-    seeds: list[int] = flag([], "--seed of the runs of each point (default: one run of the default seed)")
+    seeds: list[int] = flag(
+        [], "--seed of the runs of each point (default: one run of the default seed)"
+    )
     output_dir: str | None = resumable_flag(
         None, "folder of the sweep, in it one per run (default: output/<name of the file>)"
     )
@@ -54,10 +60,16 @@ class SweepArguments(Command):
         "without a GPU as memory allows",
         check=_check_parallel,
     )
-    metric: str = resumable_flag("reward", "what points are compared by, as logging.jsonl names it; more is better")
-    over: int = resumable_flag(10, "optimizer steps at the end of which its mean is taken", at_least=1)
+    metric: str = resumable_flag(
+        "reward", "what points are compared by, as logging.jsonl names it; more is better"
+    )
+    over: int = resumable_flag(
+        10, "optimizer steps at the end of which its mean is taken", at_least=1
+    )
     stop_after: int | None = flag(
-        None, "from this optimizer step on, stop points that are --stop_behind or --stop_below", at_least=1
+        None,
+        "from this optimizer step on, stop points that are --stop_behind or --stop_below",
+        at_least=1,
     )
     stop_behind: float | None = flag(
         None,
@@ -84,4 +96,6 @@ class SweepArguments(Command):
     def settings(self) -> Mapping[str, Any]:
         """Returns what makes it this sweep: where it is, how many run at once and what is compared may change."""
         specs = flag_specs(type(self))
-        return {name: value for name, value in self.to_dict().items() if not specs[name].info.may_change}
+        return {
+            name: value for name, value in self.to_dict().items() if not specs[name].info.may_change
+        }

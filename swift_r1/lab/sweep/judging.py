@@ -61,7 +61,9 @@ def hopeless(
             other = _mean([run for run in theirs if _last(run) >= at], at, over)
             if other - value > max(behind, worst):
                 worst = other - value
-                found[point] = f"{value:.4g} at step {at}, more than {behind:g} behind {name} ({other:.4g})"
+                found[point] = (
+                    f"{value:.4g} at step {at}, more than {behind:g} behind {name} ({other:.4g})"
+                )
     return found
 
 

@@ -26,7 +26,9 @@ class RunSlot:
         return " ".join([*devices, f"taskset -c {cpu_ranges(self.cpus)}"])
 
 
-def find_places(parallel: str, runs: Sequence[PlannedRun], environ: Mapping[str, str]) -> list[RunSlot]:
+def find_places(
+    parallel: str, runs: Sequence[PlannedRun], environ: Mapping[str, str]
+) -> list[RunSlot]:
     """Returns as many places as runs may run beside each other, at most one for each run. Raises UsageError: there is
     not that much here."""
     gpu = any(has_gpu({**environ, **run.args.process_variables}) for run in runs)
@@ -36,14 +38,21 @@ def find_places(parallel: str, runs: Sequence[PlannedRun], environ: Mapping[str,
     if parallel != AUTO:
         count = int(parallel)
         if count * each > max(units, each):
-            raise UsageError(f"--parallel {count} needs {count * each} {unit}s, {each} for each run; here are {units}")
+            raise UsageError(
+                f"--parallel {count} needs {count * each} {unit}s, {each} for each run; here are {units}"
+            )
     else:
         count = max(1, units // each)
         if not gpu and count > 1:
             count = min(count, _memory_allows(runs))
     count = min(count, len(runs))
-    devices = devices_of(count * each, each, environ, cpus, True) if gpu and count > 1 else [{}] * count
-    return [RunSlot(own, variables) for own, variables in zip(cpu_shares(cpus, count), devices, strict=True)]
+    devices = (
+        devices_of(count * each, each, environ, cpus, True) if gpu and count > 1 else [{}] * count
+    )
+    return [
+        RunSlot(own, variables)
+        for own, variables in zip(cpu_shares(cpus, count), devices, strict=True)
+    ]
 
 
 def _memory_allows(runs: Sequence[PlannedRun]) -> int:
@@ -55,7 +64,8 @@ def _memory_allows(runs: Sequence[PlannedRun]) -> int:
 
     kinds = {run.point: run for run in runs}.values()
     most = max(
-        estimated(run.args, shape_of(run.args.model), run.world, gpu=False).peak * run.world.nproc_per_node
+        estimated(run.args, shape_of(run.args.model), run.world, gpu=False).peak
+        * run.world.nproc_per_node
         for run in kinds
     )
     return max(1, int(psutil.virtual_memory().available // most))

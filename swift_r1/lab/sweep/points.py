@@ -21,10 +21,17 @@ from swift_r1.launch.colocate import on_this_machine
 from swift_r1.launch.environment import has_gpu
 
 _OF_THE_SWEEP = {
-    **dict.fromkeys(("output_dir", "add_version"), "the sweep names its runs' folders: output_dir stands beside flags"),
+    **dict.fromkeys(
+        ("output_dir", "add_version"),
+        "the sweep names its runs' folders: output_dir stands beside flags",
+    ),
     **dict.fromkeys(("seed",), "give seeds: [0, 1, 2] beside flags"),
-    **dict.fromkeys(("resume_from_checkpoint", "resume_only_model"), "the sweep resumes its own runs"),
-    **dict.fromkeys(("nnodes", "node_rank", "master_addr", "master_port"), "a sweep runs on one machine"),
+    **dict.fromkeys(
+        ("resume_from_checkpoint", "resume_only_model"), "the sweep resumes its own runs"
+    ),
+    **dict.fromkeys(
+        ("nnodes", "node_rank", "master_addr", "master_port"), "a sweep runs on one machine"
+    ),
 }
 _LONGEST_NAME = 120
 _NAMED_FLAG = re.compile(r"--(\w+)")
@@ -59,12 +66,17 @@ def make_points(args: SweepArguments) -> list[Point]:
     if args.runs:
         listed = [_plain(json.loads(text)) for text in args.runs]
     else:
-        listed = [dict(zip(_plain(args.grid), values, strict=True)) for values in product(*args.grid.values())]
+        listed = [
+            dict(zip(_plain(args.grid), values, strict=True))
+            for values in product(*args.grid.values())
+        ]
     points: dict[str, Point] = {}
     for changes in listed:
         given = changes.pop("name", None) if args.runs else None
         name = str(given or _named(changes))
-        short = re.sub(r"[^\w.+=,-]+", "-", name, flags=re.ASCII)[:_LONGEST_NAME].strip("-.,") or "run"
+        short = (
+            re.sub(r"[^\w.+=,-]+", "-", name, flags=re.ASCII)[:_LONGEST_NAME].strip("-.,") or "run"
+        )
         unique = short
         number = 1
         while unique in points:
@@ -75,7 +87,10 @@ def make_points(args: SweepArguments) -> list[Point]:
 
 
 def _named(changes: Mapping[str, Any]) -> str:
-    texts = {name: "+".join(map(str, value)) if isinstance(value, list) else value for name, value in changes.items()}
+    texts = {
+        name: "+".join(map(str, value)) if isinstance(value, list) else value
+        for name, value in changes.items()
+    }
     return ",".join(f"{name}={text}" for name, text in texts.items())
 
 
@@ -97,7 +112,14 @@ def plan_runs(
     for seed, (point, (words, found, world)) in product(seeds, zip(points, checked, strict=True)):
         name = point.name if seed is None else f"{point.name},seed={seed}".removeprefix("run,")
         seeded = [] if seed is None else ["--seed", str(seed)]
-        own = ["--output_dir", str(folder / name), "--add_version", "false", "--resume_from_checkpoint", "last"]
+        own = [
+            "--output_dir",
+            str(folder / name),
+            "--add_version",
+            "false",
+            "--resume_from_checkpoint",
+            "last",
+        ]
         run = PlannedRun(
             name,
             point.name,
@@ -119,9 +141,18 @@ def _check_point(
     known = spellings(RlhfArguments)
     given = dict[str, Any]()
     for block in (args.flags, point.changes):
-        given |= {known[name].name if name in known else name: value for name, value in _plain(block).items()}
-    secrets = {name: spec.info.secret for name, spec in flag_specs(RlhfArguments).items() if spec.info.secret}
-    refused = _OF_THE_SWEEP | {name: f"all would see it: set {variable} instead" for name, variable in secrets.items()}
+        given |= {
+            known[name].name if name in known else name: value
+            for name, value in _plain(block).items()
+        }
+    secrets = {
+        name: spec.info.secret
+        for name, spec in flag_specs(RlhfArguments).items()
+        if spec.info.secret
+    }
+    refused = _OF_THE_SWEEP | {
+        name: f"all would see it: set {variable} instead" for name, variable in secrets.items()
+    }
     faults = [f"--{name}: {refused[name]}" for name in given if name in refused]
     if faults:
         raise UsageError(*faults)
@@ -188,7 +219,9 @@ def _for_points(points: Sequence[Point], file: str, do: Callable[[Point], Any]) 
     if faults:
         lines = _lines(file)
         whole = len(points)
-        raise UsageError(*(_located(fault, whose, whole, file, lines) for fault, whose in faults.items()))
+        raise UsageError(
+            *(_located(fault, whose, whole, file, lines) for fault, whose in faults.items())
+        )
     return results
 
 
@@ -205,7 +238,9 @@ def _located(
     keys = (f"{block}.{name}" for name in _NAMED_FLAG.findall(fault) for block in blocks)
     line = next((f", line {lines[key]}" for key in keys if key in lines), "")
     others = f" and {len(whose) - 1} more" if len(whose) > 1 else ""
-    return f"{file}{line}: {fault}" + ("" if len(whose) == points else f" (point {whose[0].name}{others})")
+    return f"{file}{line}: {fault}" + (
+        "" if len(whose) == points else f" (point {whose[0].name}{others})"
+    )
 
 
 def _lines(file: str) -> dict[str, int]:

@@ -32,10 +32,14 @@ def read_stopped(folder: Path, settings: Mapping[str, Any]) -> dict[str, str]:
     except FileNotFoundError:
         return {}
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise UsageError(f"{path} is damaged ({one_line(error)}): remove it, and ended runs are kept") from error
+        raise UsageError(
+            f"{path} is damaged ({one_line(error)}): remove it, and ended runs are kept"
+        ) from error
     found = list(differences(before, standard_json(settings)))
     if found:
-        raise UsageError(f"{folder} holds another sweep: give another output_dir, or the same file", *found)
+        raise UsageError(
+            f"{folder} holds another sweep: give another output_dir, or the same file", *found
+        )
     return stopped
 
 
@@ -45,7 +49,9 @@ def ranked(sweep: Sweep) -> list[Ranked]:
     for run in sweep.runs:
         value = run.value(sweep.args.metric, sweep.args.over) if run.state == "ended" else math.nan
         points.setdefault(run.plan.point, []).append(value)
-    return ranking({name: values for name, values in points.items() if all(map(math.isfinite, values))})
+    return ranking(
+        {name: values for name, values in points.items() if all(map(math.isfinite, values))}
+    )
 
 
 def write_record(

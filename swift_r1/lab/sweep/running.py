@@ -26,8 +26,10 @@ from swift_r1.workers.process import SupervisedProcess
 State = Literal["waiting", "running", "stopping", "ended", "stopped", "failed", "interrupted"]
 OUTPUT = "output.log"
 _LOOK_S = 0.5
-_ASKED = (EXIT_INTERRUPTED, EXIT_TERMINATED, -signal.SIGTERM, -signal.SIGKILL)  # ends of a run that was asked to end
-_END_S = 3600.0  # for a run to save and end, where --step_timeout does not say how long a step may take
+# ends of a run that was asked to end
+_ASKED = (EXIT_INTERRUPTED, EXIT_TERMINATED, -signal.SIGTERM, -signal.SIGKILL)
+# for a run to save and end, where --step_timeout does not say how long a step may take
+_END_S = 3600.0
 
 
 @dataclass(eq=False)
@@ -68,7 +70,9 @@ class SweepRun:
         self.plan.folder.mkdir(parents=True, exist_ok=True)
         words = [sys.executable, "-m", "swift_r1", "rlhf", *self.plan.words]
         environ = os.environ | place.variables
-        self.process = SupervisedProcess(words, environ, self.output, ends_with_parent=True, cpus=place.cpus)
+        self.process = SupervisedProcess(
+            words, environ, self.output, ends_with_parent=True, cpus=place.cpus
+        )
         self.state = "running"
         self.place = place
         self.began = time.time()
@@ -166,7 +170,9 @@ class Sweep:
             raise
 
     def _start(self) -> None:
-        free = [place for place in self.places if all(run.place is not place for run in self.living)]
+        free = [
+            place for place in self.places if all(run.place is not place for run in self.living)
+        ]
         waiting = [run for run in self.runs if run.state == "waiting"]
         for place, run in zip(free, waiting, strict=False):
             try:
@@ -190,7 +196,9 @@ class Sweep:
             if run.log.get("loss") and not run.log.get(name) and not name.startswith("eval/"):
                 near = difflib.get_close_matches(name, run.log.series, n=1)
                 meant = f"; did you mean {near[0]}?" if near else ""
-                raise UsageError(f"--metric {name}: the steps of {run.plan.name} have no such metric{meant}")
+                raise UsageError(
+                    f"--metric {name}: the steps of {run.plan.name} have no such metric{meant}"
+                )
 
     def _judge(self) -> None:
         """Stops the points that are hopeless by now: their runs that live end, those that wait do not begin."""
@@ -217,7 +225,10 @@ class Sweep:
             run.state = "stopping"
             run.ask_to_end()
         count = len(self.living)
-        say(f"{count} run{'s' * (count > 1)} to end, with a checkpoint after the step; once more ends at once", "sweep")
+        say(
+            f"{count} run{'s' * (count > 1)} to end, with a checkpoint after the step; once more ends at once",
+            "sweep",
+        )
         try:
             while self.living:
                 for run in self.living:

@@ -39,10 +39,16 @@ def change(sweep: Sweep, run: SweepRun) -> Text:
 def runs_table(sweep: Sweep) -> RichTable:
     """Returns a table of all runs, those first that live or have failed."""
     left = sweep.seconds_left()
-    rest = "" if left is None or not sweep.count("waiting", "running") else f", about {duration(left)} left"
+    rest = (
+        ""
+        if left is None or not sweep.count("waiting", "running")
+        else f", about {duration(left)} left"
+    )
     states: tuple[State, ...] = ("ended", "stopped", "failed", "running", "waiting")
     counts = ", ".join(f"{number} {state}" for state in states if (number := sweep.count(state)))
-    table = RichTable(title=f"{counts}{rest}", title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
+    table = RichTable(
+        title=f"{counts}{rest}", title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False
+    )
     longest = max((len(run.plan.name) for run in sweep.runs), default=0)
     table.add_column("run", overflow="fold", min_width=min(longest, _NAME))
     for name in ("state", "progress"):
@@ -50,11 +56,18 @@ def runs_table(sweep: Sweep) -> RichTable:
     for name in (sweep.args.metric, "time"):
         table.add_column(name, justify="right", overflow="fold")
     order = list(_STYLES)
-    for run in sorted(sweep.runs, key=lambda run: order.index(run.state)):  # of too many the last ones are not seen
+    # of too many the last ones are not seen
+    for run in sorted(sweep.runs, key=lambda run: order.index(run.state)):
         now = progress_of(run.folder, run.log) if run.plan.folder.is_dir() else {}
         value = run.value(sweep.args.metric, sweep.args.over)
         shown = "" if math.isnan(value) else f"{value:.4g}"
-        words = (run.plan.name, run.state, now.get("progress", "").split(",")[0], shown, now.get("time", ""))
+        words = (
+            run.plan.name,
+            run.state,
+            now.get("progress", "").split(",")[0],
+            shown,
+            now.get("time", ""),
+        )
         table.add_row(*map(Text, words), style=_STYLES[run.state])
     return table
 
@@ -70,13 +83,21 @@ def section(sweep: Sweep, order: Sequence[Ranked]) -> Section:
     for one in order:
         interval = "" if one.half_width is None else f" ± {one.half_width:.2g}"
         spread = f"{min(one.values):.4g} to {max(one.values):.4g}"
-        rows.append([one.point, f"{one.mean:.4g}{interval}", spread, str(len(one.values)), one.against_best])
+        rows.append(
+            [one.point, f"{one.mean:.4g}{interval}", spread, str(len(one.values)), one.against_best]
+        )
         unranked.remove(one.point)
     for point in unranked:
         own = [run for run in runs if run.plan.point == point]
         ended = sum(run.state == "ended" for run in own)
         why = sweep.stopped.get(point) or next((run.why for run in own if run.why), "")
-        what = "stopped" if point in sweep.stopped else "not all have ended" if ended < len(own) else f"no {metric}"
+        what = (
+            "stopped"
+            if point in sweep.stopped
+            else "not all have ended"
+            if ended < len(own)
+            else f"no {metric}"
+        )
         rows.append([point, "", "", f"{ended} of {len(own)}", what])
         if why:
             reasons.append(Note(f"{point}: {what}: {why}."))

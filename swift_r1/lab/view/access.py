@@ -64,13 +64,17 @@ class Guard:
     def _refusal(self, request: HTTPConnection) -> ASGIApp | None:
         host = request.headers.get("host", "")
         if self._loopback and _PORT.sub("", host).strip("[]") not in LOOPBACK:
-            return PlainTextResponse(f"this page is at 127.0.0.1 and localhost, not at {host!r}\n", 421)
+            return PlainTextResponse(
+                f"this page is at 127.0.0.1 and localhost, not at {host!r}\n", 421
+            )
         origin = request.headers.get("origin")
         if origin is not None and origin.partition("://")[2] != host:
             return PlainTextResponse("another site's page may not read this one\n", 403)
         if self._key is None or self._is_known(request):
             return None
-        return PlainTextResponse("this page needs its key: ?key=..., or Authorization: Bearer ...\n", 401)
+        return PlainTextResponse(
+            "this page needs its key: ?key=..., or Authorization: Bearer ...\n", 401
+        )
 
     def _is_known(self, request: HTTPConnection) -> bool:
         given = request.headers.get("authorization", "")
@@ -82,10 +86,16 @@ class Guard:
 
     def _first_visit(self, request: HTTPConnection) -> ASGIApp | None:
         """Sends a browser that shows the key in the address on without it there."""
-        if self._key is None or "key" not in request.query_params or request.scope["type"] != "http":
+        if (
+            self._key is None
+            or "key" not in request.query_params
+            or request.scope["type"] != "http"
+        ):
             return None
         address = "/" + request.url.path.lstrip("/")
-        others = [(name, value) for name, value in parse_qsl(request.url.query, True) if name != "key"]
+        others = [
+            (name, value) for name, value in parse_qsl(request.url.query, True) if name != "key"
+        ]
         if others:
             address += f"?{urlencode(others)}"
         answer = RedirectResponse(address, 303)

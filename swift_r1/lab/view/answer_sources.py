@@ -62,7 +62,9 @@ class AnswerSource(Protocol):
 
     def ask(self, question: PageQuestion) -> Coroutine[Any, Any, list[ModelAnswer]]: ...
 
-    async def alternatives(self, token_ids: Sequence[int], temperature: float) -> list[tuple[str, float]]:
+    async def alternatives(
+        self, token_ids: Sequence[int], temperature: float
+    ) -> list[tuple[str, float]]:
         """Returns the likeliest next tokens after these, and their log-probs."""
         ...
 
@@ -94,9 +96,13 @@ class ServerSource:
         else:
             body |= {"prompt": question.prompt, "logprobs": 0}
         path = "/v1/chat/completions" if question.chat else "/v1/completions"
-        return await self._choices(path, body, lambda choices: [self._answer(choice) for choice in choices])
+        return await self._choices(
+            path, body, lambda choices: [self._answer(choice) for choice in choices]
+        )
 
-    async def alternatives(self, token_ids: Sequence[int], temperature: float) -> list[tuple[str, float]]:
+    async def alternatives(
+        self, token_ids: Sequence[int], temperature: float
+    ) -> list[tuple[str, float]]:
         body = {
             "prompt": list(token_ids),
             "max_tokens": 1,
@@ -108,28 +114,42 @@ class ServerSource:
         )
         return sorted(top.items(), key=lambda one: -one[1])
 
-    async def _choices(self, path: str, body: Mapping[str, Any], read: Callable[[list[Any]], T]) -> T:
+    async def _choices(
+        self, path: str, body: Mapping[str, Any], read: Callable[[list[Any]], T]
+    ) -> T:
         """Returns what `read` makes of the answer's choices."""
         try:
             async with asyncio.timeout(DEADLINE_S), httpx.AsyncClient(**self._options) as http:
                 models = self._content(await http.get("/v1/models"))["data"]
-                answer = self._content(await http.post(path, json={"model": models[0]["id"]} | dict(body)))
-            self.name = f"the server at {self.url}, weight version {answer.get('weight_version', '?')}"
+                answer = self._content(
+                    await http.post(path, json={"model": models[0]["id"]} | dict(body))
+                )
+            self.name = (
+                f"the server at {self.url}, weight version {answer.get('weight_version', '?')}"
+            )
             return read(answer["choices"])
         except (LookupError, TypeError, AttributeError, ValueError) as error:
-            raise RunFailed(f"{self.url} does not answer as a `swift rollout` server does: {error!r}") from error
+            raise RunFailed(
+                f"{self.url} does not answer as a `swift rollout` server does: {error!r}"
+            ) from error
         except (httpx.HTTPError, TimeoutError) as error:
-            raise ServerUnreachable(f"{self.url} gave no answer within {DEADLINE_S:g} s: {one_line(error)}") from error
+            raise ServerUnreachable(
+                f"{self.url} gave no answer within {DEADLINE_S:g} s: {one_line(error)}"
+            ) from error
 
     def _content(self, response: httpx.Response) -> dict[str, Any]:
         try:
             content: dict[str, Any] = response.json()
         except ValueError as error:
-            raise RunFailed(f"{self.url} answers with no JSON: is it a `swift rollout` server?") from error
+            raise RunFailed(
+                f"{self.url} answers with no JSON: is it a `swift rollout` server?"
+            ) from error
         if response.status_code == 200:
             return content
         said = content.get("error", "no reason given")
-        raise RunFailed(f"{self.url} refuses: {said.get('message', said) if isinstance(said, dict) else said}")
+        raise RunFailed(
+            f"{self.url} refuses: {said.get('message', said) if isinstance(said, dict) else said}"
+        )
 
     @staticmethod
     def _answer(choice: Mapping[str, Any]) -> ModelAnswer:
@@ -139,7 +159,9 @@ class ServerSource:
         else:
             pairs = list(zip(logprobs["tokens"], logprobs["token_logprobs"], strict=True))
         return ModelAnswer(
-            tuple(text for text, _ in pairs), tuple(value for _, value in pairs), choice["finish_reason"] or "stop"
+            tuple(text for text, _ in pairs),
+            tuple(value for _, value in pairs),
+            choice["finish_reason"] or "stop",
         )
 
 
@@ -162,9 +184,14 @@ class CheckpointSource:
 
     async def ask(self, question: PageQuestion) -> list[ModelAnswer]:
         answers = await self._answer({"ask": asdict(question)})
-        return [ModelAnswer(tuple(one["pieces"]), tuple(one["logps"]), one["finish_reason"]) for one in answers]
+        return [
+            ModelAnswer(tuple(one["pieces"]), tuple(one["logps"]), one["finish_reason"])
+            for one in answers
+        ]
 
-    async def alternatives(self, token_ids: Sequence[int], temperature: float) -> list[tuple[str, float]]:
+    async def alternatives(
+        self, token_ids: Sequence[int], temperature: float
+    ) -> list[tuple[str, float]]:
         asked = {
             "token_ids": list(token_ids),
             "temperature": temperature,
@@ -188,11 +215,16 @@ class CheckpointSource:
                     await process.stdin.drain()
                     line = await process.stdout.readline()
             except BaseException as error:
-                self.close()  # or the answer that nobody reads would be taken for the next question's
+                # or the answer that nobody reads would be taken for the next question's
+                self.close()
                 if isinstance(error, TimeoutError):
-                    raise RunFailed(f"{self.name} gave no answer within {DEADLINE_S:g} s") from error
+                    raise RunFailed(
+                        f"{self.name} gave no answer within {DEADLINE_S:g} s"
+                    ) from error
                 if isinstance(error, OSError):
-                    raise RunFailed(f"the process with {self.name} is gone: {one_line(error)}") from error
+                    raise RunFailed(
+                        f"the process with {self.name} is gone: {one_line(error)}"
+                    ) from error
                 raise
         return self._content(line)
 
@@ -206,7 +238,14 @@ class CheckpointSource:
             await left.wait()  # its memory is free then
         check_memory(self.folder)
         process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", _WORKER, str(self.folder.absolute()), self._device, str(IDLE_S)),
+            *(
+                sys.executable,
+                "-m",
+                _WORKER,
+                str(self.folder.absolute()),
+                self._device,
+                str(IDLE_S),
+            ),
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
             limit=_LINE_BYTES,
@@ -230,7 +269,9 @@ class CheckpointSource:
 
     def _content(self, line: bytes) -> Any:
         if not line:
-            raise RunFailed(f"the process with {self.name} has ended; its message is in the page's log")
+            raise RunFailed(
+                f"the process with {self.name} has ended; its message is in the page's log"
+            )
         content = json.loads(line)
         if "error" in content:
             raise RunFailed(f"{self.name}: {content['error']}")
@@ -264,7 +305,9 @@ def check_memory(folder: Path) -> None:
     needed = weight_bytes(folder)
     free = psutil.virtual_memory().available
     if needed > 0.8 * free:
-        raise RunFailed(f"{folder.name} needs {needed / 2**30:.1f} GiB of memory, {free / 2**30:.1f} GiB are free")
+        raise RunFailed(
+            f"{folder.name} needs {needed / 2**30:.1f} GiB of memory, {free / 2**30:.1f} GiB are free"
+        )
 
 
 def server_urls(args: Mapping[str, Any]) -> tuple[str, ...]:
@@ -272,7 +315,11 @@ def server_urls(args: Mapping[str, Any]) -> tuple[str, ...]:
     that is not here."""
     try:
         known = RlhfArguments.from_dict(args)
-        return known.rollout_base_urls if known.vllm_server_file is None else servers_of(known.vllm_server_file).urls
+        return (
+            known.rollout_base_urls
+            if known.vllm_server_file is None
+            else servers_of(known.vllm_server_file).urls
+        )
     except (TypeError, ValueError, OSError, UsageError):
         return ()
 

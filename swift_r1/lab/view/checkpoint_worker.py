@@ -53,7 +53,9 @@ class Checkpoint:
         if not tokens:
             raise ValueError("the prompt has no tokens")
         if longest is not None and len(tokens) + asked["max_tokens"] > longest:
-            raise ValueError(f"{len(tokens)} prompt + {asked['max_tokens']} new tokens, the model takes {longest}")
+            raise ValueError(
+                f"{len(tokens)} prompt + {asked['max_tokens']} new tokens, the model takes {longest}"
+            )
         sampling = SamplingParams(
             max_tokens=asked["max_tokens"],
             temperature=asked["temperature"],
@@ -86,7 +88,9 @@ class Checkpoint:
         with torch.inference_mode():
             model = self.engine.model
             tokens = torch.tensor([asked["token_ids"]], device=model.device)
-            logits = model(input_ids=tokens, use_cache=False, logits_to_keep=1).logits[0, -1].float()
+            logits = (
+                model(input_ids=tokens, use_cache=False, logits_to_keep=1).logits[0, -1].float()
+            )
         logps, ids = (logits / (asked["temperature"] or 1.0)).log_softmax(-1).topk(asked["count"])
         return list(zip(self._pieces(ids.tolist()), logps.tolist(), strict=True))
 

@@ -12,7 +12,8 @@ from swift_r1.lab.report import colours
 from swift_r1.lab.view.markup import token_markup
 
 LEVELS = 16  # steps of a scale on each side of its middle; an unsigned one has twice as many
-_SATURATED = 0.99  # quantile of the sizes at which a scale ends, so that one outlier does not pale the rest
+# quantile of the sizes at which a scale ends, so that one outlier does not pale the rest
+_SATURATED = 0.99
 # tokens; a block ends with a line, where lines are not very long
 _BLOCK = 200
 _LONGEST_BLOCK = 2_000
@@ -25,7 +26,16 @@ _COLUMNS = {
     "logp_diff": "logps",
 }
 """The column of a colour, where it has another name."""
-_NUMBERS = ("rollout_logps", "logps", "ref_logps", "ratios", "clipped", "entropies", "advantages", "weight_versions")
+_NUMBERS = (
+    "rollout_logps",
+    "logps",
+    "ref_logps",
+    "ratios",
+    "clipped",
+    "entropies",
+    "advantages",
+    "weight_versions",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,9 +49,13 @@ class Colouring:
 
 COLOURINGS: Mapping[str, Colouring] = {
     "advantage": Colouring("advantage", "diverging", ("less likely", "more likely")),
-    "ratio": Colouring("importance ratio (log scale)", "diverging", ("became less likely", "became more likely")),
+    "ratio": Colouring(
+        "importance ratio (log scale)", "diverging", ("became less likely", "became more likely")
+    ),
     "clipped": Colouring("clipping", "diverging", ("clipped low", "clipped high")),
-    "logp_diff": Colouring("trainer's log-prob - engine's", "diverging", ("engine higher", "trainer higher")),
+    "logp_diff": Colouring(
+        "trainer's log-prob - engine's", "diverging", ("engine higher", "trainer higher")
+    ),
     "entropy": Colouring("entropy (nats)", "sequential", ("sure", "unsure")),
     "logp": Colouring("engine's log-prob, negated", "sequential", ("sure", "unlikely")),
     "version": Colouring("weight version", "sequential", ("oldest", "newest")),
@@ -76,7 +90,9 @@ def values_of(row: Mapping[str, Any], colour: str) -> list[float | None] | None:
         engine = row.get("rollout_logps")
         if not engine:
             return None
-        return [None if a is None or b is None else a - b for a, b in zip(values, engine, strict=True)]
+        return [
+            None if a is None or b is None else a - b for a, b in zip(values, engine, strict=True)
+        ]
     if colour == "ratio":
         return [math.log(value) if value is not None and value > 0 else None for value in values]
     if colour == "logp":
@@ -87,7 +103,9 @@ def values_of(row: Mapping[str, Any], colour: str) -> list[float | None] | None:
 def scale_of(colour: str, values: Sequence[float | None]) -> Scale:
     """Returns the scale for these values: to the 99th percentile of their sizes, rounded up to 1, 2 or 5 times a power
     of ten; from the oldest weight version to the newest."""
-    sizes = sorted(abs(value) for value in values if value is not None and math.isfinite(value)) or [0.0]
+    sizes = sorted(
+        abs(value) for value in values if value is not None and math.isfinite(value)
+    ) or [0.0]
     kind = COLOURINGS[colour]
     if colour == "version":
         return Scale(kind, sizes[0], sizes[-1])
@@ -97,12 +115,16 @@ def scale_of(colour: str, values: Sequence[float | None]) -> Scale:
     return Scale(kind, -limit if kind.kind == "diverging" else 0.0, limit)
 
 
-def classes(values: Sequence[float | None] | None, scale: Scale | None, mask: Sequence[bool] | None) -> list[str]:
+def classes(
+    values: Sequence[float | None] | None, scale: Scale | None, mask: Sequence[bool] | None
+) -> list[str]:
     """Returns the CSS classes of each token: its level, and `m` where it is not in the loss."""
     levels = ["x"] * len(mask or ())
     if values is not None and scale is not None:
         levels = [scale.level(value) for value in values]
-    return [level if mask is None or mask[place] else f"{level} m" for place, level in enumerate(levels)]
+    return [
+        level if mask is None or mask[place] else f"{level} m" for place, level in enumerate(levels)
+    ]
 
 
 def tokens_html(pieces: Sequence[str], special: Sequence[bool], marks: Sequence[str]) -> str:
@@ -149,7 +171,9 @@ def legend_html(scale: Scale) -> str:
     middle = (scale.low + scale.high) / 2
     places = [scale.low + (scale.high - scale.low) * step / 8 for step in range(9)]
     boxes = "".join(f'<i class="{scale.level(place)}">&nbsp;</i>' for place in places)
-    numbers = "".join(f"<span>{shown(value):.4g}</span>" for value in (scale.low, middle, scale.high))
+    numbers = "".join(
+        f"<span>{shown(value):.4g}</span>" for value in (scale.low, middle, scale.high)
+    )
     low, high = kind.ends
     return (
         f'<span class="tokens legend"><span>{kind.title}: {low}</span>'
@@ -163,7 +187,9 @@ def token_css() -> str:
     for place in range(-LEVELS, LEVELS + 1):
         for dark in (False, True):
             rules.append(_rule(f"d{place}", colours.diverging(place / LEVELS, dark=dark), dark))
-        rules.append(_rule(f"s{place + LEVELS}", colours.sequential((place + LEVELS) / (2 * LEVELS)), False))
+        rules.append(
+            _rule(f"s{place + LEVELS}", colours.sequential((place + LEVELS) / (2 * LEVELS)), False)
+        )
     return "\n".join(rules)
 
 

@@ -18,7 +18,15 @@ Row = Mapping[str, Any]
 _CELL = 160  # characters
 _VALUE = 2_000
 _CARD = 12_000
-_ENDS = ("failure", "turns", "sequences", "tokens", "finish_reason", "weight_version", "newest_weight_version")
+_ENDS = (
+    "failure",
+    "turns",
+    "sequences",
+    "tokens",
+    "finish_reason",
+    "weight_version",
+    "newest_weight_version",
+)
 
 
 def shown(value: Any) -> str:
@@ -86,7 +94,10 @@ def _cells(row: Row, columns: Sequence[str], href: str) -> Iterator[str]:
 
 def facts(values: Mapping[str, Any]) -> str:
     """Returns the names and values, one below the other."""
-    lines = (f"<dt>{markup(name)}</dt><dd>{markup(shown(value), _VALUE)}</dd>" for name, value in values.items())
+    lines = (
+        f"<dt>{markup(name)}</dt><dd>{markup(shown(value), _VALUE)}</dd>"
+        for name, value in values.items()
+    )
     return f'<dl class="facts">{"".join(lines)}</dl>'
 
 
@@ -98,14 +109,20 @@ def card(
 ) -> str:
     """Returns one completion of a group: its rewards, why each that is invalid is so, its advantage, how it ended, its
     text or its turns. `links` are texts and addresses; without `whole` a long text is cut."""
-    values = {name: row[name] for name in ("reward", *reward_columns(row), "advantage", FAILURE) if name in row}
+    values = {
+        name: row[name]
+        for name in ("reward", *reward_columns(row), "advantage", FAILURE)
+        if name in row
+    }
     ends = {name: row[name] for name in _ENDS if name in row}
     why = "".join(
         f"<p class=why>{markup(shown(one.get('reward')))} is invalid ({markup(shown(one.get('kind')))}): "
         f"{markup(shown(one.get('cause')), _VALUE)}</p>"
         for one in reasons
     )
-    lead = "".join(f'<a href="{html.escape(href)}">{html.escape(text)}</a>' for text, href in links.items())
+    lead = "".join(
+        f'<a href="{html.escape(href)}">{html.escape(text)}</a>' for text, href in links.items()
+    )
     number = row.get("number")
     place = f' id="n{number}"' if isinstance(number, int) else ""
     title = f"completion {markup(shown(number))}"
@@ -124,7 +141,9 @@ def card(
 
 
 def completion(row: Row, whole: bool = False) -> str:
-    return f'<pre class="text">{markup(shown(row.get("completion")), KEPT if whole else _CARD)}</pre>'
+    return (
+        f'<pre class="text">{markup(shown(row.get("completion")), KEPT if whole else _CARD)}</pre>'
+    )
 
 
 def is_long(row: Row) -> bool:
@@ -148,7 +167,11 @@ def turns(messages: Sequence[Any], whole: bool = False) -> str:
         role = shown(message.get("role"))
         kind = role if role in ("system", "user", "assistant", "tool") else "user"
         content = markup(shown(message.get("content")), KEPT if whole else _CARD)
-        more = {name: value for name, value in message.items() if name not in ("role", "content") and value}
+        more = {
+            name: value
+            for name, value in message.items()
+            if name not in ("role", "content") and value
+        }
         parts.append(
             f'<div class="turn {kind}"><b>{markup(role)}</b><pre class="text">{content}</pre>'
             f"{facts(more) if more else ''}</div>"
@@ -161,4 +184,8 @@ def reasons_of(row: Row, invalid: Sequence[Row]) -> list[Row]:
     alone."""
     if row.get("number") is None:
         return [one for one in invalid if one.get("completion") == row.get("completion")]
-    return [one for one in invalid if one.get("request_id") == f"{row.get('request_id')}/{row['number']}"]
+    return [
+        one
+        for one in invalid
+        if one.get("request_id") == f"{row.get('request_id')}/{row['number']}"
+    ]

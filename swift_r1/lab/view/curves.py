@@ -7,7 +7,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from swift_r1.lab.view.charts import Line
-from swift_r1.record.metric_log import MOST_POINTS, MetricLog, Series, at_steps, over_seeds, smoothed, thinned
+from swift_r1.record.metric_log import (
+    MOST_POINTS,
+    MetricLog,
+    Series,
+    at_steps,
+    over_seeds,
+    smoothed,
+    thinned,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +40,8 @@ class CurveControls:
 
     smooth: float = 0.0  # weight of what was, from 0 to less than 1
     log: bool = False  # the y axes
-    per_hour: float = 0.0  # the x axes: units of time an hour has (1: hours, 60: minutes); 0: optimizer steps
+    # the x axes: units of time an hour has (1: hours, 60: minutes); 0: optimizer steps
+    per_hour: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,21 +56,37 @@ _PANELS = (
     Panel("KL to the reference", {"kl": "KL"}),
     Panel("KL to the teacher", {"teacher_kl": "KL"}),
     Panel("Entropy of the policy", {"entropy": "entropy"}, about="nats per token"),
-    Panel("Clipped ratios", {"clip_ratio/low": "low", "clip_ratio/high": "high"}, about="share of tokens"),
     Panel(
-        "Completion length", {"completions/mean_length": "mean", "completions/max_length": "longest"}, about="tokens"
+        "Clipped ratios",
+        {"clip_ratio/low": "low", "clip_ratio/high": "high"},
+        about="share of tokens",
     ),
-    Panel("Truncated completions", {"completions/clipped_ratio": "share"}, about="share that reached the limit"),
+    Panel(
+        "Completion length",
+        {"completions/mean_length": "mean", "completions/max_length": "longest"},
+        about="tokens",
+    ),
+    Panel(
+        "Truncated completions",
+        {"completions/clipped_ratio": "share"},
+        about="share that reached the limit",
+    ),
     Panel(
         "Groups without signal",
         {"frac_reward_zero_std": "share"},
         about="share whose rewards are equal: nothing to learn",
     ),
     Panel(
-        "Trainer against engine", {"rollout/logp_diff": "logp_diff"}, about="mean |difference| of a token's log-probs"
+        "Trainer against engine",
+        {"rollout/logp_diff": "logp_diff"},
+        about="mean |difference| of a token's log-probs",
     ),
     Panel("Gradient norm", {"grad_norm": "norm"}, about="before clipping"),
-    Panel("Staleness", {"rollout/staleness/mean": "mean", "rollout/staleness/max": "oldest"}, about="rounds behind"),
+    Panel(
+        "Staleness",
+        {"rollout/staleness/mean": "mean", "rollout/staleness/max": "oldest"},
+        about="rounds behind",
+    ),
     Panel("Tokens per second", {"tokens_per_second": "tokens/s"}),
     Panel(
         "Seconds of a step",
@@ -74,7 +99,11 @@ _PANELS = (
     ),
     Panel("Loss", {"loss": "loss"}),
     Panel("Value loss", {"value_loss": "value loss"}),
-    Panel("Explained variance", {"explained_variance": "explained variance"}, about="of the returns, by the critic"),
+    Panel(
+        "Explained variance",
+        {"explained_variance": "explained variance"},
+        about="of the returns, by the critic",
+    ),
     Panel("Learning rate", {"learning_rate": "learning rate"}),
     Panel("Memory", {"memory/peak_gib": "peak"}, about="GiB of the rank with most"),
 )
@@ -85,15 +114,29 @@ def panels(groups: Sequence[RunGroup], everything: bool = False) -> list[Panel]:
     other."""
     logs = [log for group in groups for log in group.logs]
     rewards = sorted({name for log in logs for name in log.rewards()})
-    found = [Panel("Reward", {"reward": "reward"}, "reward_std", "band: the standard deviation within groups")]
+    found = [
+        Panel(
+            "Reward",
+            {"reward": "reward"},
+            "reward_std",
+            "band: the standard deviation within groups",
+        )
+    ]
     found += [
-        Panel(f"Reward {name}", {f"rewards/{name}/mean": name}, f"rewards/{name}/std", "band: the standard deviation")
+        Panel(
+            f"Reward {name}",
+            {f"rewards/{name}/mean": name},
+            f"rewards/{name}/std",
+            "band: the standard deviation",
+        )
         for name in rewards
         if len(rewards) > 1
     ]
     benchmarks = {name: estimates for log in logs for name, estimates in log.benchmarks().items()}
     for name, estimates in sorted(benchmarks.items()):
-        wanted = [one for one in estimates if one in ("accuracy", f"pass@{_most(estimates)}")] or estimates[:1]
+        wanted = [
+            one for one in estimates if one in ("accuracy", f"pass@{_most(estimates)}")
+        ] or estimates[:1]
         metrics = {f"eval/{name}/{one}": one for one in wanted}
         found.append(Panel(f"Evaluation: {name}", metrics, about="band: the 95 % interval"))
     invalid = {f"rewards/{name}/invalid": name for name in rewards}
@@ -102,12 +145,18 @@ def panels(groups: Sequence[RunGroup], everything: bool = False) -> list[Panel]:
         drawn = {name for panel in found for name in (*panel.metrics, panel.spread)} | {"step"}
         others = sorted({name for log in logs for name in log.series} - drawn)
         found += [Panel(name, {name: name}) for name in others]
-    return [panel for panel in found if any(len(log.get(name)) for log in logs for name in panel.metrics)]
+    return [
+        panel
+        for panel in found
+        if any(len(log.get(name)) for log in logs for name in panel.metrics)
+    ]
 
 
 def _most(estimates: Sequence[str]) -> int:
     """Returns the largest k of pass@k."""
-    return max((int(one.partition("@")[2]) for one in estimates if one.startswith("pass@")), default=0)
+    return max(
+        (int(one.partition("@")[2]) for one in estimates if one.startswith("pass@")), default=0
+    )
 
 
 def lines(panel: Panel, groups: Sequence[RunGroup], shown: CurveControls) -> list[Line]:
@@ -159,7 +208,9 @@ def _lines_of(
         xs = [shown.per_hour * hours for hours in at_steps(logs[0].hours(), steps)]
     weight = 0.0 if metric.startswith("eval/") else shown.smooth
     mean = smoothed(values, weight)
-    faint = [Line(line.name, thinned(xs, values), line.colour, faint=True)] if weight and alone else []
+    faint = (
+        [Line(line.name, thinned(xs, values), line.colour, faint=True)] if weight and alone else []
+    )
     band = [
         (x, bottom, top)
         for x, bottom, top in zip(xs, smoothed(low, weight), smoothed(high, weight), strict=True)
@@ -185,7 +236,11 @@ def _around(
         spread = log.get(panel.spread or "")
         widths = dict(zip(spread.steps, spread.values, strict=True))
         pairs = zip(series.steps, series.values, strict=True)
-        ends = {step: (value - widths[step], value + widths[step]) for step, value in pairs if step in widths}
+        ends = {
+            step: (value - widths[step], value + widths[step])
+            for step, value in pairs
+            if step in widths
+        }
     found = [ends.get(step, (None, None)) for step in series.steps]
     return [_number(low) for low, _ in found], [_number(high) for _, high in found]
 

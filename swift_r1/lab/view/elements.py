@@ -25,7 +25,10 @@ from swift_r1.lab.view.shell import Page, opened
 from swift_r1.record.folder import COMPLETIONS, EVAL_COMPLETIONS
 from swift_r1.record.token_reader import RecordedCompletion, TokenRecord
 
-ui.add_head_html(f'<link rel="stylesheet" href="/static/completions.css"><style>{token_css()}</style>', shared=True)
+ui.add_head_html(
+    f'<link rel="stylesheet" href="/static/completions.css"><style>{token_css()}</style>',
+    shared=True,
+)
 _NEXT = """() => {
   const all = [...document.querySelectorAll('[data-item]')];
   const at = all.findIndex((one) => one.contains(document.activeElement));
@@ -58,7 +61,9 @@ async def table_of(page: Page, of: str | None = None, seconds: float = math.inf)
 
 def of_choice(page: Page) -> None:
     """Whether the page is about completions of training or of evaluations."""
-    choice = ui.toggle({"": "training", "eval": "evaluations"}, value=page.text("of")).props("dense no-caps flat")
+    choice = ui.toggle({"": "training", "eval": "evaluations"}, value=page.text("of")).props(
+        "dense no-caps flat"
+    )
 
     def to(value: str | None) -> None:
         page.set(of=value or None, page=None)
@@ -70,7 +75,11 @@ def of_choice(page: Page) -> None:
 def next_item_keys() -> None:
     """`j` and `k` go to the next and the last completion of a page (each has `data-item`)."""
     for key, step, title in (("j", 1, "next completion"), ("k", -1, "previous completion")):
-        button = ui.button(title).props(f'flat dense no-caps data-key="{key}" title="{title}"').classes("key-only")
+        button = (
+            ui.button(title)
+            .props(f'flat dense no-caps data-key="{key}" title="{title}"')
+            .classes("key-only")
+        )
         button.on("click", js_handler=_NEXT % step)
 
 
@@ -94,7 +103,9 @@ def of_round(record: TokenRecord, round_step: int) -> list[RecordedCompletion]:
             break
         own = [row for row in reversed(rows) if row.round_step == round_step]
         found |= {(row.request_id, row.number, row.sequence): row for row in own}
-    return sorted(found.values(), key=lambda row: (row.group or 0, row.number or 0, row.sequence or 0))
+    return sorted(
+        found.values(), key=lambda row: (row.group or 0, row.number or 0, row.sequence or 0)
+    )
 
 
 def recorded(record: TokenRecord, step: int, of: str | None) -> set[tuple[str | None, int | None]]:
@@ -117,13 +128,17 @@ def source_choice(page: Page, step: int | None = None) -> Callable[[], AnswerSou
     options = {"": "nobody"} | {url: f"the server at {url}" for url in urls}
     if checkpoint is not None:
         size = weight_bytes(checkpoint) / 2**20
-        options[checkpoint.name] = f"{checkpoint.name}: a process of its own, about {size:,.0f} MiB of memory"
+        options[checkpoint.name] = (
+            f"{checkpoint.name}: a process of its own, about {size:,.0f} MiB of memory"
+        )
     asked = page.text("source")
     with ui.element("div").classes("view-row"):
         choice = ui.select(options, label="who answers", value=asked if asked in options else "")
         choice.props("dense outlined options-dense").classes("source")
         choice.on_value_change(lambda event: page.set(source=event.value or None))
-        key = ui.input("the server's key, where it wants one", password=True).props("dense outlined autocomplete=off")
+        key = ui.input("the server's key, where it wants one", password=True).props(
+            "dense outlined autocomplete=off"
+        )
         key.bind_visibility_from(choice, "value", lambda value: value in urls)
 
     def chosen() -> AnswerSource | None:

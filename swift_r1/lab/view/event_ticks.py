@@ -39,5 +39,12 @@ def ticks(marks: Sequence[Mark], x: Callable[[Mark], float]) -> list[Tick]:
     found = []
     for mark in shown[-_MOST:]:
         letter, colour = _SHOWN.get(mark.kind, ("?", "var(--muted)"))
-        found.append(Tick(x(mark), letter, f"{mark.kind.replace('_', ' ')}: {mark.text} (step {mark.step})", colour))
+        found.append(
+            Tick(
+                x(mark),
+                letter,
+                f"{mark.kind.replace('_', ' ')}: {mark.text} (step {mark.step})",
+                colour,
+            )
+        )
     return found

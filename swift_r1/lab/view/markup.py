@@ -38,11 +38,15 @@ def word_diff(before: str, after: str) -> str:
         first = before[:KEPT].splitlines(keepends=True)
         second = after[:KEPT].splitlines(keepends=True)
     parts = []
-    for kind, start, end, new_start, new_end in difflib.SequenceMatcher(None, first, second, False).get_opcodes():
+    for kind, start, end, new_start, new_end in difflib.SequenceMatcher(
+        None, first, second, False
+    ).get_opcodes():
         gone = markup("".join(first[start:end]))
         new = markup("".join(second[new_start:new_end]))
         if kind == "equal":
             parts.append(new)
         else:
-            parts.append((f"<del>{gone}</del>" if gone else "") + (f"<ins>{new}</ins>" if new else ""))
+            parts.append(
+                (f"<del>{gone}</del>" if gone else "") + (f"<ins>{new}</ins>" if new else "")
+            )
     return "".join(parts)

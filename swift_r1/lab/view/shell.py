@@ -148,7 +148,9 @@ class Page:
                 self.query.pop(name, None)
             else:
                 self.query[name] = str(int(value)) if isinstance(value, bool) else f"{value}"
-        ui.run_javascript(f"view.address({json.dumps({name: self.query.get(name) for name in values})})")
+        ui.run_javascript(
+            f"view.address({json.dumps({name: self.query.get(name) for name in values})})"
+        )
 
     def link(self, path: str, **values: object) -> str:
         """Returns the address of another page for the chosen runs; parameters that are None are left out."""
@@ -204,7 +206,9 @@ def view_page(
             except UsageError as error:
                 _empty(error)
                 return
-            _frame(page, title if compares or len(page.chosen) == 1 else f"{title}: {page.run.name}")
+            _frame(
+                page, title if compares or len(page.chosen) == 1 else f"{title}: {page.run.name}"
+            )
             with ui.column().classes("view-main"):
                 try:
                     result = build(page)
@@ -212,7 +216,9 @@ def view_page(
                         await result
                 except UsageError as error:
                     ui.label(str(error)).classes("view-problem")
-            page.problems("folders", [f"{folder}: there is no such folder any more" for folder in _gone()])
+            page.problems(
+                "folders", [f"{folder}: there is no such folder any more" for folder in _gone()]
+            )
             page._problems_of_runs()
             ui.timer(FOLLOW_S, page._tick)
 
@@ -248,9 +254,12 @@ def _page(path: str, request: Request) -> Page:
     names = request.query_params.getlist("run")
     unknown = [name for name in names if name not in by_name]
     if unknown:
-        raise UsageError(f"there is no run {', '.join(map(repr, unknown))} here: {', '.join(by_name)}")
+        raise UsageError(
+            f"there is no run {', '.join(map(repr, unknown))} here: {', '.join(by_name)}"
+        )
     query = {name: value for name, value in request.query_params.items() if name != "run"}
-    given = runs[: _MOST_COMPARED if _folders else 1]  # those that were named are meant to be compared
+    # those that were named are meant to be compared
+    given = runs[: _MOST_COMPARED if _folders else 1]
     return Page(path, runs, [by_name[name] for name in dict.fromkeys(names)] or given, query)
 
 
@@ -266,13 +275,19 @@ def _frame(page: Page, title: str) -> None:
     with ui.element("header").classes("view-header"):
         with ui.element("nav").props('aria-label="pages"'):
             for link in _navigation:
-                shown = ui.link(link.title, page.link(link.path)).props(f'data-go="{link.go}" title="g {link.go}"')
+                shown = ui.link(link.title, page.link(link.path)).props(
+                    f'data-go="{link.go}" title="g {link.go}"'
+                )
                 if link.path == page.path:
                     shown.props('aria-current="page"')
         with ui.element("div").classes("view-tools"):
             _run_choice(page)
-            follow = ui.button("live" if page.flag("follow", True) else "paused").props("flat dense no-caps size=sm")
-            follow.props('data-key="p" title="follow the run while it trains, or pause"').classes("view-follow")
+            follow = ui.button("live" if page.flag("follow", True) else "paused").props(
+                "flat dense no-caps size=sm"
+            )
+            follow.props('data-key="p" title="follow the run while it trains, or pause"').classes(
+                "view-follow"
+            )
 
             def toggle() -> None:
                 page.set(follow=not page.flag("follow", True))
@@ -296,7 +311,9 @@ def _run_choice(page: Page) -> None:
         multiple=True,
         label="runs",
     )
-    choice.props('dense options-dense outlined title="Runs shown. Single-run pages show the first."')
+    choice.props(
+        'dense options-dense outlined title="Runs shown. Single-run pages show the first."'
+    )
     choice.classes("view-runs")
 
     def show() -> None:

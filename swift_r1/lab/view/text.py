@@ -29,8 +29,23 @@ from swift_r1.runtime.visible import visible
 _BARS = "▁▂▃▄▅▆▇█"
 _CURVE = 24  # characters: a row fits into 80 columns
 _METRICS = (
-    *("reward_std", "frac_reward_zero_std", "completions/mean_length", "completions/clipped_ratio", "kl", "entropy"),
-    *("clip_ratio/low", "clip_ratio/high", "rollout/logp_diff", "grad_norm", "loss", "tokens_per_second", "time/step"),
+    *(
+        "reward_std",
+        "frac_reward_zero_std",
+        "completions/mean_length",
+        "completions/clipped_ratio",
+        "kl",
+        "entropy",
+    ),
+    *(
+        "clip_ratio/low",
+        "clip_ratio/high",
+        "rollout/logp_diff",
+        "grad_norm",
+        "loss",
+        "tokens_per_second",
+        "time/step",
+    ),
     *("agent/failed", "agent/sequences"),
 )
 _STATE = ("run", "status", "progress", "time", "reward")  # of one of several runs
@@ -80,7 +95,9 @@ def _asked(table: CompletionTable, step: int | None, prompt: str | None) -> Comp
     """Returns which completions to show. Raises UsageError: there are none of that step or prompt."""
     steps = table.steps()
     if step is not None and step not in steps:
-        raise UsageError(f"--step {step}: no completions at this step; recorded steps: {_shortened(steps)}")
+        raise UsageError(
+            f"--step {step}: no completions at this step; recorded steps: {_shortened(steps)}"
+        )
     if prompt is None:
         shown = step if step is not None else max(steps, default=0)
         return CompletionQuery(steps=(shown, shown))
@@ -96,8 +113,15 @@ def _asked(table: CompletionTable, step: int | None, prompt: str | None) -> Comp
 
 
 def _overview(console: Console, run: RunFolder, log: MetricLog) -> None:
-    about = progress_of(run, log) | {"folder": str(run.path)} | facts(run) | {"command": shlex.join(run.command)}
-    rows = [[_line(name), _line(text)] for name, text in about.items() if text and name not in _LEFT_OUT]
+    about = (
+        progress_of(run, log)
+        | {"folder": str(run.path)}
+        | facts(run)
+        | {"command": shlex.join(run.command)}
+    )
+    rows = [
+        [_line(name), _line(text)] for name, text in about.items() if text and name not in _LEFT_OUT
+    ]
     console.print(_table(["", ""], rows, head=False))
     _show(console, ["metric", f"to step {log.last_step:,}", "first", "last"], _metrics(log))
     _show(console, ["evaluation", "", "last", "95 %", "step"], _evaluations(log))
@@ -120,7 +144,9 @@ def _metrics(log: MetricLog) -> list[list[str]]:
     for name in ("reward", *(f"rewards/{name}/mean" for name in log.rewards()), *_METRICS):
         known = [value for value in log.get(name).values if not math.isnan(value)]
         if known:
-            rows.append([_line(name), sparkline(log.get(name)), f"{known[0]:.4g}", f"{known[-1]:.4g}"])
+            rows.append(
+                [_line(name), sparkline(log.get(name)), f"{known[0]:.4g}", f"{known[-1]:.4g}"]
+            )
     return rows
 
 
@@ -134,7 +160,15 @@ def _evaluations(log: MetricLog) -> list[list[str]]:
                 if last.low is not None and last.high is not None:
                     interval = f"{last.low:.3f} to {last.high:.3f}"
                 curve = sparkline(log.get(f"eval/{benchmark}/{name}"))
-                rows.append([_line(f"{benchmark} {name}"), curve, f"{last.value:.3f}", interval, str(last.step)])
+                rows.append(
+                    [
+                        _line(f"{benchmark} {name}"),
+                        curve,
+                        f"{last.value:.3f}",
+                        interval,
+                        str(last.step),
+                    ]
+                )
     return rows
 
 
@@ -150,7 +184,9 @@ def sparkline(series: Series, width: int = _CURVE) -> str:
     low = min(known, default=0.0)
     high = max(known, default=0.0)
     scale = (len(_BARS) - 1) / (high - low) if high > low else 0.0
-    return "".join(_BARS[round((value - low) * scale)] if math.isfinite(value) else " " for value in means)
+    return "".join(
+        _BARS[round((value - low) * scale)] if math.isfinite(value) else " " for value in means
+    )
 
 
 def _groups(
@@ -173,7 +209,10 @@ def _groups(
 
 def _print_group(console: Console, rows: Sequence[dict[str, Any]], count: int) -> None:
     first = rows[0]
-    head = Text(f"step {first['step']}, group {first['group']}, {_line(str(first.get('prompt_id')))}: ", "bold")
+    head = Text(
+        f"step {first['step']}, group {first['group']}, {_line(str(first.get('prompt_id')))}: ",
+        "bold",
+    )
     head.append(_line(str(first.get("prompt", ""))), "not bold")
     head.truncate(console.width, overflow="ellipsis")
     console.print(head)
@@ -183,7 +222,9 @@ def _print_group(console: Console, rows: Sequence[dict[str, Any]], count: int) -
         reward = _number(row.get("reward"))
         advantage = _number(row.get("advantage"))
         cells.append([str(row["number"]), reward, advantage, str(row[FAILURE])])
-    room = console.width - sum(max(map(len, column)) + 2 for column in zip(names, *cells, strict=True))
+    room = console.width - sum(
+        max(map(len, column)) + 2 for column in zip(names, *cells, strict=True)
+    )
     for row, own in zip(rows, cells, strict=True):
         text = Text(_line(spoken(row)))
         text.truncate(max(8, room), overflow="ellipsis")

@@ -23,12 +23,18 @@ def write_trace(run: RunFolder, path: Path) -> None:
     if find_spec("perfetto") is None:
         raise UsageError("--trace: perfetto is not installed: pip install 'swift-r1[view]'")
     if path.is_dir() or (path.exists() and path.suffix != _SUFFIX):
-        what = "a folder" if path.is_dir() else f"there already, and its name does not end in {_SUFFIX}"
+        what = (
+            "a folder"
+            if path.is_dir()
+            else f"there already, and its name does not end in {_SUFFIX}"
+        )
         raise UsageError(f"--trace {path}: it is {what}: give the name of a new file")
     timeline = Timeline(run.path)
     timeline.refresh()
     if timeline.extent is None:
-        raise UsageError(f"--trace: {run.path} has no spans/, events.jsonl or times in logging.jsonl")
+        raise UsageError(
+            f"--trace: {run.path} has no spans/, events.jsonl or times in logging.jsonl"
+        )
     from perfetto.trace_builder.proto_builder import StreamingTraceProtoBuilder
 
     beside = path.with_name(f".{path.name}.{os.getpid()}")
@@ -46,7 +52,11 @@ def write_trace(run: RunFolder, path: Path) -> None:
 
 def _packets(timeline: Timeline, name: str) -> Iterator[Any]:
     """Track 1 is the run, 2 its events, 3 and on its lanes."""
-    from perfetto.protos.perfetto.trace.perfetto_trace_pb2 import TracePacket, TrackDescriptor, TrackEvent
+    from perfetto.protos.perfetto.trace.perfetto_trace_pb2 import (
+        TracePacket,
+        TrackDescriptor,
+        TrackEvent,
+    )
 
     def packet(time: float | None = None) -> Any:
         made = TracePacket(trusted_packet_sequence_id=_SEQUENCE)

@@ -59,7 +59,9 @@ class AgentReport:
 
     @property
     def faults(self) -> list[str]:
-        return [] if self.failure is None else [f"{self.name}: its episode has failed: {self.failure}"]
+        return (
+            [] if self.failure is None else [f"{self.name}: its episode has failed: {self.failure}"]
+        )
 
 
 def check_agent(args: CheckArguments, row: Row, gold: str | None) -> AgentReport:
@@ -72,13 +74,17 @@ def check_agent(args: CheckArguments, row: Row, gold: str | None) -> AgentReport
         ended, late = asyncio.run(_played(args, row, url, min(args.agent_timeout, _EPISODE_S)))
     alone = args.reward_names == ["agent_reward"]
     seconds = time.perf_counter() - started
-    play = EndedEpisode("check", Prompt("check:0", "", (), "", (), {}), ended, late, seconds, _EPISODE_S, alone)
+    play = EndedEpisode(
+        "check", Prompt("check:0", "", (), "", (), {}), ended, late, seconds, _EPISODE_S, alone
+    )
     failure, result = outcome_of(play, len(model.requests))
     name = f"--agent {args.agent}" if args.agent is not None else "--agent_command"
     try:
         record = _session(model).record()
     except ValidationError as error:
-        raise UsageError(f"{name}: a run would refuse a request of its (400): {one_line(error)}") from error
+        raise UsageError(
+            f"{name}: a run would refuse a request of its (400): {one_line(error)}"
+        ) from error
     return AgentReport(
         name=name,
         said=said,
@@ -92,11 +98,15 @@ def check_agent(args: CheckArguments, row: Row, gold: str | None) -> AgentReport
     )
 
 
-async def _played(args: CheckArguments, row: Row, url: str, seconds: float) -> tuple[EpisodeExit, bool]:
+async def _played(
+    args: CheckArguments, row: Row, url: str, seconds: float
+) -> tuple[EpisodeExit, bool]:
     """Says how its process ended, and whether it was killed since it took too long."""
     plugins = list(args.external_plugins)
     kept = list(args.reward_env)
-    processes = AgentProcesses(Order(plugins, args.agent, args.agent_words, args.reward_memory_limit, kept))
+    processes = AgentProcesses(
+        Order(plugins, args.agent, args.agent_words, args.reward_memory_limit, kept)
+    )
     try:
         await processes.start()
         own = {name: value for name, value in row.items() if name != "dataset"}

@@ -105,14 +105,18 @@ def show_environment(report: EnvironmentReport, console: Console) -> None:
             table.add_row(escape(message["role"]), escape(message_text(message)))
         for name, value in report.rows[0].get(ENV_ROW, {}).items():
             if name != "prompt":
-                table.add_row(escape(name), escape(cut(json.dumps(value, ensure_ascii=False))), style="dim")
+                table.add_row(
+                    escape(name), escape(cut(json.dumps(value, ensure_ascii=False))), style="dim"
+                )
         console.print(table)
     if report.episodes and report.episodes[0].tools:
         table = Table("tool", "arguments", "what the model reads about it")
         for tool in report.episodes[0].tools:
             function = tool["function"]
             table.add_row(
-                escape(function["name"]), _arguments(function), escape(cut(function.get("description") or ""))
+                escape(function["name"]),
+                _arguments(function),
+                escape(cut(function.get("description") or "")),
             )
         console.print(table)
     if report.episodes:
@@ -132,7 +136,11 @@ def _numbers(episodes: Sequence[Episode]) -> Table:
     names = dict.fromkeys(name for episode in episodes for name in episode.result or {})
     for name in ["reward"] * ("reward" in names) + [name for name in names if name != "reward"]:
         values = ((episode.result or {}).get(name, "") for episode in episodes)
-        table.add_row(escape(name), *(escape(_value(value)) for value in values), style="bold" * (name == "reward"))
+        table.add_row(
+            escape(name),
+            *(escape(_value(value)) for value in values),
+            style="bold" * (name == "reward"),
+        )
     table.add_section()
     table.add_row("turns of the model", *(str(episode.turns) for episode in episodes))
     table.add_row("seconds", *(f"{episode.seconds:.2f}" for episode in episodes))
@@ -183,9 +191,16 @@ def messages_table(title: str, messages: Sequence[Mapping[str, Any]]) -> Table:
 
 
 def message_text(message: Mapping[str, Any]) -> str:
-    calls = [f"{call['function']['name']}({call['function']['arguments']})" for call in message.get("tool_calls") or ()]
+    calls = [
+        f"{call['function']['name']}({call['function']['arguments']})"
+        for call in message.get("tool_calls") or ()
+    ]
     return cut("\n".join(filter(None, [message.get("content") or "", *calls])))
 
 
 def cut(text: str) -> str:
-    return text if len(text) <= _LONGEST else f"{text[:_LONGEST]} ... [{len(text) - _LONGEST} more characters]"
+    return (
+        text
+        if len(text) <= _LONGEST
+        else f"{text[:_LONGEST]} ... [{len(text) - _LONGEST} more characters]"
+    )

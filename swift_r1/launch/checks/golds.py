@@ -20,7 +20,8 @@ from swift_r1.rewards.orm import Reward, build_reward, is_built_in
 COMPARING = ("gsm8k", "math", "math_tag", "math_tag_strict", "accuracy", "cosine")
 """The built-in rewards that compare an answer with the column `solution`."""
 _NUMBER = re.compile(r"-?[0-9](?:[0-9,.]*[0-9])?")
-_SENTENCE = re.compile(r"(?:(?<!\\)\b[A-Za-z]{2,}[^A-Za-z\\{}]+){3}")  # working, or an answer in a sentence
+# working, or an answer in a sentence
+_SENTENCE = re.compile(r"(?:(?<!\\)\b[A-Za-z]{2,}[^A-Za-z\\{}]+){3}")
 _SECONDS = 20.0  # for the golds of a reward
 _SHOWN = 3
 _LONGEST = 60
@@ -29,7 +30,10 @@ _MOST_NUMBERS = 4  # of a Countdown problem that is searched for a solution
 
 
 def right_completions(
-    template: str | None, plugins: Sequence[LoadedPlugin], rewards: Sequence[str], rows: Sequence[Row]
+    template: str | None,
+    plugins: Sequence[LoadedPlugin],
+    rewards: Sequence[str],
+    rows: Sequence[Row],
 ) -> list[str | None]:
     """Returns a right completion for each row, all None where none is known.
 
@@ -109,7 +113,11 @@ def _reached(row: Mapping[str, Any]) -> str | None:
     them."""
     nums = row["nums"]
     target = row["target"]
-    if not isinstance(nums, list) or len(nums) > _MOST_NUMBERS or not all(isinstance(n, int) for n in (*nums, target)):
+    if (
+        not isinstance(nums, list)
+        or len(nums) > _MOST_NUMBERS
+        or not all(isinstance(n, int) for n in (*nums, target))
+    ):
         return None
     return _search([(Fraction(number), str(number)) for number in nums], Fraction(target))
 
@@ -133,7 +141,9 @@ def _of_plugin(function: Callable[[Row], Any], row: Row) -> str:
     except Exception as error:
         raise UsageError(f"the plugin's gold(row) fails: {describe(error)}") from error
     if not isinstance(gold, str):
-        raise UsageError(f"the plugin's gold(row) returned {a_kind(gold)}, not the text of a right completion")
+        raise UsageError(
+            f"the plugin's gold(row) returned {a_kind(gold)}, not the text of a right completion"
+        )
     return gold
 
 
@@ -143,12 +153,16 @@ def _filled(template: str, row: Row) -> str:
     def value(found: re.Match[str]) -> str:
         if found[1] not in row:
             known = ", ".join(sorted(set(row) - {"messages", "dataset", "prompt_id"}))
-            raise UsageError(f"--gold names the column {found[1]}, and the data has {known or 'none'}")
+            raise UsageError(
+                f"--gold names the column {found[1]}, and the data has {known or 'none'}"
+            )
         return str(row[found[1]])
 
     from swift_r1.rewards.judge_config import PLACEHOLDER
 
     part = _PART.search(template)
     if part is not None and part[1] in row:
-        raise UsageError(f"--gold {template!r}: only a whole column can be filled in, {{{part[1]}}}")
+        raise UsageError(
+            f"--gold {template!r}: only a whole column can be filled in, {{{part[1]}}}"
+        )
     return PLACEHOLDER.sub(value, template)

@@ -23,7 +23,9 @@ def is_local(model: str) -> bool:
     return Path(model).expanduser().is_dir()
 
 
-def model_faults(model: str, environ: Mapping[str, str], flag: str = "--model", spread: int = 1) -> list[str]:
+def model_faults(
+    model: str, environ: Mapping[str, str], flag: str = "--model", spread: int = 1
+) -> list[str]:
     """Returns what is wrong with the model that `flag` names, [] where it can be loaded. A hub id is downloaded into
     the hub's cache. `spread` is `--sequence_parallel_size`."""
     path = Path(model).expanduser()
@@ -43,7 +45,9 @@ def config_dtype(model: str) -> str | None:
     return dtype
 
 
-def dtype_here(model: str, given: str | None, gpu: bool, cpuinfo: str = CPU) -> tuple[str | None, str | None]:
+def dtype_here(
+    model: str, given: str | None, gpu: bool, cpuinfo: str = CPU
+) -> tuple[str | None, str | None]:
     """Returns the `--torch_dtype` of this machine, and the line about it: where none is given, a model of 16 bits
     computes in float32 on a CPU that has no instructions for its dtype."""
     dtype = given or config_dtype(model) or "bfloat16"
@@ -61,7 +65,9 @@ def family_faults(model: str, family: str | None) -> list[str]:
     own = config_of(Path(model).expanduser()).get("model_type")
     if family is None or own is None or _letters(family).startswith(_letters(own)):
         return []
-    return [f"--model_type {family}: --model {model} is a {own} by its config.json, which decides: leave it out"]
+    return [
+        f"--model_type {family}: --model {model} is a {own} by its config.json, which decides: leave it out"
+    ]
 
 
 def _letters(word: str) -> str:
@@ -87,14 +93,20 @@ def _config_faults(model: str, path: Path, flag: str, spread: int) -> list[str]:
         return [f"{flag} {model} {why}"]
     if isinstance(stored, dict) and stored and stored.get("quant_method") != "bitsandbytes":
         method = stored.get("quant_method", "?")
-        return [f"{flag} {model} is stored quantized ({method}), which cannot be trained: save it in 16 bits first"]
-    if "AutoConfig" in (config.get("auto_map") or {}) and not _has_own_class(config.get("model_type")):
+        return [
+            f"{flag} {model} is stored quantized ({method}), which cannot be trained: save it in 16 bits first"
+        ]
+    if "AutoConfig" in (config.get("auto_map") or {}) and not _has_own_class(
+        config.get("model_type")
+    ):
         return [
             f"{flag} {model} brings its own code, which is never run: transformers has no {config.get('model_type')}"
         ]
     heads = (config.get("text_config") or config).get("num_attention_heads")
     if isinstance(heads, int) and heads % spread:
-        return [f"--sequence_parallel_size {spread} does not divide the {heads} attention heads of {flag} {model}"]
+        return [
+            f"--sequence_parallel_size {spread} does not divide the {heads} attention heads of {flag} {model}"
+        ]
     return []
 
 
@@ -108,7 +120,11 @@ def _not_text(config: Mapping[str, Any], flag: str) -> str | None:
         return f"is a {kind} with a {parts[0]}, and a critic is a text model: give one with the same tokenizer"
     from transformers.models.auto.modeling_auto import MODEL_FOR_MULTIMODAL_LM_MAPPING_NAMES
 
-    if kind in MODEL_FOR_MULTIMODAL_LM_MAPPING_NAMES and "text_config" in config and kind not in _NEEDS_TOWERS:
+    if (
+        kind in MODEL_FOR_MULTIMODAL_LM_MAPPING_NAMES
+        and "text_config" in config
+        and kind not in _NEEDS_TOWERS
+    ):
         return None
     return f"is not a text model ({kind} with a {parts[0]}), nor one whose language model transformers can run alone"
 
@@ -132,7 +148,9 @@ def _folder_faults(model: str, path: Path, flag: str, spread: int) -> list[str]:
         return [f"{flag} {model} is not a model folder: it lacks {', '.join(missing)}"]
     cut = [file.name for file in sorted(path.glob("*.safetensors")) if not _is_whole(file)]
     if cut:
-        return [f"{flag} {model}: {', '.join(cut)} cut short, or no safetensors: copy or download again"]
+        return [
+            f"{flag} {model}: {', '.join(cut)} cut short, or no safetensors: copy or download again"
+        ]
     return _config_faults(model, path, flag, spread)
 
 
@@ -142,8 +160,12 @@ def _is_whole(file: Path) -> bool:
         size = file.stat().st_size
         with file.open("rb") as content:
             length = int.from_bytes(content.read(8), "little")
-            header = json.loads(content.read(length)) if length <= min(size - 8, _LONGEST_HEADER) else {}
-        ends = [entry["data_offsets"][1] for name, entry in header.items() if name != "__metadata__"]
+            header = (
+                json.loads(content.read(length)) if length <= min(size - 8, _LONGEST_HEADER) else {}
+            )
+        ends = [
+            entry["data_offsets"][1] for name, entry in header.items() if name != "__metadata__"
+        ]
     except OSError:
         return True
     except (ValueError, KeyError, TypeError, AttributeError, IndexError):
@@ -165,7 +187,9 @@ def _hub_faults(model: str, environ: Mapping[str, str], flag: str, spread: int) 
             return [f"{flag} {model}: there is no such folder, and it is not a Hugging Face id"]
         except HfHubHTTPError as error:
             status = error.response.status_code if error.response is not None else "?"
-            return [f"{absent}, and huggingface.co answered {status}: check the name (and HF_TOKEN for gated models)"]
+            return [
+                f"{absent}, and huggingface.co answered {status}: check the name (and HF_TOKEN for gated models)"
+            ]
         except OSError:
             if cache_only and offline:
                 return [f"{absent}, and HF_HUB_OFFLINE is set: give a folder"]

@@ -26,9 +26,13 @@ from swift_r1.rewards.orm import is_built_in
 from swift_r1.rollout.rm_plugins import DefaultRMPlugin, GenRMPlugin, known_plugins
 
 
-def _missing(flag: str, what: str, names: Iterable[str], registry: Mapping[str, Any], more: str = "") -> list[str]:
+def _missing(
+    flag: str, what: str, names: Iterable[str], registry: Mapping[str, Any], more: str = ""
+) -> list[str]:
     known = sorted(registry, key=lambda name: (is_built_in(name), name))  # a plugin's rewards first
-    return [f"--{flag}: {no_such(what, name, known, more)}" for name in names if name not in registry]
+    return [
+        f"--{flag}: {no_such(what, name, known, more)}" for name in names if name not in registry
+    ]
 
 
 def name_faults(args: RlhfArguments) -> list[str]:
@@ -90,7 +94,9 @@ def _agent_faults(args: RlhfArguments) -> list[str]:
         if shutil.which(words[0]):
             return []
         if os.path.isfile(words[0]):
-            return [f"--agent_command: {words[0]} is not executable: chmod +x, or name what runs it"]
+            return [
+                f"--agent_command: {words[0]} is not executable: chmod +x, or name what runs it"
+            ]
         return [f"--agent_command: there is no program {words[0]} that can be run"]
     if args.agent is None:
         return []
@@ -100,7 +106,9 @@ def _agent_faults(args: RlhfArguments) -> list[str]:
     if why is not None:
         return [f"--agent {args.agent}: {why}"]
     if importlib.util.find_spec("openai") is None:
-        return ["--agent needs the package openai, of which agents get a client: pip install 'swift-r1[agents]'"]
+        return [
+            "--agent needs the package openai, of which agents get a client: pip install 'swift-r1[agents]'"
+        ]
     return []
 
 
@@ -132,7 +140,9 @@ def _reward_model_faults(model: RewardModel) -> Iterator[str]:
         try:
             prompt_template(model.template)
         except UsageError as error:
-            yield from (fault.replace("--prompt_template", "--reward_template") for fault in error.faults)
+            yield from (
+                fault.replace("--prompt_template", "--reward_template") for fault in error.faults
+            )
     plugins = known_plugins()
     plugin = plugins.get(model.plugin)
     if plugin is None:

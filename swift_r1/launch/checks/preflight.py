@@ -63,7 +63,9 @@ def check_inputs(
         faults += server_file_faults(args.vllm_server_file)
     data: LoadedData | None = None
     try:
-        open_sources([*args.dataset, *args.val_dataset, *args.chord_sft_dataset], use_hf=args.use_hf)
+        open_sources(
+            [*args.dataset, *args.val_dataset, *args.chord_sft_dataset], use_hf=args.use_hf
+        )
         if not unknown:  # which is said at once, and preparing rows may take long
             data = load_rows(args.data_flags, keep=True)
     except UsageError as error:
@@ -95,7 +97,11 @@ def _gold(args: RlhfArguments, plugins: Sequence[LoadedPlugin], row: Row) -> str
 def data_notes(args: RlhfArguments, data: LoadedData) -> list[str]:
     """Returns what is odd about the rows, and breaks no run."""
     needed = [required_columns(orms[name]) for name in args.called_rewards if name in orms]
-    return contradictions(data.train, frozenset().union(*needed)) if isinstance(data.train, Rows) else []
+    return (
+        contradictions(data.train, frozenset().union(*needed))
+        if isinstance(data.train, Rows)
+        else []
+    )
 
 
 def trainer_faults(args: RlhfArguments, world: World) -> list[str]:
@@ -107,7 +113,9 @@ def model_files_faults(args: RlhfArguments, environ: Mapping[str, str]) -> list[
     """Returns what is wrong with the models that are named."""
     faults = model_faults(args.model, environ, spread=args.sequence_parallel_size)
     if args.critic_model is not None and args.critic_model != args.model:
-        faults += model_faults(args.critic_model, environ, "--critic_model", args.sequence_parallel_size)
+        faults += model_faults(
+            args.critic_model, environ, "--critic_model", args.sequence_parallel_size
+        )
     if args.ref_model is not None and args.ref_model != args.model:
         faults += model_faults(args.ref_model, environ, "--ref_model")
     for path in args.reward_model:
@@ -141,7 +149,11 @@ def hub_faults(args: RlhfArguments) -> list[str]:
         return []
     from huggingface_hub import get_token
 
-    return [] if get_token() else ["--push_to_hub true needs a token: SWIFT_HUB_TOKEN, --hub_token, or `hf auth login`"]
+    return (
+        []
+        if get_token()
+        else ["--push_to_hub true needs a token: SWIFT_HUB_TOKEN, --hub_token, or `hf auth login`"]
+    )
 
 
 def column_faults(args: RlhfArguments, *parts: Sequence[Row]) -> list[str]:
@@ -149,15 +161,25 @@ def column_faults(args: RlhfArguments, *parts: Sequence[Row]) -> list[str]:
     columns = columns_of(*parts)
     own = sorted(columns - RESERVED - {"messages"})
     faults = []
-    unnamed = args.multi_turn_scheduler == GYM_SCHEDULER and args.gym_env is None and not args.asks_servers
+    unnamed = (
+        args.multi_turn_scheduler == GYM_SCHEDULER
+        and args.gym_env is None
+        and not args.asks_servers
+    )
     if unnamed and "env_config" not in columns:
         faults.append("--use_gym_env true needs --gym_env, or a column env_config with a name")
     if args.teacher_model == POLICY and HINT not in columns:
-        faults.append(f"--teacher_model {POLICY} needs the column {HINT}: without a hint it teaches what it knows")
-    given = RESERVED if args.multi_turn_scheduler or args.plays_agent else RESERVED - {"rollout_infos"}
+        faults.append(
+            f"--teacher_model {POLICY} needs the column {HINT}: without a hint it teaches what it knows"
+        )
+    given = (
+        RESERVED if args.multi_turn_scheduler or args.plays_agent else RESERVED - {"rollout_infos"}
+    )
     given = given | TOOL_COLUMNS if args.calls_tools or args.plays_agent else given
     for name in sorted(TOOL_COLUMNS & columns) if args.plays_agent else ():
-        faults.append(f"the data has a column {name}, which rewards of agents get from us: rename it with --columns")
+        faults.append(
+            f"the data has a column {name}, which rewards of agents get from us: rename it with --columns"
+        )
     for name in args.reward_funcs:
         if name not in orms:
             continue
@@ -173,7 +195,9 @@ def column_faults(args: RlhfArguments, *parts: Sequence[Row]) -> list[str]:
         from swift_r1.rewards.judge_config import read_judge
 
         for word in sorted(read_judge(args.judge).columns - columns - given):
-            faults.append(f"--judge names {{{word}}}, a column that the data lacks (it has {', '.join(own) or 'none'})")
+            faults.append(
+                f"--judge names {{{word}}}, a column that the data lacks (it has {', '.join(own) or 'none'})"
+            )
     return faults
 
 
@@ -182,7 +206,9 @@ def required_columns(reward: Any) -> frozenset[str]:
     call = MethodType(reward.__call__, reward) if inspect.isclass(reward) else reward
     parameters = list(inspect.signature(call).parameters.values())[1:]
     named = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
-    return frozenset(one.name for one in parameters if one.kind in named and one.default is one.empty)
+    return frozenset(
+        one.name for one in parameters if one.kind in named and one.default is one.empty
+    )
 
 
 def deepspeed_faults(args: RlhfArguments, world: World) -> list[str]:
@@ -198,7 +224,9 @@ def deepspeed_faults(args: RlhfArguments, world: World) -> list[str]:
     zero = config.get("zero_optimization", {})
     partitioned = isinstance(zero, dict) and zero.get("stage") == 3
     # DeepSpeed takes what peft computes from 4-bit weights for a parameter that it does not know.
-    dora = ["--use_dora true over 4-bit weights does not go with ZeRO-3: use --deepspeed zero2 or --fsdp fsdp2"]
+    dora = [
+        "--use_dora true over 4-bit weights does not go with ZeRO-3: use --deepspeed zero2 or --fsdp fsdp2"
+    ]
     return [
         *(dora if partitioned and args.use_dora and args.quant_bits else ()),
         *moved_twice(config, args.offload_model, args.offload_optimizer),
@@ -225,5 +253,7 @@ def fsdp_faults(args: RlhfArguments) -> list[str]:
     except UsageError as error:
         return list(error.faults)
     if config.checkpointing and not args.gradient_checkpointing:
-        return ["--fsdp sets activation_checkpointing, but --gradient_checkpointing is false: leave one of them out"]
+        return [
+            "--fsdp sets activation_checkpointing, but --gradient_checkpointing is false: leave one of them out"
+        ]
     return []

@@ -47,7 +47,8 @@ def quick_faults(args: RlhfArguments, row: Mapping[str, Any], gold: str | None =
     blind: list[str] = []  # rewards that give a right completion no more than a wrong one
     busy = None
     load = partial(_load_in_silence, args.external_plugins)
-    patient = replace(args, reward_num_workers=1, reward_timeout=_SECONDS)  # no call ends before the deadline of all
+    # no call ends before the deadline of all
+    patient = replace(args, reward_num_workers=1, reward_timeout=_SECONDS)
     with RewardPool(patient, args.called_rewards, load) as pool:
         try:
             pool.wait_ready()
@@ -62,13 +63,20 @@ def quick_faults(args: RlhfArguments, row: Mapping[str, Any], gold: str | None =
                 [outcome] = tried(name, [places])
                 if outcome.kind in _ENDED:
                     break
-                cause = _sure_cause(outcome, partial(tried, name, [[place] * 2 for place in places]))
+                cause = _sure_cause(
+                    outcome, partial(tried, name, [[place] * 2 for place in places])
+                )
             except TimeoutError:
                 busy = name if any(map(_computes, psutil.Process().children())) else None
                 break
             if cause is not None:
                 faults.append(_fault(name, cause))
-            elif gold is not None and name not in OF_EPISODES and outcome.values and not more(*outcome.values[:2]):
+            elif (
+                gold is not None
+                and name not in OF_EPISODES
+                and outcome.values
+                and not more(*outcome.values[:2])
+            ):
                 blind.append(name)
     if busy is not None:
         faults += _busy_fault(args, busy, batch)
@@ -80,7 +88,11 @@ def quick_faults(args: RlhfArguments, row: Mapping[str, Any], gold: str | None =
 
 
 def _tried(
-    pool: RewardPool, batch: RewardBatch, deadline: float, name: str, groups: Sequence[Sequence[int]]
+    pool: RewardPool,
+    batch: RewardBatch,
+    deadline: float,
+    name: str,
+    groups: Sequence[Sequence[int]],
 ) -> list[ItemOutcome]:
     """Returns what a reward makes of each group of the batch's completions, given by their places. Raises TimeoutError:
     it has not answered before the deadline, and goes on."""
@@ -130,7 +142,9 @@ def _computes(process: psutil.Process) -> bool:
 def _busy_fault(args: RlhfArguments, name: str, batch: RewardBatch) -> list[str]:
     """Returns the fault of a reward that is called as in a run, and gives no value within its time limits."""
     limit = args.reward_timeout * len(batch.completions)
-    _logger.warning("reward %s computes for long: waiting up to %g s for its first group", name, limit)
+    _logger.warning(
+        "reward %s computes for long: waiting up to %g s for its first group", name, limit
+    )
     with RewardPool(args, [name], partial(load_plugins, args.external_plugins)) as pool:
         (column,) = pool.score(batch)
     if len(column.invalid) < len(batch.completions):

@@ -44,7 +44,11 @@ class MadeUpInfos(dict[str, Any]):
 def ordinary(gold: str | None) -> dict[str, str]:
     """Returns what a model may well say: one group. `gold` is a right completion, where one is known."""
     some = {EMPTY: "", "long": _LONG, "garbage": _GARBAGE}
-    return {WRONG: _NO_IDEA, **some} if gold is None else {RIGHT: gold, WRONG: made_wrong(gold), **some}
+    return (
+        {WRONG: _NO_IDEA, **some}
+        if gold is None
+        else {RIGHT: gold, WRONG: made_wrong(gold), **some}
+    )
 
 
 def made_wrong(gold: str) -> str:
@@ -62,7 +66,10 @@ def made_wrong(gold: str) -> str:
 
 
 def made_up_batch(
-    rows: Sequence[Mapping[str, Any]], groups: Sequence[Mapping[str, str]], longest: int, prefix: str = ""
+    rows: Sequence[Mapping[str, Any]],
+    groups: Sequence[Mapping[str, str]],
+    longest: int,
+    prefix: str = "",
 ) -> RewardBatch:
     """Makes the call that a training step would make: group `g` answers row `g`, and every column is there.
 
@@ -72,9 +79,13 @@ def made_up_batch(
         longest: `--max_completion_length`; token ids are made up, one per byte, and cut there.
         prefix: what the model's turn begins with; a text that begins with it already stays as it is.
     """
-    pairs = [(row, text) for row, group in zip(rows, groups, strict=True) for text in group.values()]
+    pairs = [
+        (row, text) for row, group in zip(rows, groups, strict=True) for text in group.values()
+    ]
     begins = prefix.strip()
-    pairs = [(row, text if text.lstrip().startswith(begins) else prefix + text) for row, text in pairs]
+    pairs = [
+        (row, text if text.lstrip().startswith(begins) else prefix + text) for row, text in pairs
+    ]
     names = sorted({name for row in rows for name in row} - RESERVED - {"messages"})
     ids = [list(text.encode("utf-8", "replace")) for _, text in pairs]
     return reward_batch(
@@ -83,14 +94,20 @@ def made_up_batch(
         names,
         len(groups[0]),
         {"global_step": 0, "max_steps": 1},
-        messages=[[*row["messages"], {"role": "assistant", "content": text}] for row, text in pairs],
+        messages=[
+            [*row["messages"], {"role": "assistant", "content": text}] for row, text in pairs
+        ],
         prompt_id=[row["prompt_id"] for row, _ in pairs],
         request_id=[f"check-{number}" for number in range(len(pairs))],
         dataset=[row["dataset"] for row, _ in pairs],
         finish_reason=["length" if len(some) > longest else "stop" for some in ids],
         response_token_ids=[some[:longest] for some in ids],
         rollout_infos=[MadeUpInfos(num_turns=1, total_reward=0.0) for _ in pairs],
-        **{name: [value] * len(pairs) for name, value in (("num_turns", 1), ("tool_calls", [])) if name not in names},
+        **{
+            name: [value] * len(pairs)
+            for name, value in (("num_turns", 1), ("tool_calls", []))
+            if name not in names
+        },
     )
 
 
@@ -179,7 +196,9 @@ def _report(
         problems.append("not deterministic: the same completions got other values the second time")
     hostile = {} if hurt is None else _causes(hurt, list(_HOSTILE), ())
     if _EVERY not in hostile:  # else said above already
-        problems += [f"{kind} (hostile): {cause}" for kind, cause in hostile.items() if kind != WRONG]
+        problems += [
+            f"{kind} (hostile): {cause}" for kind, cause in hostile.items() if kind != WRONG
+        ]
     tells = _tells_right(values)
     earned = [value for value in values[EMPTY] if value is not None and value > 0]
     if tells is False:
@@ -187,7 +206,11 @@ def _report(
     elif earned:
         problems.append(f"gives an empty completion {max(earned):g}")
     if hurt is not None:
-        values |= {kind: found for kind, found in _by_kind(hurt, list(_HOSTILE)).items() if kind not in values}
+        values |= {
+            kind: found
+            for kind, found in _by_kind(hurt, list(_HOSTILE)).items()
+            if kind not in values
+        }
     return RewardReport(column.name, not broken, tuple(problems), values, milliseconds, tells)
 
 
@@ -202,7 +225,9 @@ def _causes(column: RewardColumn, kinds: Sequence[str], ids: Sequence[str]) -> d
     causes: dict[str, str] = {}
     some = len({ids[bad.index] for bad in column.invalid}) < len(set(ids)) if ids else False
     for bad in column.invalid:
-        causes.setdefault(kinds[bad.index], f"row {ids[bad.index]}: {bad.cause}" if some else bad.cause)
+        causes.setdefault(
+            kinds[bad.index], f"row {ids[bad.index]}: {bad.cause}" if some else bad.cause
+        )
     if len(set(causes.values())) == 1 and set(causes) == set(kinds):
         return {_EVERY: next(iter(causes.values()))}
     return causes

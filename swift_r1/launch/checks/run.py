@@ -18,7 +18,11 @@ from swift_r1.data.rows import Drops, preprocessed
 from swift_r1.data.sources import Source
 from swift_r1.errors import RunFailed, UsageError, one_line
 from swift_r1.flags.rlhf import CheckArguments
-from swift_r1.launch.checks.environments import EnvironmentReport, check_environment, show_environment
+from swift_r1.launch.checks.environments import (
+    EnvironmentReport,
+    check_environment,
+    show_environment,
+)
 from swift_r1.launch.checks.golds import right_completions, unreadable_golds
 from swift_r1.launch.checks.model_folder import is_local
 from swift_r1.launch.checks.names import name_faults, why_no_agent
@@ -37,7 +41,11 @@ if TYPE_CHECKING:
 
     from swift_r1.launch.checks.agents import AgentReport
 
-_MADE_UP_ROW: Row = {"messages": [{"role": "user", "content": "made up"}], "dataset": "made up", "prompt_id": "check:0"}
+_MADE_UP_ROW: Row = {
+    "messages": [{"role": "user", "content": "made up"}],
+    "dataset": "made up",
+    "prompt_id": "check:0",
+}
 
 _ENVIRONMENT_S = 120.0  # for an environment to load and play its episodes
 
@@ -93,7 +101,11 @@ class CheckReport:
     @property
     def ok(self) -> bool:
         """Says whether nothing found would break a run."""
-        return not self.faults and all(one.ok for one in self.datasets) and all(one.ok for one in self.rewards)
+        return (
+            not self.faults
+            and all(one.ok for one in self.datasets)
+            and all(one.ok for one in self.rewards)
+        )
 
     def to_json(self) -> dict[str, Any]:
         """Returns the report as JSON-able values; an invalid value is the text `invalid`, no opinion is null."""
@@ -101,13 +113,18 @@ class CheckReport:
             "ok": self.ok,
             "faults": self.faults,
             "notes": self.notes,
-            "plugins": [{kind: getattr(one, kind) for kind in ("path", *_KINDS)} for one in self.plugins],
+            "plugins": [
+                {kind: getattr(one, kind) for kind in ("path", *_KINDS)} for one in self.plugins
+            ],
             "datasets": [asdict(one) for one in self.datasets],
             "rewards": [
                 asdict(one)
                 | {
                     "values": {
-                        kind: ["invalid" if value is not None and math.isnan(value) else value for value in some]
+                        kind: [
+                            "invalid" if value is not None and math.isnan(value) else value
+                            for value in some
+                        ]
                         for kind, some in one.values.items()
                     },
                     "milliseconds": round(one.milliseconds, 3),
@@ -143,7 +160,9 @@ def run_checks(args: CheckArguments) -> CheckReport:
     except RunFailed as error:  # of the process that agents are forked from
         report.faults.append(str(error))
     if report.rewards and all(one.tells_right is False for one in report.rewards):
-        report.faults.append("no reward gives the right answer more than a wrong one: there is nothing to learn from")
+        report.faults.append(
+            "no reward gives the right answer more than a wrong one: there is nothing to learn from"
+        )
     return report
 
 
@@ -153,14 +172,18 @@ def _register(args: CheckArguments, report: CheckReport) -> CheckArguments:
     report.plugins = load_plugins(args.external_plugins)
     register_dataset_info(args.custom_dataset_info)
     if args.env is not None:
-        report.environment = check_environment(args.env, args.env_args, args.reward_env, args.num_rows, _ENVIRONMENT_S)
+        report.environment = check_environment(
+            args.env, args.env_args, args.reward_env, args.num_rows, _ENVIRONMENT_S
+        )
         if report.environment.faults:
             raise UsageError(*report.environment.faults)
         register_environment(args.env, args.env_args, args.reward_env)
     names = args.called_rewards
     if not names and not args.reward_model:
         names = [name for plugin in report.plugins for name in plugin.orms]
-    args = replace(args, reward_funcs=names, reward_weights=args.reward_weights or [1.0] * len(names))
+    args = replace(
+        args, reward_funcs=names, reward_weights=args.reward_weights or [1.0] * len(names)
+    )
     report.faults += name_faults(args)
     for plugin in report.plugins:
         for name in plugin.agents:
@@ -174,7 +197,9 @@ def _encoder(args: CheckArguments, report: CheckReport) -> PromptEncoder | None:
     """Returns what renders prompts, where there is a model; looks at its template. Raises UsageError."""
     if not args.model:
         return None
-    encoder = PromptEncoder(_tokenizer(args.model), Wording.of(args), longest_prompt(args), args.truncation_strategy)
+    encoder = PromptEncoder(
+        _tokenizer(args.model), Wording.of(args), longest_prompt(args), args.truncation_strategy
+    )
     if args.calls_tools:
         report.faults += template_faults(args, encoder)
     return encoder
@@ -201,7 +226,8 @@ def _try_samplers(args: CheckArguments, report: CheckReport, rows: Sequence[Row]
     """Tries the sampler that is named, and those of the plugins."""
     if not rows:
         return
-    more = list(islice(cycle(rows), 100))  # what it would choose from has more rows than this report
+    # what it would choose from has more rows than this report
+    more = list(islice(cycle(rows), 100))
     names = [args.prompt_sampler]
     for plugin in report.plugins:
         names += plugin.samplers
@@ -236,7 +262,8 @@ def _call_rewards(
     report.faults += lacking
     if lacking:
         return
-    judged = [name for name in names if name not in OF_EPISODES]  # those judge episodes, and none is played here
+    # those judge episodes, and none is played here
+    judged = [name for name in names if name not in OF_EPISODES]
     golds = right_completions(args.gold, report.plugins, judged, rows)
     if not judged or report.faults:
         return
@@ -251,23 +278,33 @@ def _notes_of_all(data: LoadedData, encoder: PromptEncoder | None, left_out: Dro
     notes = []
     drops = data.drops
     if drops.broken > left_out.broken:
-        others = "; ".join(example for example in drops.examples if example not in left_out.examples)
+        others = "; ".join(
+            example for example in drops.examples if example not in left_out.examples
+        )
         notes.append(
             f"{drops.broken:,} of all {drops.seen:,} rows are left out{', for example ' * bool(others)}{others}"
         )
     if encoder is not None and encoder.truncation == "delete":
         long = len(encoder.too_long(data.train))
         if long:
-            notes.append(f"{long:,} of all {len(data.train):,} training prompts left out: longer than {encoder.limit}")
+            notes.append(
+                f"{long:,} of all {len(data.train):,} training prompts left out: longer than {encoder.limit}"
+            )
     return notes
 
 
 def _rows(
-    args: CheckArguments, source: Source, encoder: PromptEncoder | None, report: CheckReport, left_out: Drops
+    args: CheckArguments,
+    source: Source,
+    encoder: PromptEncoder | None,
+    report: CheckReport,
+    left_out: Drops,
 ) -> list[Row]:
     """Returns the first rows of a dataset, which gets its entry in the report; `left_out` gets those that are."""
     drops = Drops()
-    raws = source.rows("train", args.num_rows if source.samples_itself else None, args.data_seed or 0)
+    raws = source.rows(
+        "train", args.num_rows if source.samples_itself else None, args.data_seed or 0
+    )
     try:
         some = islice(raws, 100 + args.num_rows)
         kept = preprocessed(source, some, args.columns, drops, tool_use=args.data_flags.tool_use)
@@ -283,12 +320,16 @@ def _rows(
         problems.append(f"{drops.broken} of the first {drops.seen} rows are left out")
     counted_later = rows and not args.streaming and not source.samples_itself  # with all other rows
     if encoder is not None and len(rows) < len(tried) and not counted_later:
-        problems.append(f"{len(tried) - len(rows)} of {len(tried)} prompts left out: longer than {encoder.limit}")
+        problems.append(
+            f"{len(tried) - len(rows)} of {len(tried)} prompts left out: longer than {encoder.limit}"
+        )
     if not tried:
         problems.insert(0, _why_none(drops))
     names = {name for row in rows for name in row}
     columns = tuple(sorted(names - {"messages", "dataset", "prompt_id"}))
-    report.datasets.append(DatasetReport(source.name, bool(rows), len(rows), tuple(problems), columns, prompt, tokens))
+    report.datasets.append(
+        DatasetReport(source.name, bool(rows), len(rows), tuple(problems), columns, prompt, tokens)
+    )
     return rows
 
 
@@ -302,7 +343,9 @@ def _why_none(drops: Drops) -> str:
 
 def _prompt(row: Row, encoder: PromptEncoder | None) -> tuple[str, int | None]:
     if encoder is None:
-        return "\n".join(f"[{message['role']}] {message['content']}" for message in row["messages"]), None
+        return "\n".join(
+            f"[{message['role']}] {message['content']}" for message in row["messages"]
+        ), None
     encoded = encoder.encode(row)
     assert encoded is not None  # longer ones are left out
     return encoded.text, len(encoded.token_ids)
@@ -312,9 +355,13 @@ def _tokenizer(model: str) -> Any:
     from transformers import AutoTokenizer
 
     try:
-        return AutoTokenizer.from_pretrained(model, local_files_only=is_local(model), trust_remote_code=False)
+        return AutoTokenizer.from_pretrained(
+            model, local_files_only=is_local(model), trust_remote_code=False
+        )
     except (OSError, ValueError) as error:
-        raise UsageError(f"--model {model}: its tokenizer cannot be loaded: {one_line(error, 200)}") from error
+        raise UsageError(
+            f"--model {model}: its tokenizer cannot be loaded: {one_line(error, 200)}"
+        ) from error
 
 
 def show(report: CheckReport, console: Console) -> None:
@@ -336,14 +383,20 @@ def show(report: CheckReport, console: Console) -> None:
 
         show_agent(report.agent, console)
     for tool in report.tools:
-        console.print(f"tool {escape(json.dumps(tool.function, ensure_ascii=False))}", soft_wrap=True, highlight=False)
+        console.print(
+            f"tool {escape(json.dumps(tool.function, ensure_ascii=False))}",
+            soft_wrap=True,
+            highlight=False,
+        )
         style = "" if tool.outcome == "answer" else "yellow"
         text = f"  {tool.name}({tool.arguments}) -> {tool.content}"
         console.print(escape(text), style=style, soft_wrap=True, highlight=False)
     if report.rewards:
         console.print(_rewards(report))
         if report.right is not None:
-            console.print(f"right, of the first row: {escape(report.right)}", soft_wrap=True, highlight=False)
+            console.print(
+                f"right, of the first row: {escape(report.right)}", soft_wrap=True, highlight=False
+            )
     for reward in report.rewards:
         for problem in reward.problems:
             style = "yellow" if reward.ok else "red"
@@ -369,7 +422,9 @@ def _show_dataset(data: DatasetReport, console: Console) -> None:
     tried = f"tried {data.rows} rows, columns {escape(columns)}; first prompt{tokens}:"
     console.print(f"dataset {escape(data.name)}: {tried}")
     # Exactly as it is: not wrapped, nothing in it is markup.
-    console.print(data.prompt, style="dim", soft_wrap=True, markup=False, highlight=False, emoji=False)
+    console.print(
+        data.prompt, style="dim", soft_wrap=True, markup=False, highlight=False, emoji=False
+    )
     style = "yellow" if data.ok else "red"
     for problem in data.problems:
         console.print(f"  {escape(problem)}", style=style, soft_wrap=True)
@@ -389,7 +444,10 @@ def _rewards(report: CheckReport) -> Table:
     for kind in dict.fromkeys(kind for one in report.rewards for kind in one.values):
         table.add_row(kind, *(_shown(one.values.get(kind, ())) for one in report.rewards))
     table.add_section()
-    table.add_row("right > wrong", *({True: "yes", False: "no", None: "?"}[one.tells_right] for one in report.rewards))
+    table.add_row(
+        "right > wrong",
+        *({True: "yes", False: "no", None: "?"}[one.tells_right] for one in report.rewards),
+    )
     table.add_row("ms per group", *(f"{one.milliseconds:.1f}" for one in report.rewards))
     return table
 
@@ -397,7 +455,10 @@ def _rewards(report: CheckReport) -> Table:
 def _shown(values: Sequence[float | None]) -> str:
     """Returns one value, or the range over the rows."""
     texts = list(
-        dict.fromkeys("none" if value is None else "invalid" if math.isnan(value) else f"{value:g}" for value in values)
+        dict.fromkeys(
+            "none" if value is None else "invalid" if math.isnan(value) else f"{value:g}"
+            for value in values
+        )
     )
     if len(texts) < 3:
         return ", ".join(texts)

@@ -41,7 +41,9 @@ def _faults(args: RlhfArguments, rows: Sequence[Row], count: int) -> list[str]:
     for number in range(_ROUNDS):
         if number == _ROUNDS // 2:
             taken = number * count
-            again = Choices(build_sampler(args.prompt_sampler, rows, args), 0, taken, again.state(taken))
+            again = Choices(
+                build_sampler(args.prompt_sampler, rows, args), 0, taken, again.state(taken)
+            )
         if _round(again, number, count) != expected[number]:
             return [
                 f"--prompt_sampler {args.prompt_sampler} chooses other rows when it is run again or resumed: "

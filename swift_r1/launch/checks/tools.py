@@ -18,7 +18,14 @@ from swift_r1.plugins.tools.parsing import ToolCall, chosen_parser
 from swift_r1.plugins.tools.pool import ToolLimits, ToolPool
 from swift_r1.plugins.tools.scheduler import check_tool_answers
 
-_MADE_UP = {"string": "text", "integer": 1, "number": 1.0, "boolean": True, "object": {}, "array": []}
+_MADE_UP = {
+    "string": "text",
+    "integer": 1,
+    "number": 1.0,
+    "boolean": True,
+    "object": {},
+    "array": [],
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +49,9 @@ class ToolReport:
 def try_tools(args: RlhfArguments, names: Sequence[str]) -> list[ToolReport]:
     """Calls each tool, all at once, in worker processes. Raises as `ToolPool.wait_ready`."""
     functions = [described(name)["function"] for name in names]
-    calls = [ToolCall("", one["name"], json.dumps(_made_up(one["parameters"]))) for one in functions]
+    calls = [
+        ToolCall("", one["name"], json.dumps(_made_up(one["parameters"]))) for one in functions
+    ]
     limits = ToolLimits(args.tool_timeout, args.max_tool_response_length)
     with ToolPool(args, limits, partial(load_plugins, args.external_plugins)) as pool:
         pool.wait_ready(names)
@@ -60,7 +69,13 @@ def template_faults(args: RlhfArguments, encoder: PromptEncoder) -> list[str]:
     except UsageError as error:
         return list(error.faults)
     name, why = chosen_parser(args.tool_call_parser, encoder.template)
-    return [] if name else [f"tool calls cannot be read: {why}; --tool_call_parser names vLLM's parser of this model"]
+    return (
+        []
+        if name
+        else [
+            f"tool calls cannot be read: {why}; --tool_call_parser names vLLM's parser of this model"
+        ]
+    )
 
 
 def _made_up(schema: Mapping[str, Any]) -> Any:

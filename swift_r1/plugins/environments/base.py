@@ -94,4 +94,6 @@ def adapter(spec: str, args: Mapping[str, Any]) -> type[EnvironmentAgent]:
         raise UsageError(*faults)
     kind, _, name = spec.partition(":")
     base = getattr(importlib.import_module(KINDS[kind].module), KINDS[kind].adapter)
-    return type(base.__name__, (base,), {"name": name, "args": dict(args), "__module__": base.__module__})
+    return type(
+        base.__name__, (base,), {"name": name, "args": dict(args), "__module__": base.__module__}
+    )

@@ -23,7 +23,12 @@ class Chat:
     """The messages of one episode. `ended` says why the model cannot speak again, where that is so: `length` for a turn
     that was cut off, `limit` for a call after the first that was refused since the episode has used up its share."""
 
-    def __init__(self, client: AsyncOpenAI, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] = ()):
+    def __init__(
+        self,
+        client: AsyncOpenAI,
+        messages: Sequence[Message],
+        tools: Sequence[Mapping[str, Any]] = (),
+    ):
         self._client = client
         self._tools = list(tools)
         self.messages: list[Message] = [dict(message) for message in messages]
@@ -36,7 +41,11 @@ class Chat:
 
         more: dict[str, Any] = {"tools": self._tools} if self._tools else {}
         try:
-            response = await self._client.chat.completions.create(model=MODEL, messages=self.messages, **more)  # type: ignore[arg-type]  # plain dicts
+            response = await self._client.chat.completions.create(
+                model=MODEL,
+                messages=self.messages,  # type: ignore[arg-type]  # plain dicts
+                **more,
+            )
         except APIStatusError as error:
             if not self.turns or not is_limit(error):
                 raise
@@ -44,14 +53,18 @@ class Chat:
             return None
         self.turns += 1
         choice = response.choices[0]
-        message: Message = choice.message.model_dump(exclude_none=True, include={"role", "content", "tool_calls"})
+        message: Message = choice.message.model_dump(
+            exclude_none=True, include={"role", "content", "tool_calls"}
+        )
         message.setdefault("content", "")
         self.messages.append(message)
         if choice.finish_reason == "length":
             self.ended = "length"
         return message
 
-    async def call(self, message: Message, answer: Callable[[str, Mapping[str, Any]], Awaitable[str]]) -> int:
+    async def call(
+        self, message: Message, answer: Callable[[str, Mapping[str, Any]], Awaitable[str]]
+    ) -> int:
         """Answers the calls of a message, one after the other, and says how many failed. What `answer` raises is told
         to the model as `Error: ...`, as are arguments that cannot be read; EnvironmentGone is raised."""
         failed = 0
@@ -68,17 +81,27 @@ class Chat:
                 failed += 1
                 text = f"Error: {error}"
             self.messages.append(
-                {"role": "tool", "tool_call_id": call["id"], "name": function["name"], "content": text}
+                {
+                    "role": "tool",
+                    "tool_call_id": call["id"],
+                    "name": function["name"],
+                    "content": text,
+                }
             )
         return failed
 
 
-def with_text(messages: Sequence[Message], text: str | None, between: str = "\n\n") -> list[Message]:
+def with_text(
+    messages: Sequence[Message], text: str | None, between: str = "\n\n"
+) -> list[Message]:
     """Returns the messages with `text` at the end of the last one, which is the user's."""
     if not text:
         return list(messages)
     last = messages[-1]
-    return [*messages[:-1], {**last, "content": f"{last['content']}{between if last['content'] else ''}{text}"}]
+    return [
+        *messages[:-1],
+        {**last, "content": f"{last['content']}{between if last['content'] else ''}{text}"},
+    ]
 
 
 def is_limit(error: BaseException) -> bool:

@@ -60,7 +60,9 @@ class GymnasiumAgent(EnvironmentAgent):
             if action is None:
                 result["invalid_actions"] += 1
                 rewards.append(0.0)
-                chat.messages.append({"role": "user", "content": f"That is no action. {_asked(actions)}"})
+                chat.messages.append(
+                    {"role": "user", "content": f"That is no action. {_asked(actions)}"}
+                )
                 continue
             start = getattr(environment.action_space, "start", 0)
             step = environment.step(action if isinstance(action, str) else action + start)
@@ -72,7 +74,11 @@ class GymnasiumAgent(EnvironmentAgent):
             chat.messages.append({"role": "user", "content": _text(environment, observation)})
         environment.close()
         result["truncated"] |= not result["terminated"]
-        return {"reward": sum(rewards), "turn_rewards": rewards, **{name: float(n) for name, n in result.items()}}
+        return {
+            "reward": sum(rewards),
+            "turn_rewards": rewards,
+            **{name: float(n) for name, n in result.items()},
+        }
 
     @classmethod
     def _made(cls) -> Any:
@@ -86,7 +92,8 @@ class GymnasiumAgent(EnvironmentAgent):
             spec = gymnasium.spec(name)
             made: Any = spec.entry_point
             made = made if callable(made) else gymnasium.envs.registration.load_env_creator(made)
-            if "ansi" in getattr(made, "metadata", {}).get("render_modes", ()):  # it can write itself down
+            # it can write itself down
+            if "ansi" in getattr(made, "metadata", {}).get("render_modes", ()):
                 args.setdefault("render_mode", "ansi")
             return gymnasium.make(name, **args)
         except gymnasium.error.Error as error:
@@ -105,9 +112,13 @@ def _actions(environment: Any, names: list[str] | None) -> list[str] | None:
     if isinstance(space, spaces.Text):
         return None
     if not isinstance(space, spaces.Discrete):
-        raise UsageError(f"{where}: its actions are {space}, which nobody writes; Discrete and Text can be played")
+        raise UsageError(
+            f"{where}: its actions are {space}, which nobody writes; Discrete and Text can be played"
+        )
     if environment.render_mode != "ansi" and not _readable(environment.observation_space):
-        raise UsageError(f"{where}: its observations are {environment.observation_space}, which is not text")
+        raise UsageError(
+            f"{where}: its observations are {environment.observation_space}, which is not text"
+        )
     count = int(space.n)
     if names is not None and len(names) != count:
         raise UsageError(f"{where}: --env_args has {len(names)} actions, the environment {count}")
@@ -117,7 +128,9 @@ def _actions(environment: Any, names: list[str] | None) -> list[str] | None:
 def _documented(environment: Any, count: int) -> list[str] | None:
     """Returns the names of the actions by the documentation of Gymnasium's own environments: `- 0: Move left`, and so
     on."""
-    found = re.findall(r"^\s*- (\d+): (.+)$", _section(environment, "## Action Space"), re.MULTILINE)
+    found = re.findall(
+        r"^\s*- (\d+): (.+)$", _section(environment, "## Action Space"), re.MULTILINE
+    )
     numbers = [int(number) for number, _ in found]
     return [name.strip() for _, name in found] if numbers == list(range(count)) else None
 
@@ -132,12 +145,18 @@ def _readable(space: Any) -> bool:
         return all(_readable(one) for one in space.spaces.values())
     if isinstance(space, spaces.Box):
         return len(space.shape) < 3 and space.dtype != "uint8"  # not a picture
-    return isinstance(space, spaces.Discrete | spaces.MultiDiscrete | spaces.MultiBinary | spaces.Text)
+    return isinstance(
+        space, spaces.Discrete | spaces.MultiDiscrete | spaces.MultiBinary | spaces.Text
+    )
 
 
 def _about(environment: Any) -> str:
     """Returns what an environment is by its documentation, and what an observation is, where that is not drawn."""
-    titles = ("", "## Description") if environment.render_mode == "ansi" else ("", "## Description", _OBSERVATION)
+    titles = (
+        ("", "## Description")
+        if environment.render_mode == "ansi"
+        else ("", "## Description", _OBSERVATION)
+    )
     parts = {title: _section(environment, title).strip().partition("\n\n")[0] for title in titles}
     parts["## Description"] *= not parts[""]
     texts = [" ".join(part.split()) for part in parts.values() if part]
@@ -157,7 +176,9 @@ def _section(environment: Any, title: str) -> str:
 def _asked(actions: list[str] | None) -> str:
     if actions is None:
         return "Answer with your next command and nothing else."
-    listed = ", ".join(f"{number} ({name})" if name != str(number) else name for number, name in enumerate(actions))
+    listed = ", ".join(
+        f"{number} ({name})" if name != str(number) else name for number, name in enumerate(actions)
+    )
     return f"Answer with the number of your next action: {listed}."
 
 
@@ -165,7 +186,11 @@ def _action(reply: str, actions: list[str] | None) -> str | int | None:
     """Returns the last number of an action that a reply has, else the last name; None where it has neither."""
     if actions is None:
         return reply.strip() or None
-    numbers = [int(found) for found in re.findall(r"(?<![\w.])\d{1,9}(?![\w.]*\w)", reply) if int(found) < len(actions)]
+    numbers = [
+        int(found)
+        for found in re.findall(r"(?<![\w.])\d{1,9}(?![\w.]*\w)", reply)
+        if int(found) < len(actions)
+    ]
     if numbers:
         return numbers[-1]
     # Of names that are part of another the longest.

@@ -23,10 +23,16 @@ class Kind:
 
 _HERE = "swift_r1.plugins.environments"
 KINDS: Mapping[str, Kind] = {
-    "gymnasium": Kind(f"{_HERE}.gymnasium", "GymnasiumAgent", "gymnasium", "gymnasium:FrozenLake-v1", True),
-    "openenv": Kind(f"{_HERE}.openenv", "OpenEnvAgent", "websockets", "openenv:http://127.0.0.1:8001", True),
+    "gymnasium": Kind(
+        f"{_HERE}.gymnasium", "GymnasiumAgent", "gymnasium", "gymnasium:FrozenLake-v1", True
+    ),
+    "openenv": Kind(
+        f"{_HERE}.openenv", "OpenEnvAgent", "websockets", "openenv:http://127.0.0.1:8001", True
+    ),
     "trl": Kind(f"{_HERE}.trl", "TrlAgent", None, "trl:script.py or trl:module:Class"),
-    "verifiers": Kind(f"{_HERE}.verifiers", "VerifiersAgent", "verifiers", "verifiers:reverse-text"),
+    "verifiers": Kind(
+        f"{_HERE}.verifiers", "VerifiersAgent", "verifiers", "verifiers:reverse-text"
+    ),
 }
 
 

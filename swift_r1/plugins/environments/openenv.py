@@ -44,18 +44,34 @@ class OpenEnvAgent(EnvironmentAgent):
         reply = self.args.get("reply")
         if reply is not None and reply not in schema.get("properties", {}):
             known = ", ".join(schema.get("properties", {})) or "none"
-            raise UsageError(f"--env openenv:{self.name}: an action has no field {reply}; there are {known}")
+            raise UsageError(
+                f"--env openenv:{self.name}: an action has no field {reply}; there are {known}"
+            )
         async with self._connected() as server:
-            first = await server.ask("reset", {"seed": seed_of(row)} | dict(self.args.get("reset", {})) | own)
-            has_tools = reply is None and {"tool_name", "arguments"} <= schema.get("properties", {}).keys()
-            tools = [] if reply is not None else await server.tools() if has_tools else [_tool_of(schema)]
+            first = await server.ask(
+                "reset", {"seed": seed_of(row)} | dict(self.args.get("reset", {})) | own
+            )
+            has_tools = (
+                reply is None and {"tool_name", "arguments"} <= schema.get("properties", {}).keys()
+            )
+            tools = (
+                []
+                if reply is not None
+                else await server.tools()
+                if has_tools
+                else [_tool_of(schema)]
+            )
             chat = Chat(client, with_text(row["messages"], _text(first)), tools)
             rewards: list[float] = []
             last = first
 
             async def act(name: str, arguments: Mapping[str, Any]) -> str:
                 nonlocal last
-                action = {"type": "call_tool", "tool_name": name, "arguments": arguments} if has_tools else arguments
+                action = (
+                    {"type": "call_tool", "tool_name": name, "arguments": arguments}
+                    if has_tools
+                    else arguments
+                )
                 if last.get("done"):
                     raise ValueError("the episode is over")
                 last = await server.ask("step", action)
@@ -94,7 +110,9 @@ class OpenEnvAgent(EnvironmentAgent):
 
         unknown = sorted(set(cls.args).difference(_ARGS))
         if unknown:
-            raise UsageError(f"--env_args of openenv: unknown {unknown[0]}; there are {', '.join(_ARGS)}")
+            raise UsageError(
+                f"--env_args of openenv: unknown {unknown[0]}; there are {', '.join(_ARGS)}"
+            )
         try:
             async with httpx.AsyncClient(timeout=cls._timeout(), trust_env=False) as http:
                 answer = await http.get(f"{_url(cls.name)}/{path}")
@@ -138,10 +156,14 @@ class _Server:
                 await self._socket.send(json.dumps({"type": kind, "data": data}))
                 answer = json.loads(await self._socket.recv())
         except (TimeoutError, ConnectionClosed, OSError) as error:
-            raise EnvironmentGone(f"the OpenEnv server does not answer: {one_line(error)}") from error
+            raise EnvironmentGone(
+                f"the OpenEnv server does not answer: {one_line(error)}"
+            ) from error
         data = answer.get("data", {})
         if answer.get("type") == "error":
-            faults = "; ".join(f"{'.'.join(map(str, one['loc']))}: {one['msg']}" for one in data.get("errors", ()))
+            faults = "; ".join(
+                f"{'.'.join(map(str, one['loc']))}: {one['msg']}" for one in data.get("errors", ())
+            )
             raise RuntimeError(faults or data.get("message") or "the server gives no reason")
         return dict(data)
 
@@ -167,10 +189,15 @@ def _url(name: str) -> str:
 
 def _tool_of(schema: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the tool that makes an action, from the action's JSON schema; `metadata` is the program's."""
-    properties = {name: about for name, about in schema.get("properties", {}).items() if name != "metadata"}
+    properties = {
+        name: about for name, about in schema.get("properties", {}).items() if name != "metadata"
+    }
     parameters = {**schema, "properties": properties, "required": [*schema.get("required", ())]}
     text = schema.get("description") or "Acts in the environment."
-    return {"type": "function", "function": {"name": _ACT, "description": text, "parameters": parameters}}
+    return {
+        "type": "function",
+        "function": {"name": _ACT, "description": text, "parameters": parameters},
+    }
 
 
 def _text(answer: Mapping[str, Any]) -> str:
@@ -181,7 +208,11 @@ def _text(answer: Mapping[str, Any]) -> str:
     if error:
         raise RuntimeError(error.get("message") if isinstance(error, dict) else str(error))
     hidden = ("metadata", "done", "reward", "tool_name", "error")
-    shown = {name: value for name, value in observation.items() if name not in hidden and value not in (None, [], {})}
+    shown = {
+        name: value
+        for name, value in observation.items()
+        if name not in hidden and value not in (None, [], {})
+    }
     if not shown:
         message = (observation.get("metadata") or {}).get("message")
         return message if isinstance(message, str) else ""

@@ -18,7 +18,13 @@ from itertools import islice
 from typing import Any, TextIO
 
 from swift_r1.errors import UsageError, describe
-from swift_r1.plugins.environments.base import EnvironmentAgent, Row, adapter, own_columns, seed_generators
+from swift_r1.plugins.environments.base import (
+    EnvironmentAgent,
+    Row,
+    adapter,
+    own_columns,
+    seed_generators,
+)
 from swift_r1.plugins.environments.kinds import KINDS
 from swift_r1.runtime.processes import end_with_parent, leave
 from swift_r1.workers.confine import confine
@@ -29,9 +35,18 @@ ROWS_SECONDS = 1800.0
 """For an environment to load and give its rows; it may download them."""
 
 
-def read_rows(spec: str, args: Mapping[str, Any], kept: Sequence[str], split: str, count: int | None) -> Iterator[Row]:
+def read_rows(
+    spec: str, args: Mapping[str, Any], kept: Sequence[str], split: str, count: int | None
+) -> Iterator[Row]:
     """Yields the environment's own rows. Raises UsageError where it has none, or fails."""
-    request = {"do": "rows", "spec": spec, "args": args, "kept": kept, "split": split, "count": count}
+    request = {
+        "do": "rows",
+        "spec": spec,
+        "args": args,
+        "kept": kept,
+        "split": split,
+        "count": count,
+    }
     lines, fault = _answers(request, ROWS_SECONDS)
     if fault is not None:
         raise UsageError(fault)
@@ -52,10 +67,16 @@ def _answers(request: Mapping[str, Any], seconds: float) -> tuple[list[dict[str,
     mark = secrets.token_hex(8)
     with tempfile.TemporaryFile() as output:
         command = [sys.executable, "-m", __spec__.name]
-        environ = {"PYTHONHASHSEED": "0", **os.environ}  # rows out of a set are in the same order in each process
+        # rows out of a set are in the same order in each process
+        environ = {"PYTHONHASHSEED": "0", **os.environ}
         # It makes a group of its own, as all that is confined.
         process = SupervisedProcess(
-            command, environ, keeps_errors=True, start_new_session=False, stdin=subprocess.PIPE, stdout=output
+            command,
+            environ,
+            keeps_errors=True,
+            start_new_session=False,
+            stdin=subprocess.PIPE,
+            stdout=output,
         )
         try:
             process.communicate(json.dumps({**request, "mark": mark}).encode(), seconds)
@@ -95,7 +116,9 @@ def _tried(agent: type[EnvironmentAgent], spec: str, count: int) -> Iterator[dic
                 row = {**rows[0], "prompt_id": "env:0", "episode_id": "check"}
                 with model.client() as client:
                     result = asyncio.run(agent().run(client, row))
-                about["result"] = dict(result) if isinstance(result, Mapping) else {"reward": result}
+                about["result"] = (
+                    dict(result) if isinstance(result, Mapping) else {"reward": result}
+                )
             except UsageError:
                 raise
             except Exception as error:  # noqa: BLE001  the environment's

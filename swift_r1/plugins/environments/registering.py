@@ -22,5 +22,7 @@ def register_environment(spec: str, args: Mapping[str, Any], kept: Sequence[str]
         return read_rows(spec, args, kept, split, count)
 
     about = f"the rows of --env {spec}"
-    meta = DatasetMeta(dataset_name=ENV_DATASET, loader=load, preprocess_func=RowPreprocessor(), help=about)
+    meta = DatasetMeta(
+        dataset_name=ENV_DATASET, loader=load, preprocess_func=RowPreprocessor(), help=about
+    )
     register_dataset(meta, exist_ok=True, origin=f"--env {spec}")

@@ -58,7 +58,9 @@ class ScriptedModel:
                 self._tell(200, {"object": "list", "data": [{"id": "policy", "object": "model"}]})
 
             def do_POST(self) -> None:
-                self._tell(*model.respond(json.loads(self.rfile.read(int(self.headers["Content-Length"])))))
+                self._tell(
+                    *model.respond(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
+                )
 
             def _tell(self, status: int, content: Mapping[str, Any]) -> None:
                 body = json.dumps(content).encode()
@@ -91,7 +93,10 @@ class ScriptedModel:
         said = {"id": f"script-{turn}", "created": 0, "model": "policy"}
         if "prompt" in body:
             text = self._script(self._chance)
-            self.messages = [{"role": "user", "content": body["prompt"]}, {"role": "assistant", "content": text}]
+            self.messages = [
+                {"role": "user", "content": body["prompt"]},
+                {"role": "assistant", "content": text},
+            ]
             choice: dict[str, Any] = {"index": 0, "text": text, "finish_reason": "stop"}
             self.answers.append(None)
             return said | {"object": "text_completion", "choices": [choice]}
@@ -101,16 +106,24 @@ class ScriptedModel:
             function = self._chance.choice(body["tools"])["function"]
             arguments = json.dumps(sample(function.get("parameters") or {}, self._chance))
             call = {"name": function["name"], "arguments": arguments}
-            message["tool_calls"] = [{"id": f"call{turn:05d}", "type": "function", "function": call}]
+            message["tool_calls"] = [
+                {"id": f"call{turn:05d}", "type": "function", "function": call}
+            ]
         else:
             message["content"] = self._script(self._chance)
         self.messages = [*body["messages"], message]
         self.answers.append(message)
-        choice = {"index": 0, "message": message, "finish_reason": "tool_calls" if calls else "stop"}
+        choice = {
+            "index": 0,
+            "message": message,
+            "finish_reason": "tool_calls" if calls else "stop",
+        }
         return said | {"object": "chat.completion", "choices": [choice]}
 
 
-def sample(schema: Mapping[str, Any], chance: random.Random, root: Mapping[str, Any] | None = None) -> Any:
+def sample(
+    schema: Mapping[str, Any], chance: random.Random, root: Mapping[str, Any] | None = None
+) -> Any:
     """Returns a random value that a JSON schema allows; `root` has the definitions that it refers to (default:
     itself)."""
     root = schema if root is None else root
@@ -131,7 +144,11 @@ def sample(schema: Mapping[str, Any], chance: random.Random, root: Mapping[str, 
     if kind == "object":
         properties = schema.get("properties", {})
         required = schema.get("required", ())
-        return {name: sample(about, chance, root) for name, about in properties.items() if name in required}
+        return {
+            name: sample(about, chance, root)
+            for name, about in properties.items()
+            if name in required
+        }
     if kind == "array":
         return [sample(schema.get("items") or {}, chance, root)]
     if kind in ("integer", "number"):

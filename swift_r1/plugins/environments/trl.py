@@ -28,7 +28,8 @@ from swift_r1.plugins.environments.base import ENDLESS_ROWS, ENV_ROW, Environmen
 from swift_r1.plugins.environments.chat import Chat, Message, with_text
 
 _CONFIG = "trl.trainer.grpo_config"
-_TRAINERS = ("trl.trainer.grpo_trainer", _CONFIG, "trl.experimental.async_grpo")  # they import torch and vLLM
+# they import torch and vLLM
+_TRAINERS = ("trl.trainer.grpo_trainer", _CONFIG, "trl.experimental.async_grpo")
 _NO_PROMPT = "The environment says what to do."  # in a row's place of what only `reset` says
 
 
@@ -76,7 +77,9 @@ class TrlAgent(EnvironmentAgent):
         elif count is not None:
             raws = islice(raws, count) if not hasattr(raws, "__len__") else raws
         elif not hasattr(raws, "__len__"):
-            raise UsageError(f"--env trl:{cls.name}: its dataset has no length: say how many rows, --dataset env#N")
+            raise UsageError(
+                f"--env trl:{cls.name}: its dataset has no length: say how many rows, --dataset env#N"
+            )
         for row in raws:
             prompt = row.get("prompt") or _NO_PROMPT
             messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
@@ -88,14 +91,26 @@ class TrlAgent(EnvironmentAgent):
         name = own.get("environment") if several else None
         if name not in given.factories:
             known = ", ".join(map(str, given.factories))
-            raise UsageError(f"--env trl:{self.name}: a row has the environment {name!r}; there are {known}")
+            raise UsageError(
+                f"--env trl:{self.name}: a row has the environment {name!r}; there are {known}"
+            )
         environment = given.factories[name]()
         methods = _methods(environment)
-        messages = row["messages"] if own.get("prompt") or ENV_ROW not in row else [{"role": "user", "content": ""}]
-        columns = {column: value for column, value in own.items() if not (several and column == "environment")}
+        messages = (
+            row["messages"]
+            if own.get("prompt") or ENV_ROW not in row
+            else [{"role": "user", "content": ""}]
+        )
+        columns = {
+            column: value
+            for column, value in own.items()
+            if not (several and column == "environment")
+        }
         observation = await _awaited(environment.reset(**columns))
         if not isinstance(observation, str | None):
-            raise UsageError(f"--env trl:{self.name}: reset returned {a_kind(observation)}, not text or None")
+            raise UsageError(
+                f"--env trl:{self.name}: reset returned {a_kind(observation)}, not text or None"
+            )
         prompt = with_text(messages, observation, between="")
         tools = {tool.__name__: tool for tool in (*given.tools, *methods)}
         chat = Chat(client, prompt, [_described(tool) for tool in tools.values()])
@@ -127,13 +142,22 @@ async def _rewards(
     columns = {name: [value] for name, value in own.items() if name not in ("prompt", "completion")}
     weights = given.reward_weights or [1.0] * len(given.reward_funcs)
     for function, weight in zip(given.reward_funcs, weights, strict=True):
-        more = {"environments": [environment], "log_metric": _nothing, "log_extra": _nothing, "trainer_state": None}
-        [value] = await _awaited(function(prompts=[prompt], completions=[completion], **columns, **more))
+        more = {
+            "environments": [environment],
+            "log_metric": _nothing,
+            "log_extra": _nothing,
+            "trainer_state": None,
+        }
+        [value] = await _awaited(
+            function(prompts=[prompt], completions=[completion], **columns, **more)
+        )
         name = getattr(function, "__name__", type(function).__name__)
         parts[name] = value = _opinion(value)
         total += [weight * value] if value is not None else []
     if hasattr(environment, "get_reward"):
-        value = parts[type(environment).__name__] = _opinion(await _awaited(environment.get_reward()))
+        value = parts[type(environment).__name__] = _opinion(
+            await _awaited(environment.get_reward())
+        )
         total += [value] if value is not None else []
     return {"reward": sum(total) if total else None, **parts}
 
@@ -157,7 +181,11 @@ async def _awaited(value: Any | Awaitable[Any]) -> Any:
 def _methods(environment: Any) -> list[Callable[..., Any]]:
     """Returns the tools of an environment."""
     members = inspect.getmembers(environment, inspect.ismethod)
-    return [method for name, method in members if name not in ("reset", "get_reward") and not name.startswith("_")]
+    return [
+        method
+        for name, method in members
+        if name not in ("reset", "get_reward") and not name.startswith("_")
+    ]
 
 
 def _described(tool: Callable[..., Any]) -> dict[str, Any]:
@@ -191,9 +219,15 @@ def _loaded(name: str, args: Mapping[str, Any]) -> Given:
     except UsageError:
         raise
     except _Made as error:
-        raise UsageError(f"--env trl:{name}: {path} makes a trainer where it is imported: name no class") from error
+        raise UsageError(
+            f"--env trl:{name}: {path} makes a trainer where it is imported: name no class"
+        ) from error
     except (Exception, SystemExit) as error:
-        missing = "" if _has_trl() else "; TRL is not installed: if it is needed, pip install 'swift-r1[trl]'"
+        missing = (
+            ""
+            if _has_trl()
+            else "; TRL is not installed: if it is needed, pip install 'swift-r1[trl]'"
+        )
         raise UsageError(f"--env trl:{name}: {describe(error)}{missing}") from error
     return given
 
@@ -202,7 +236,9 @@ def _class(path: str, attribute: str) -> Any:
     """Returns `attribute` of a file or module."""
     if path.endswith(".py"):
         if not os.path.isfile(path):
-            raise UsageError(f"--env trl:{path}:{attribute}: there is no file {path} (looked in {os.getcwd()})")
+            raise UsageError(
+                f"--env trl:{path}:{attribute}: there is no file {path} (looked in {os.getcwd()})"
+            )
         with _trl_replaced():
             return _member(runpy.run_path(path), path, attribute)
     return _member(vars(importlib.import_module(path)), path, attribute)
@@ -211,7 +247,11 @@ def _class(path: str, attribute: str) -> Any:
 def _member(names: Mapping[str, Any], path: str, attribute: str) -> Any:
     found = names.get(attribute)
     if not callable(found) or not hasattr(found, "reset"):
-        fit = ", ".join(name for name, value in names.items() if inspect.isclass(value) and hasattr(value, "reset"))
+        fit = ", ".join(
+            name
+            for name, value in names.items()
+            if inspect.isclass(value) and hasattr(value, "reset")
+        )
         raise UsageError(
             f"--env trl:{path}:{attribute}: {path} has no environment class {attribute} (a class with reset); "
             f"there are {fit or 'none'}"
@@ -230,7 +270,9 @@ class _Made(BaseException):
 class _Trainer:
     """Stands in for TRL's trainers."""
 
-    def __init__(self, model: Any = None, reward_funcs: Any = None, args: Any = None, **given: Any) -> None:
+    def __init__(
+        self, model: Any = None, reward_funcs: Any = None, args: Any = None, **given: Any
+    ) -> None:
         raise _Made({"reward_funcs": reward_funcs, "args": args, **given})
 
 
@@ -264,10 +306,18 @@ def _of_trainer(path: str, made: Mapping[str, Any]) -> Given:
     functions = made.get("reward_funcs")
     if factory is None:
         raise UsageError(f"--env trl:{path}: its trainer has no environment_factory")
-    functions = functions if isinstance(functions, list | tuple) else [functions] if functions is not None else []
+    functions = (
+        functions
+        if isinstance(functions, list | tuple)
+        else [functions]
+        if functions is not None
+        else []
+    )
     unfit = [one for one in functions if not callable(one) or hasattr(one, "forward")]
     if unfit:
-        raise UsageError(f"--env trl:{path}: its reward {unfit[0]!r} is a model: give it to --reward_model")
+        raise UsageError(
+            f"--env trl:{path}: its reward {unfit[0]!r} is a model: give it to --reward_model"
+        )
     return Given(
         factory if isinstance(factory, dict) else {None: factory},
         made.get("train_dataset"),
@@ -322,7 +372,11 @@ class _StandIn(ModuleType):
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
             raise AttributeError(name)
-        if self.__name__ == _CONFIG and name == "GRPOConfig" and not isinstance(sys.modules["trl"], _StandIn):
+        if (
+            self.__name__ == _CONFIG
+            and name == "GRPOConfig"
+            and not isinstance(sys.modules["trl"], _StandIn)
+        ):
             return _unchecked_config()
         return _Trainer if name.endswith("GRPOTrainer") else _Config
 

@@ -42,9 +42,13 @@ class VerifiersAgent(EnvironmentAgent):
                 except (Exception, SystemExit) as error:
                     raise UsageError(f"{where}: {_cause(error)}") from error
             rubric = loaded.rubric
-            comparing = [one.__name__ for one in rubric._get_reward_funcs() if rubric._is_group_func(one)]
+            comparing = [
+                one.__name__ for one in rubric._get_reward_funcs() if rubric._is_group_func(one)
+            ]
             if comparing:
-                raise UsageError(f"{where}: its reward {comparing[0]} compares episodes, which are scored one by one")
+                raise UsageError(
+                    f"{where}: its reward {comparing[0]} compares episodes, which are scored one by one"
+                )
             cls.loaded = loaded
         return cls.loaded
 
@@ -53,7 +57,9 @@ class VerifiersAgent(EnvironmentAgent):
         """Yields the environment's training set; its evaluation set where rows are held out."""
         environment = cls.prepare()
         with _silent("verifiers"):
-            dataset = environment.get_dataset() if split == "train" else environment.get_eval_dataset()
+            dataset = (
+                environment.get_dataset() if split == "train" else environment.get_eval_dataset()
+            )
         if split == "eval" and environment.eval_dataset is None:
             raise UsageError(
                 f"--env verifiers:{cls.name} has no evaluation set: give --split_dataset_ratio or --val_dataset"
@@ -61,8 +67,14 @@ class VerifiersAgent(EnvironmentAgent):
         for row in dataset:
             prompt = row["prompt"]
             messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
-            plain = [{name: value for name, value in message.items() if value is not None} for message in messages]
-            yield {"messages": plain, ENV_ROW: {**row, "prompt": prompt if isinstance(prompt, str) else plain}}
+            plain = [
+                {name: value for name, value in message.items() if value is not None}
+                for message in messages
+            ]
+            yield {
+                "messages": plain,
+                ENV_ROW: {**row, "prompt": prompt if isinstance(prompt, str) else plain},
+            }
 
     @classmethod
     def scripts(cls, own: Row) -> dict[str, Script]:
@@ -70,7 +82,8 @@ class VerifiersAgent(EnvironmentAgent):
         parser = cls.prepare().parser
         if not isinstance(answer, str) or not answer:
             return super().scripts(own)
-        with contextlib.suppress(Exception):  # a parser without a way to write, or with other fields: as it is
+        # a parser without a way to write, or with other fields: as it is
+        with contextlib.suppress(Exception):
             field = getattr(parser, "answer_field", "answer")
             answer = parser.format(**{name[0]: "..." for name in parser._fields} | {field: answer})
         return {"the row's answer": lambda chance: answer, **super().scripts(own)}
@@ -84,7 +97,8 @@ class VerifiersAgent(EnvironmentAgent):
         silent = 0
         error = state.get("error")
         if error is not None:
-            silent = int(isinstance(error, verifiers.InvalidModelResponseError))  # the model ended its turn at once
+            # the model ended its turn at once
+            silent = int(isinstance(error, verifiers.InvalidModelResponseError))
             if not silent and not (state["trajectory"] and is_limit(error.__cause__ or error)):
                 raise error.__cause__ or error
             state["error"], state["is_truncated"] = None, not silent
@@ -111,7 +125,11 @@ def _cause(error: BaseException) -> str:
     cause = error.__cause__
     if cause is None:
         return describe(error)
-    return f"{one_line(error)} ({one_line(cause)})" if isinstance(cause, ImportError) else describe(cause)
+    return (
+        f"{one_line(error)} ({one_line(cause)})"
+        if isinstance(cause, ImportError)
+        else describe(cause)
+    )
 
 
 @contextlib.contextmanager

@@ -72,7 +72,11 @@ class ToolCall:
 
     def as_message(self) -> dict[str, Any]:
         """OpenAI's entry of `tool_calls`."""
-        return {"id": self.id, "type": "function", "function": {"name": self.name, "arguments": self.arguments}}
+        return {
+            "id": self.id,
+            "type": "function",
+            "function": {"name": self.name, "arguments": self.arguments},
+        }
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +105,11 @@ def chosen_parser(given: str | None, template: str) -> tuple[str | None, str]:
     if given is not None:
         return given, "--tool_call_parser"
     guess = guessed_parser(template)
-    return (guess[0], f"the chat template has {guess[1]}") if guess else (None, "no known sign in the chat template")
+    return (
+        (guess[0], f"the chat template has {guess[1]}")
+        if guess
+        else (None, "no known sign in the chat template")
+    )
 
 
 class ToolCallParser:
@@ -116,13 +124,17 @@ class ToolCallParser:
             from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionRequest
             from vllm.tool_parsers import ToolParserManager
         except ImportError as error:
-            raise UsageError(f"tool calls are parsed by vLLM, which is not installed here ({error})") from error
+            raise UsageError(
+                f"tool calls are parsed by vLLM, which is not installed here ({error})"
+            ) from error
         # A call that is not JSON is the model's doing, and no error of the program with a traceback.
         for place in ("vllm.tool_parsers", "vllm.parser"):
             logging.getLogger(place).setLevel(logging.CRITICAL)
         known = ToolParserManager.list_registered()
         if name not in known:
-            raise UsageError(f"--tool_call_parser {name}: vLLM has no such parser; it has {', '.join(known)}")
+            raise UsageError(
+                f"--tool_call_parser {name}: vLLM has no such parser; it has {', '.join(known)}"
+            )
         # Each parser looks into the vocabulary, which takes 0.1 s to list: once for all of them.
         vocabulary = tokenizer.get_vocab()
         self._tokenizer = copy(tokenizer)
@@ -135,8 +147,14 @@ class ToolCallParser:
             request, parser = self._made(())
             parser.extract_tool_calls("", request)
         except Exception as error:
-            why = "vLLM reads that format elsewhere" if isinstance(error, NotImplementedError) else one_line(error)
-            raise UsageError(f"--tool_call_parser {name} cannot be used with this model: {why}") from error
+            why = (
+                "vLLM reads that format elsewhere"
+                if isinstance(error, NotImplementedError)
+                else one_line(error)
+            )
+            raise UsageError(
+                f"--tool_call_parser {name} cannot be used with this model: {why}"
+            ) from error
 
     def parse(self, text: str, tools: Sequence[Tool] = (), token_ids: Sequence[int] = ()) -> Parsed:
         """Returns the calls of a whole turn. `text` has its special tokens, but not the one that ends the turn;
@@ -147,7 +165,9 @@ class ToolCallParser:
             request, parser = self._made(tools)
             found = parser.extract_tool_calls(spoken, request)
         except Exception as error:  # noqa: BLE001 - a parser may stumble over anything that a model writes
-            _logger.warning("the parser %s failed (%s): the turn is taken as text", self.name, one_line(error))
+            _logger.warning(
+                "the parser %s failed (%s): the turn is taken as text", self.name, one_line(error)
+            )
             return Parsed(text or None)
         if not found.tools_called or not found.tool_calls:
             return Parsed(text or None)
@@ -187,7 +207,9 @@ class StreamedTurn:
     """A turn that comes in pieces: its text is given out as it comes, as far as it can be no call; the calls are found
     in the whole, so that a stream says what the whole answer says."""
 
-    def __init__(self, owner: ToolCallParser, request: Any, parser: Any, tools: Sequence[Tool]) -> None:
+    def __init__(
+        self, owner: ToolCallParser, request: Any, parser: Any, tools: Sequence[Tool]
+    ) -> None:
         self._owner = owner
         self._request = request
         self._parser = parser
@@ -210,7 +232,11 @@ class StreamedTurn:
                 before, self._text, text, ids, self._ids, list(token_ids), self._request
             )
         except Exception as error:  # noqa: BLE001 - as in `parse`; the end says what is left
-            _logger.warning("the parser %s failed on a piece of a stream (%s)", self._owner.name, one_line(error))
+            _logger.warning(
+                "the parser %s failed on a piece of a stream (%s)",
+                self._owner.name,
+                one_line(error),
+            )
             return ""
         new = str(found.content or "") if found is not None else ""
         # Some parsers leave out what they took for a tag: the rest comes with the end, where it is known.

@@ -83,12 +83,17 @@ class ToolPool:
         if call.name not in names:
             text = f"Error: there is no tool {call.name[:100]!r}; there are {', '.join(sorted(names)) or 'none'}"
             return ToolAnswer(text, "unknown")
-        answer = await self._once(call) or await self._once(call)  # a breakdown of the pool is another call's fault
-        answer = answer or ToolAnswer("Error: its process died", "error", cause="its worker process died")
+        # a breakdown of the pool is another call's fault
+        answer = await self._once(call) or await self._once(call)
+        answer = answer or ToolAnswer(
+            "Error: its process died", "error", cause="its worker process died"
+        )
         if answer.cause is not None and call.name not in self._warned:
             self._warned.add(call.name)
             _logger.warning(
-                "the tool %s failed: %s (told once per tool; the model gets one line)", call.name, answer.cause
+                "the tool %s failed: %s (told once per tool; the model gets one line)",
+                call.name,
+                answer.cause,
             )
         return answer
 
@@ -101,8 +106,12 @@ class ToolPool:
         except NoAnswer as error:
             if error.kind == "timeout":
                 text = f"no answer within {limit:g} s"
-                return ToolAnswer(f"Error: {text}", "timeout", limit, cause=f"{text}, worker killed")
+                return ToolAnswer(
+                    f"Error: {text}", "timeout", limit, cause=f"{text}, worker killed"
+                )
             if error.kind == "memory":
                 cause = f"over --reward_memory_limit {self._memory:g} GiB"
                 return ToolAnswer("Error: MemoryError", "error", cause=cause)
-            return ToolAnswer("Error: its process died", "error", cause=f"its process died ({error.code})")
+            return ToolAnswer(
+                "Error: its process died", "error", cause=f"its process died ({error.code})"
+            )

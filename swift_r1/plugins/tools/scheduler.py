@@ -9,8 +9,17 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from swift_r1.errors import UsageError
-from swift_r1.plugins.protocol import ChatCompletionResponseChoice, RolloutInferRequest, RolloutOutput
-from swift_r1.plugins.rollouts import MultiTurnScheduler, RolloutScheduler, multi_turns, up_to_last_answer
+from swift_r1.plugins.protocol import (
+    ChatCompletionResponseChoice,
+    RolloutInferRequest,
+    RolloutOutput,
+)
+from swift_r1.plugins.rollouts import (
+    MultiTurnScheduler,
+    RolloutScheduler,
+    multi_turns,
+    up_to_last_answer,
+)
 from swift_r1.plugins.tools.calling import ToolAnswer
 from swift_r1.plugins.tools.parsing import Parsed, ToolCall
 
@@ -42,7 +51,9 @@ class ToolScheduler(RolloutScheduler):
         self.kit = kit
         self._warned = False
 
-    async def run(self, infer_request: RolloutInferRequest, request_config: Any, **kwargs: Any) -> RolloutOutput:
+    async def run(
+        self, infer_request: RolloutInferRequest, request_config: Any, **kwargs: Any
+    ) -> RolloutOutput:
         """`rollout_infos` has `tool_calls`, a dict for each call: `turn`, `name`, `arguments` (JSON), `content` (the
         answer), `outcome` (answer, error, timeout or unknown), `seconds` and `cut`. A turn with a call that could not
         be read is there too: its text as `arguments`, `outcome` unread."""
@@ -75,7 +86,10 @@ class _Turns(MultiTurnScheduler):
         self.calls: list[dict[str, Any]] = []
 
     async def on_turn_end(
-        self, infer_request: RolloutInferRequest, response_choice: ChatCompletionResponseChoice, current_turn: int
+        self,
+        infer_request: RolloutInferRequest,
+        response_choice: ChatCompletionResponseChoice,
+        current_turn: int,
     ) -> dict[str, Any]:
         parsed = self._parsed(response_choice, current_turn)
         at_end = current_turn == self.max_turns
@@ -87,7 +101,9 @@ class _Turns(MultiTurnScheduler):
             corrected = self._kit.corrects and not at_end
             content = _UNREAD if corrected else ""
             self._owner.tell_unread(parsed.content or "")
-            self._keep(current_turn, ToolCall("", "", parsed.content or ""), ToolAnswer(content, "unread"))
+            self._keep(
+                current_turn, ToolCall("", "", parsed.content or ""), ToolAnswer(content, "unread")
+            )
             if corrected:
                 told = {"role": "tool", "tool_call_id": "", "name": "", "content": content}
                 self.messages.append(told)
@@ -101,40 +117,65 @@ class _Turns(MultiTurnScheduler):
             for call, answer in made
         ]
         calls = [call.as_message() for call in parsed.calls]
-        self.messages += [{"role": "assistant", "content": parsed.content or "", "tool_calls": calls}, *deepcopy(said)]
+        self.messages += [
+            {"role": "assistant", "content": parsed.content or "", "tool_calls": calls},
+            *deepcopy(said),
+        ]
         infer_request.messages += said
         for call, answer in made:
             self._keep(current_turn, call, answer)
         return {"done": False}
 
     def _keep(self, turn: int, call: ToolCall, answer: ToolAnswer) -> None:
-        made = {"turn": turn, "name": call.name, "arguments": call.arguments, "content": answer.content}
-        self.calls.append(made | {"outcome": answer.outcome, "seconds": answer.seconds, "cut": answer.cut})
+        made = {
+            "turn": turn,
+            "name": call.name,
+            "arguments": call.arguments,
+            "content": answer.content,
+        }
+        self.calls.append(
+            made | {"outcome": answer.outcome, "seconds": answer.seconds, "cut": answer.cut}
+        )
 
     def step(
-        self, infer_request: RolloutInferRequest, response_choice: ChatCompletionResponseChoice, current_turn: int
+        self,
+        infer_request: RolloutInferRequest,
+        response_choice: ChatCompletionResponseChoice,
+        current_turn: int,
     ) -> dict[str, Any]:
         return {"infer_request": infer_request}
 
     def _parsed(self, choice: ChatCompletionResponseChoice, turn: int) -> Parsed:
         """Returns the model's turn, with its special tokens, which belong to the calls of some formats."""
         ids = list(choice.token_ids or ())
-        prefix = choice.message.content.removesuffix(self.tokenizer.decode(ids, skip_special_tokens=True))
+        prefix = choice.message.content.removesuffix(
+            self.tokenizer.decode(ids, skip_special_tokens=True)
+        )
         shown = ids[:-1] if ids[-1] in self._kit.ends else ids
-        return self._kit.parser.parse(prefix + self.tokenizer.decode(shown), self._tools, (turn, *ids))
+        return self._kit.parser.parse(
+            prefix + self.tokenizer.decode(shown), self._tools, (turn, *ids)
+        )
 
 
 def check_tool_answers(encoder: PromptEncoder) -> None:
     """Raises UsageError where the chat template has no place for tools, or renders their answers otherwise behind a
     turn as the model wrote it than behind the same turn with its calls apart: the model would read other text here than
     elsewhere."""
-    tool = {"type": "function", "function": {"name": "f", "description": "f", "parameters": _NO_PARAMETERS}}
+    tool = {
+        "type": "function",
+        "function": {"name": "f", "description": "f", "parameters": _NO_PARAMETERS},
+    }
     user = {"role": "user", "content": "x"}
     apart: list[dict[str, Any]] = [user]
     written = [user]
     for number in range(2):
         call = ToolCall(f"call{number:05d}", "f", "{}")
-        answer = {"role": "tool", "tool_call_id": call.id, "name": "f", "content": f"answer {number}"}
+        answer = {
+            "role": "tool",
+            "tool_call_id": call.id,
+            "name": "f",
+            "content": f"answer {number}",
+        }
         apart += [{"role": "assistant", "content": "", "tool_calls": [call.as_message()]}, answer]
         written += [{"role": "assistant", "content": _TURN}, answer]
     behind = encoder.render(written, [tool]).rpartition(_TURN)[2]

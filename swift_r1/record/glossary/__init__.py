@@ -31,7 +31,9 @@ def metric(key: str) -> Metric | None:
     to."""
     everything = [one for group in GROUPS.values() for one in group]
     exact = (one for one in everything if one.name == key)
-    return next(exact, None) or next((one for one in everything if one.pattern.fullmatch(key)), None)
+    return next(exact, None) or next(
+        (one for one in everything if one.pattern.fullmatch(key)), None
+    )
 
 
 def unknown(keys: Iterable[str]) -> list[str]:

@@ -9,7 +9,12 @@ COMPLETIONS = (
         "tokens",
         "may rise with the reward; twice as long without more reward is padding",
     ),
-    M("completions/max_length", "longest completion since the previous line", "tokens", "below the limit"),
+    M(
+        "completions/max_length",
+        "longest completion since the previous line",
+        "tokens",
+        "below the limit",
+    ),
     M(
         "completions/clipped_ratio",
         "completions that reached `--max_completion_length`",
@@ -37,8 +42,20 @@ COMPLETIONS = (
 )
 
 TURNS = (
-    M("multi_turn/mean_turns", "mean number of turns per conversation", "turns", "", "several turns"),
-    M("multi_turn/max_turns", "turns of the longest conversation", "turns", "below `--max_turns`", "several turns"),
+    M(
+        "multi_turn/mean_turns",
+        "mean number of turns per conversation",
+        "turns",
+        "",
+        "several turns",
+    ),
+    M(
+        "multi_turn/max_turns",
+        "turns of the longest conversation",
+        "turns",
+        "below `--max_turns`",
+        "several turns",
+    ),
     M(
         "multi_turn/trained_tokens",
         "trained tokens of a conversation, of those after its prompt",
@@ -48,8 +65,20 @@ TURNS = (
     ),
     M("tools/<tool>/calls", "calls of a tool", "calls", "", "tools"),
     M("tools/<tool>/errors", "calls that gave an error", "calls", "falls", "tools"),
-    M("tools/<tool>/timeouts", "calls that ran out of time", "calls", "0; else `--tool_timeout`", "tools"),
-    M("tools/<tool>/cut", "truncated answers", "calls", "0; else `--max_tool_response_length`", "tools"),
+    M(
+        "tools/<tool>/timeouts",
+        "calls that ran out of time",
+        "calls",
+        "0; else `--tool_timeout`",
+        "tools",
+    ),
+    M(
+        "tools/<tool>/cut",
+        "truncated answers",
+        "calls",
+        "0; else `--max_tool_response_length`",
+        "tools",
+    ),
     M("tools/<tool>/seconds", "total time in the tool", "s", "", "tools"),
     M("tools/unknown_calls", "calls with names of no known tool", "calls", "falls to 0", "tools"),
     M(
@@ -62,7 +91,13 @@ TURNS = (
 )
 
 AGENTS = (
-    M("agent/failed", "episodes without a valid reward", "episodes", "0", "an agent or environment"),
+    M(
+        "agent/failed",
+        "episodes without a valid reward",
+        "episodes",
+        "0",
+        "an agent or environment",
+    ),
     M("agent/exception", "episodes whose class raised", "episodes", "0", "an agent or environment"),
     M(
         "agent/exit",
@@ -71,9 +106,27 @@ AGENTS = (
         "0",
         "an agent or environment",
     ),
-    M("agent/timeout", "episodes that reached `--agent_timeout`", "episodes", "0", "an agent or environment"),
-    M("agent/died", "episodes whose process was killed", "episodes", "0", "an agent or environment"),
-    M("agent/memory", "episodes that needed too much memory", "episodes", "0", "an agent or environment"),
+    M(
+        "agent/timeout",
+        "episodes that reached `--agent_timeout`",
+        "episodes",
+        "0",
+        "an agent or environment",
+    ),
+    M(
+        "agent/died",
+        "episodes whose process was killed",
+        "episodes",
+        "0",
+        "an agent or environment",
+    ),
+    M(
+        "agent/memory",
+        "episodes that needed too much memory",
+        "episodes",
+        "0",
+        "an agent or environment",
+    ),
     M(
         "agent/silent",
         "episodes in which no call of the model was answered",
@@ -81,7 +134,13 @@ AGENTS = (
         "0; else the agent does not use the address that it was given",
         "an agent or environment",
     ),
-    M("agent/result", "episodes whose result could not be used", "episodes", "0", "an agent or environment"),
+    M(
+        "agent/result",
+        "episodes whose result could not be used",
+        "episodes",
+        "0",
+        "an agent or environment",
+    ),
     M(
         "agent/limited",
         "episodes that were cut off at a limit of tokens or turns; their reward is 0",

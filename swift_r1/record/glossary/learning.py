@@ -16,7 +16,12 @@ def _of_methods(methods: Iterable[Loss | Distillation]) -> Iterator[M]:
 
 
 REWARDS = (
-    M("reward", "mean reward of the completions: the weighted sum of the reward functions", "", "rises"),
+    M(
+        "reward",
+        "mean reward of the completions: the weighted sum of the reward functions",
+        "",
+        "rises",
+    ),
     M(
         "reward_std",
         "standard deviation of rewards within a group, averaged over groups",
@@ -95,7 +100,13 @@ POLICY = (
         "steady; single spikes: a few tokens dominate (`--max_grad_norm`); 0: nothing to learn from",
     ),
     M("learning_rate", "learning rate of this step", "", "the schedule that was asked for"),
-    M("loss_scale", "factor that the loss was multiplied by", "", "halves where the gradient overflows", "float16"),
+    M(
+        "loss_scale",
+        "factor that the loss was multiplied by",
+        "",
+        "halves where the gradient overflows",
+        "float16",
+    ),
     M(
         "skipped",
         "1 if loss or gradient was not finite and the update was skipped; the batch is in `skipped/`",
@@ -159,9 +170,19 @@ POLICY = (
         "0 to 0.3; above 1 and growing the policy leaves its reference: raise `--beta`, lower the learning rate",
         "there is a reference (`--beta` above 0)",
     ),
-    M("ref_model_synced", "1 if the reference was moved towards the policy", "", "", "`--sync_ref_model true`"),
+    M(
+        "ref_model_synced",
+        "1 if the reference was moved towards the policy",
+        "",
+        "",
+        "`--sync_ref_model true`",
+    ),
     M("micro_batches", "micro-batches of each rank in the step"),
-    M("tokens_computed", "tokens that went through the model on all ranks: prompts, completions and padding", "tokens"),
+    M(
+        "tokens_computed",
+        "tokens that went through the model on all ranks: prompts, completions and padding",
+        "tokens",
+    ),
     *_of_methods(LOSSES.values()),
 )
 
@@ -178,10 +199,22 @@ CRITIC = (
     M("returns/mean", "mean of the returns at tokens", "", "follows `reward`", "PPO"),
     M("returns/std", "standard deviation of the returns", "", "above 0", "PPO"),
     M("values/mean", "mean of the critic's values", "", "near `returns/mean`", "PPO"),
-    M("clip_ratio/value", "tokens whose value was clipped (`--cliprange_value`)", "share", "", "PPO"),
+    M(
+        "clip_ratio/value",
+        "tokens whose value was clipped (`--cliprange_value`)",
+        "share",
+        "",
+        "PPO",
+    ),
     M("critic/grad_norm", "norm of the critic's gradient, before clipping", "", "steady", "PPO"),
     M("critic/learning_rate", "the critic's learning rate", "", "", "PPO"),
-    M("critic/loss_scale", "factor that the critic's loss was multiplied by", "", "", "PPO in float16"),
+    M(
+        "critic/loss_scale",
+        "factor that the critic's loss was multiplied by",
+        "",
+        "",
+        "PPO in float16",
+    ),
 )
 
 TEACHER = (
@@ -193,6 +226,18 @@ TEACHER = (
         "a teacher",
     ),
     *_of_methods(DISTILLATIONS.values()),
-    M("chord/mu", "weight of the experts' loss", "", "follows `--chord_mu_peak` and related flags", "CHORD"),
-    M("chord/nll", "mean negative log-prob of a token of the experts' answers", "nats", "falls", "CHORD"),
+    M(
+        "chord/mu",
+        "weight of the experts' loss",
+        "",
+        "follows `--chord_mu_peak` and related flags",
+        "CHORD",
+    ),
+    M(
+        "chord/nll",
+        "mean negative log-prob of a token of the experts' answers",
+        "nats",
+        "falls",
+        "CHORD",
+    ),
 )

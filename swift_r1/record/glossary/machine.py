@@ -6,7 +6,12 @@ _SERVER = "`--use_vllm true`"
 _OFF_POLICY = "`--log_rollout_offpolicy_metrics true`, `swift replay`"
 
 ROLLOUTS = (
-    M("rollout/weight_version", "oldest weights that wrote a completion of the round", "version", "rises"),
+    M(
+        "rollout/weight_version",
+        "oldest weights that wrote a completion of the round",
+        "version",
+        "rises",
+    ),
     M(
         "rollout/logp_diff",
         "mean absolute difference between a token's log-probs in trainer and engine",
@@ -94,10 +99,28 @@ ROLLOUTS = (
         "near 0",
         _OFF_POLICY,
     ),
-    M("rollout/k3_kl", "the same as E[r - 1 - log r], which is never negative", "nats", "near 0", _OFF_POLICY),
+    M(
+        "rollout/k3_kl",
+        "the same as E[r - 1 - log r], which is never negative",
+        "nats",
+        "near 0",
+        _OFF_POLICY,
+    ),
     M("rollout/chi2_token", "E[r^2] - 1 of tokens", "", "near 0", _OFF_POLICY),
-    M("rollout/chi2_seq", "the same for completions, by their geometric mean of r", "", "near 0", _OFF_POLICY),
-    M("rollout/training_ppl", "mean perplexity of a completion in the trainer", "", "", _OFF_POLICY),
+    M(
+        "rollout/chi2_seq",
+        "the same for completions, by their geometric mean of r",
+        "",
+        "near 0",
+        _OFF_POLICY,
+    ),
+    M(
+        "rollout/training_ppl",
+        "mean perplexity of a completion in the trainer",
+        "",
+        "",
+        _OFF_POLICY,
+    ),
     M(
         "rollout/rollout_ppl",
         "mean perplexity of a completion in the engine",
@@ -105,11 +128,29 @@ ROLLOUTS = (
         "near `rollout/training_ppl`",
         _OFF_POLICY,
     ),
-    M("rollout/log_ppl_diff", "log of the trainer's perplexity over the engine's, mean", "nats", "near 0", _OFF_POLICY),
+    M(
+        "rollout/log_ppl_diff",
+        "log of the trainer's perplexity over the engine's, mean",
+        "nats",
+        "near 0",
+        _OFF_POLICY,
+    ),
     M("rollout/log_ppl_abs_diff", "its absolute value, mean", "nats", "near 0", _OFF_POLICY),
-    M("rollout/ppl_ratio", "the trainer's perplexity over the engine's, mean", "", "near 1", _OFF_POLICY),
+    M(
+        "rollout/ppl_ratio",
+        "the trainer's perplexity over the engine's, mean",
+        "",
+        "near 1",
+        _OFF_POLICY,
+    ),
     M("rollout/ratio_mean", "mean p(policy now) / p(engine) of a token", "", "near 1", _OFF_POLICY),
-    M("rollout/ratio_max", "largest p(policy now) / p(engine) of a token", "", "small", _OFF_POLICY),
+    M(
+        "rollout/ratio_max",
+        "largest p(policy now) / p(engine) of a token",
+        "",
+        "small",
+        _OFF_POLICY,
+    ),
     M(
         "rollout/ess_token",
         "effective sample size of the tokens (Kish)",
@@ -128,18 +169,33 @@ ROLLOUTS = (
 
 TIME = (
     M("step", "optimizer step, counted from 1; other values are means since the previous line"),
-    M("time/step", "time of the step with its share of the round: the sum of the times below, per step", "s"),
+    M(
+        "time/step",
+        "time of the step with its share of the round: the sum of the times below, per step",
+        "s",
+    ),
     M(
         "time/generate",
         "time that training waited for completions",
         "s",
         "most of a step where generation is not ahead (`--async_generate`)",
     ),
-    M("time/reward", "time that training waited for rewards after the last completion", "s", "near 0"),
+    M(
+        "time/reward",
+        "time that training waited for rewards after the last completion",
+        "s",
+        "near 0",
+    ),
     M("time/teacher", "log-probs of the teacher", "s", "", "a teacher"),
     M("time/train", "log-probs before training, loss, gradient and update", "s"),
     M("time/sync", "weights to the engine", "s", "small against `time/train`"),
-    M("time/sleep", "time in which the engine went to sleep and woke up", "s", "", "`--sleep_level`"),
+    M(
+        "time/sleep",
+        "time in which the engine went to sleep and woke up",
+        "s",
+        "",
+        "`--sleep_level`",
+    ),
     M(
         "time/offload",
         "time to move weights or optimizer state to the host and back",
@@ -157,7 +213,13 @@ TIME = (
     ),
     M("time/slowest_rank", "number of that rank", "", "another one each time", "several ranks"),
     M("time/server_slowdown", "the same for rollout servers", "", "near 1", "several servers"),
-    M("time/slowest_server", "number of that server", "", "another one each time", "several servers"),
+    M(
+        "time/slowest_server",
+        "number of that server",
+        "",
+        "another one each time",
+        "several servers",
+    ),
     M(
         "memory/peak_gib",
         "peak memory since the start, largest over ranks: of the GPU, or on a CPU of the process",
@@ -181,7 +243,12 @@ EVALUATION = (
     ),
     M("eval/<set>/reward", "mean reward", "", "rises"),
     M("eval/<set>/rewards/<reward>/mean", "mean of one reward function", "", "rises"),
-    M("eval/<set>/avg@<n>", "accuracy of the n completions of a question, averaged over questions", "share", "rises"),
+    M(
+        "eval/<set>/avg@<n>",
+        "accuracy of the n completions of a question, averaged over questions",
+        "share",
+        "rises",
+    ),
     M(
         "eval/<set>/pass@<k>",
         "questions that k completions solve at least once (unbiased estimate)",
@@ -198,8 +265,19 @@ EVALUATION = (
     M("eval/<set>/<estimate>/low", "lower end of the 95 % interval", "share"),
     M("eval/<set>/<estimate>/high", "upper end of the 95 % interval", "share"),
     M("eval/<set>/mean_length", "mean completion length", "tokens"),
-    M("eval/<set>/truncated", "completions that reached the limit", "share", "near 0, or the limit is too short"),
-    M("eval/<set>/unanswered", "completions without an answer", "share", "near 0", "a rule that finds answers"),
+    M(
+        "eval/<set>/truncated",
+        "completions that reached the limit",
+        "share",
+        "near 0, or the limit is too short",
+    ),
+    M(
+        "eval/<set>/unanswered",
+        "completions without an answer",
+        "share",
+        "near 0",
+        "a rule that finds answers",
+    ),
     M("eval/<set>/completions", "completions that were judged"),
     M("eval/<set>/prompts", "questions"),
     M("eval/<set>/completions/<name>", "as `completions/<name>` above"),

@@ -31,4 +31,6 @@ class Metric:
     def pattern(self) -> re.Pattern[str]:
         """Matches the keys that it describes."""
         parts = re.split(r"(<[a-z]+>)", self.name)
-        return re.compile("".join(_ANY.get(part, ".+") if part[:1] == "<" else re.escape(part) for part in parts))
+        return re.compile(
+            "".join(_ANY.get(part, ".+") if part[:1] == "<" else re.escape(part) for part in parts)
+        )

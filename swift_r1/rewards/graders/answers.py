@@ -16,13 +16,18 @@ OPEN = "<answer>"
 CLOSE = "</answer>"
 # A command, a line break with the room after it, or a backslash and one character.
 _COMMAND = re.compile(
-    r"(?P<gone>\\(?:left|right)\s*\.|\\!\s*)|\\[A-Za-z]+|(?P<line>\\\\(?:\s*\[-?[0-9.]+\s*[a-z]{2}\])?)|\\.", re.DOTALL
+    r"(?P<gone>\\(?:left|right)\s*\.|\\!\s*)|\\[A-Za-z]+|(?P<line>\\\\(?:\s*\[-?[0-9.]+\s*[a-z]{2}\])?)|\\.",
+    re.DOTALL,
 )
 _NOTHING = r"""
     \( \) \[ \] \$ \% \left \right \big \Big \bigg \Bigg \bigl \bigr \Bigl \Bigr \biggl \biggr \Biggl \Biggr
     \displaystyle \textstyle \limits \mathbf \boldsymbol \bm \mathit \mathsf \bf
 """
-_SPELLINGS = dict.fromkeys(_NOTHING.split(), "") | {"\\lbrace": "\\{", "\\rbrace": "\\}", "\\degree": "^\\circ"}
+_SPELLINGS = dict.fromkeys(_NOTHING.split(), "") | {
+    "\\lbrace": "\\{",
+    "\\rbrace": "\\}",
+    "\\degree": "^\\circ",
+}
 _SPELLINGS |= dict.fromkeys(("\\,", "\\;", "\\:", "\\>", "\\ ", "\\\n", "\\quad", "\\qquad"), " ")
 for _spelling, _others in {
     "\\frac": r"\dfrac \tfrac \cfrac",
@@ -54,7 +59,9 @@ _UNICODE = {
     "\\le ": "\u2264",
     "\\ge ": "\u2265",
 }
-_CHARACTERS = str.maketrans({character: text for text, found in _UNICODE.items() for character in found})
+_CHARACTERS = str.maketrans(
+    {character: text for text, found in _UNICODE.items() for character in found}
+)
 _PLAIN_COMMAND = re.compile(r"(?<!\\)\\[A-Za-z]")
 _DOUBLED_COMMAND = re.compile(r"\\\\[A-Za-z]")
 _GROUPED = re.compile(r"(?<![0-9.,])[0-9]{1,3}(?: [0-9]{3})+(?![0-9])")
@@ -62,15 +69,32 @@ _SINGLE = re.compile(r"([\^_])\{(\w|\\circ)\}(?![0-9])")
 _PLUS_INFINITY = re.compile(r"((?:^|[(\[{,=])\s*)\+\s*(?=\\infty)")
 _NUMBER_IN_TEXT = re.compile(r"\\text\s*\{\s*([-+]?[0-9][^{}\\]*)\}")
 # What follows a value and is no part of it: \text{ cm}^2, \mathrm{~kg}. Euler's e and the like are values.
-_UNIT = re.compile(r"\\text\s*\{\s*~?\s*([A-Za-z][A-Za-z./ ]*)\}\s*(\^\s*\{?\s*-?[0-9]\s*\}?)?\s*\.?$")
+_UNIT = re.compile(
+    r"\\text\s*\{\s*~?\s*([A-Za-z][A-Za-z./ ]*)\}\s*(\^\s*\{?\s*-?[0-9]\s*\}?)?\s*\.?$"
+)
 _NO_UNIT = frozenset(
-    ("e", "i", "d", "pi", "or", "and", "dozen", "hundred", "thousand", "million", "billion", "trillion")
+    (
+        "e",
+        "i",
+        "d",
+        "pi",
+        "or",
+        "and",
+        "dozen",
+        "hundred",
+        "thousand",
+        "million",
+        "billion",
+        "trillion",
+    )
 )
 _WORDS = (
     "mm|cm|km|inch|inches|ft|foot|feet|yards?|miles?|met(?:er|re)s?|hours?|minutes?|seconds?|days?|weeks?|months?|years?"
     "|dollars?|cents?|grams?|kg|pounds?|lit(?:er|re)s?|degrees?|percent|units?|mph|people|students"
 )
-_PLAIN_UNIT = re.compile(rf"(?<=[0-9}}])\s*((?:square |cubic )?(?:{_WORDS}))(\^\s*\{{?[0-9]\}}?)?\.?$")
+_PLAIN_UNIT = re.compile(
+    rf"(?<=[0-9}}])\s*((?:square |cubic )?(?:{_WORDS}))(\^\s*\{{?[0-9]\}}?)?\.?$"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +134,8 @@ def tidied(text: str) -> str:
     if not text.isascii():
         text = text.translate(_CHARACTERS)
     if "\\" in text:
-        if _DOUBLED_COMMAND.search(text) and not _PLAIN_COMMAND.search(text):  # escaped once too often
+        # escaped once too often
+        if _DOUBLED_COMMAND.search(text) and not _PLAIN_COMMAND.search(text):
             text = text.replace("\\\\", "\\")
         text = _COMMAND.sub(_spelling_of, text)
 

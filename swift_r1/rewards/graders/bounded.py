@@ -28,7 +28,9 @@ class Unreadable(ValueError):
 def close(a: Value, b: Value) -> bool:
     """Says whether two values are equal: exactly where both are exact, else to 48 digits."""
     a, b = _alike(a, b)
-    return a == b if isinstance(a, Fraction) else bool(abs(a - b) <= _TOLERANCE * max(abs(a), abs(b)))
+    return (
+        a == b if isinstance(a, Fraction) else bool(abs(a - b) <= _TOLERANCE * max(abs(a), abs(b)))
+    )
 
 
 def real(value: Value) -> Value:
@@ -55,7 +57,9 @@ def _checked(operation: Callable[[Value, Value], Value]) -> Callable[[Value, Val
     return lambda a, b: bounded(operation(*_alike(a, b)))
 
 
-add, subtract, multiply, divide = map(_checked, (operator.add, operator.sub, operator.mul, operator.truediv))
+add, subtract, multiply, divide = map(
+    _checked, (operator.add, operator.sub, operator.mul, operator.truediv)
+)
 
 
 def power(base: Value, exponent: Value) -> Value:

@@ -24,7 +24,8 @@ from swift_r1.rewards.graders.reader import ExpressionReader, tokens
 
 MAX_PARTS = 64  # of a list
 MAX_MEMBERS = 24  # of a set
-POINTS = 3  # sets of values of the variables; the first has positive values only, the others both signs
+# sets of values of the variables; the first has positive values only, the others both signs
+POINTS = 3
 POINTS_ROUNDED = 32  # where something is rounded; the later ones are large
 
 _LITERAL = re.compile(
@@ -55,13 +56,25 @@ _MATRIX = re.compile(
     re.DOTALL,
 )
 _FREE_SPACE = re.compile(r" (?![0-9])|(?<![0-9]) ")
-_TURNED = {"=": "=", "<": ">", ">": "<", "\\le": "\\ge", "\\ge": "\\le", "\\ne": "\\ne", "\\approx": "\\approx"}
+_TURNED = {
+    "=": "=",
+    "<": ">",
+    ">": "<",
+    "\\le": "\\ge",
+    "\\ge": "\\le",
+    "\\ne": "\\ne",
+    "\\approx": "\\approx",
+}
 _RELATION = re.compile(r"=|<|>|\\(?:le|ge|ne|in|to|approx)(?![A-Za-z])")
 
 
 def equal(given: str, right: str) -> bool:
     """Returns whether a tidied answer equals a tidied gold answer."""
-    return same_text(given, right) or same_words(given, right) or _equal_values(given, right, MAX_PARTS)
+    return (
+        same_text(given, right)
+        or same_words(given, right)
+        or _equal_values(given, right, MAX_PARTS)
+    )
 
 
 def contradict(given: str, right: str) -> bool:
@@ -154,7 +167,8 @@ def _equal_values(given: str, right: str, budget: int) -> bool:
     fraction = _fraction(given)
     right_fraction = _fraction(right)
     if fraction and right_fraction and Fraction(*fraction) == Fraction(*right_fraction):
-        return fraction == right_fraction or Fraction(*fraction).denominator == fraction[1]  # in lowest terms
+        # in lowest terms
+        return fraction == right_fraction or Fraction(*fraction).denominator == fraction[1]
 
     form, cells = _matrix(given)
     right_form, right_cells = _matrix(right)
@@ -226,7 +240,9 @@ def _same_list(given: list[str], right: list[str], budget: int) -> bool:
     """Returns whether two lists are equal, part by part; `budget` is how many parts they may have."""
     if len(given) != len(right) or len(right) > budget:
         return False
-    return all(_equal_values(a.strip(), b.strip(), budget // 2) for a, b in zip(given, right, strict=True))
+    return all(
+        _equal_values(a.strip(), b.strip(), budget // 2) for a, b in zip(given, right, strict=True)
+    )
 
 
 def _same_set(given: list[str], right: list[str], budget: int) -> bool:

@@ -64,7 +64,9 @@ def grade_math(
     return Grade(0.0, True)
 
 
-def math_answer(response: str, answer: Literal["boxed", "tag", "tag_strict"] = "boxed") -> str | None:
+def math_answer(
+    response: str, answer: Literal["boxed", "tag", "tag_strict"] = "boxed"
+) -> str | None:
     """Returns the tidied answer of a completion, found as `grade_math` finds it; None without one, or a too long
     one."""
     written = _answer(response, answer)

@@ -48,7 +48,9 @@ def cases_of(tests: Any) -> list[Case]:
         tests = {"test_cases": tests}
 
     if not isinstance(tests, Mapping):
-        raise ValueError(f"the tests of a row are {a_kind(tests)}, not an object or a list of test cases")
+        raise ValueError(
+            f"the tests of a row are {a_kind(tests)}, not an object or a list of test cases"
+        )
     if str(tests.get("language") or "python").lower() not in _NAMES:
         raise ValueError(f"the tests are for {tests['language']}, and the sandbox has only Python")
 
@@ -58,10 +60,14 @@ def cases_of(tests: Any) -> list[Case]:
     if cases is None and isinstance(inputs, list) and isinstance(outputs, list):
         if len(inputs) != len(outputs):
             raise ValueError(f"there are {len(inputs)} inputs and {len(outputs)} outputs")
-        cases = [{"input": given, "output": right} for given, right in zip(inputs, outputs, strict=True)]
+        cases = [
+            {"input": given, "output": right} for given, right in zip(inputs, outputs, strict=True)
+        ]
 
     if not isinstance(cases, Sequence) or not cases:
-        raise ValueError("a row has no tests: test_cases, or inputs and outputs, are missing or empty")
+        raise ValueError(
+            "a row has no tests: test_cases, or inputs and outputs, are missing or empty"
+        )
     return [_case(case, tests.get("fn_name")) for case in cases]
 
 
@@ -85,7 +91,11 @@ def _case(case: Any, fn_name: str | None) -> Case:
         return Case((_text(right),), stdin=_text(given))
 
     if kind not in _FUNCTION or not name:
-        raise ValueError(f"a test case of type {kind} needs fn_name" if kind in _FUNCTION else f"unknown type {kind}")
+        raise ValueError(
+            f"a test case of type {kind} needs fn_name"
+            if kind in _FUNCTION
+            else f"unknown type {kind}"
+        )
     if isinstance(given, str):  # LiveCodeBench: JSON, a line for each argument
         lines = [line for line in given.split("\n") if line.strip()]
         return Case((_read(right),), fn_name=name, args=tuple(map(_read, lines)))

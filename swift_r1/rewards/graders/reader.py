@@ -41,7 +41,10 @@ _NAME = re.compile(
 )
 
 _FUNCTIONS: dict[str, Callable[[Value], Value]] = {
-    **{f"\\{name}": getattr(mp, name) for name in ("sin", "cos", "tan", "cot", "sec", "csc", "sinh", "cosh", "tanh")},
+    **{
+        f"\\{name}": getattr(mp, name)
+        for name in ("sin", "cos", "tan", "cot", "sec", "csc", "sinh", "cosh", "tanh")
+    },
     **{f"\\arc{name}": getattr(mp, f"a{name}") for name in ("sin", "cos", "tan")},
     **{"\\ln": mp.log, "\\log": mp.log, "\\exp": mp.exp},
 }
@@ -50,7 +53,9 @@ _GREEK = re.compile(
     r"|upsilon|(?:var)?phi|chi|psi|omega|Gamma|Delta|Theta|Lambda|Xi|Sigma|Phi|Psi|Omega|hbar|ell)"
 )
 _OPERATORS = {"\\times": multiply, "*": multiply, "/": divide, "\\div": divide}
-_ENDS = frozenset(("+", "-", ")", "]", "}", "\\}", "\\rfloor", "\\rceil", "|", "\\times", "*", "/", "\\div"))
+_ENDS = frozenset(
+    ("+", "-", ")", "]", "}", "\\}", "\\rfloor", "\\rceil", "|", "\\times", "*", "/", "\\div")
+)
 
 
 def tokens(text: str) -> list[str]:
@@ -196,7 +201,12 @@ class ExpressionReader:
         token = self._next
         if token is not None and token[0].isdigit():
             if len(token) > 1:
-                self._tokens = [*self._tokens[: self._at], token[0], token[1:], *self._tokens[self._at + 1 :]]
+                self._tokens = [
+                    *self._tokens[: self._at],
+                    token[0],
+                    token[1:],
+                    *self._tokens[self._at + 1 :],
+                ]
             return Fraction(int(self._take()[0]))
         return self._nested(self._atom)
 
@@ -255,7 +265,9 @@ class ExpressionReader:
         self.variables = True
         # A rational that depends on the name alone: no two names are likely to be related by a simple law.
         seed = zlib.crc32(f"{self._point}:{name}".encode())
-        value: Fraction = Fraction(1009 + seed % 8009, 997 + (seed >> 16) % 3001) * 10 ** (self._point // 8)
+        value: Fraction = Fraction(1009 + seed % 8009, 997 + (seed >> 16) % 3001) * 10 ** (
+            self._point // 8
+        )
         return -value if self._point > 1 and seed >> 9 & 1 else value
 
     def _function(self, token: str) -> Value:

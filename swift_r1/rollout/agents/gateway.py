@@ -62,7 +62,11 @@ class AgentModel:
     conversations: dict[str, OpenConversation] = field(default_factory=dict)
 
     def pieces(
-        self, requests: Sequence[RolloutRequest], seed: int | None, top_logprobs: int | None, special_tokens: bool
+        self,
+        requests: Sequence[RolloutRequest],
+        seed: int | None,
+        top_logprobs: int | None,
+        special_tokens: bool,
     ) -> Pieces:
         """Returns the stream of one request. Raises HTTPError where the model cannot take it."""
         [request] = requests
@@ -70,22 +74,31 @@ class AgentModel:
             raise HTTPError(400, "the likeliest tokens are not known here: leave top_logprobs out")
         room = self.max_model_len - len(request.prompt_token_ids)
         if room < 1:
-            raise LimitReached(400, f"the prompt is {len(request.prompt_token_ids)} tokens, the model takes {room}")
+            raise LimitReached(
+                400, f"the prompt is {len(request.prompt_token_ids)} tokens, the model takes {room}"
+            )
         check_tokens("the prompt", request.prompt_token_ids, self.vocab_size)
         check_tokens("stop_token_ids", request.sampling.stop_token_ids, self.vocab_size)
         own = request.sampling
         if own.structural_tag is not None:
             if not self.forces_calls:
-                raise HTTPError(400, "the trainer's own engine cannot force a call: leave tool_choice at auto")
+                raise HTTPError(
+                    400, "the trainer's own engine cannot force a call: leave tool_choice at auto"
+                )
             _check_tag(own.structural_tag)
         changed = {
             "max_tokens": min(own.max_tokens, room),
             "stop": tuple(dict.fromkeys((*self.stop, *own.stop))),
             "stop_token_ids": tuple(sorted({*self.ends, *own.stop_token_ids})),
         }
-        update = {"sampling": own.model_copy(update=changed), "seeds": None if seed is None else (seed,)}
+        update = {
+            "sampling": own.model_copy(update=changed),
+            "seeds": None if seed is None else (seed,),
+        }
         conversation = self.conversations[request.request_id.rpartition("/")[0]]
-        return CompletionPieces(self, request.model_copy(update=update), conversation, special_tokens)
+        return CompletionPieces(
+            self, request.model_copy(update=update), conversation, special_tokens
+        )
 
 
 def _check_tag(tag: str) -> None:
@@ -95,14 +108,20 @@ def _check_tag(tag: str) -> None:
     try:
         xgrammar.Grammar.from_structural_tag(tag)
     except Exception as error:
-        raise HTTPError(400, f"the model cannot be held to these tools: {one_line(error)}") from error
+        raise HTTPError(
+            400, f"the model cannot be held to these tools: {one_line(error)}"
+        ) from error
 
 
 class CompletionPieces:
     """The only piece of a completion that comes as a whole."""
 
     def __init__(
-        self, model: AgentModel, request: RolloutRequest, conversation: OpenConversation, special_tokens: bool
+        self,
+        model: AgentModel,
+        request: RolloutRequest,
+        conversation: OpenConversation,
+        special_tokens: bool,
     ) -> None:
         self._model = model
         self._request = request
@@ -122,7 +141,10 @@ class CompletionPieces:
         self._model.weight_version = max(self._model.weight_version, done.weight_version)
         texts = self._model.prompts.texts(done.token_ids)
         logprobs = tuple(map(TokenLogprob, texts, done.logprobs))
-        yield 0, Piece(done.token_ids, self._text(done), logprobs, done.finish_reason, done.stretches)
+        yield (
+            0,
+            Piece(done.token_ids, self._text(done), logprobs, done.finish_reason, done.stretches),
+        )
 
     def _text(self, done: Completion) -> str:
         """Without the token or the text that ended it."""
@@ -130,9 +152,18 @@ class CompletionPieces:
         sampling = self._request.sampling
         if done.finish_reason == "stop" and ids and ids[-1] in sampling.stop_token_ids:
             ids = ids[:-1]
-        text = str(self._model.prompts.tokenizer.decode(list(ids), skip_special_tokens=not self._special_tokens))
+        text = str(
+            self._model.prompts.tokenizer.decode(
+                list(ids), skip_special_tokens=not self._special_tokens
+            )
+        )
         if done.finish_reason == "stop":
-            text = text[: min((at for stop in sampling.stop if (at := text.find(stop)) >= 0), default=len(text))]
+            text = text[
+                : min(
+                    (at for stop in sampling.stop if (at := text.find(stop)) >= 0),
+                    default=len(text),
+                )
+            ]
         return text
 
 
@@ -146,7 +177,13 @@ class AgentGateway:
         self._listener = bind(_HOST, 0)
         self.url = f"http://{_HOST}:{self._listener.getsockname()[1]}"
         self._server = _Server(
-            uvicorn.Config(self._app(), log_config=None, access_log=False, lifespan="off", timeout_keep_alive=120)
+            uvicorn.Config(
+                self._app(),
+                log_config=None,
+                access_log=False,
+                lifespan="off",
+                timeout_keep_alive=120,
+            )
         )
         self._thread = threading.Thread(target=self._run, name="agents", daemon=True)
         self._thread.start()
@@ -156,7 +193,9 @@ class AgentGateway:
         return asyncio.run_coroutine_threadsafe(work, self.loop)
 
     @contextmanager
-    def session(self, conversation: OpenConversation, request: SessionRequest) -> Iterator[SessionState]:
+    def session(
+        self, conversation: OpenConversation, request: SessionRequest
+    ) -> Iterator[SessionState]:
         """Opens a session, whose calls are turns of the conversation; then it is deleted."""
         state = self.sessions.store.open(request)
         self.model.conversations[state.name] = conversation
@@ -170,7 +209,9 @@ class AgentGateway:
         self._server.should_exit = self._server.force_exit = True
         self._thread.join(_WAIT_S)
         if self._thread.is_alive():
-            logger.warning("the thread that answers agents does not end: it was still busy after %g s", _WAIT_S)
+            logger.warning(
+                "the thread that answers agents does not end: it was still busy after %g s", _WAIT_S
+            )
 
     def _run(self) -> None:
         with asyncio.Runner(loop_factory=lambda: self.loop) as runner:

@@ -40,7 +40,12 @@ def trajectory_of(play: EndedEpisode, state: SessionState, prompts: PromptTokeni
     calls = sorted(record.calls, key=lambda call: call.number)
     failure, result = outcome_of(play, len(calls))
     # Where the first call was refused there is nothing that the policy could have done otherwise.
-    limited = bool(calls) and failure is not None and state.limited and failure.startswith(("exception", "exit"))
+    limited = (
+        bool(calls)
+        and failure is not None
+        and state.limited
+        and failure.startswith(("exception", "exit"))
+    )
     if limited:  # it was cut off, as a completion is at its longest
         failure = None
         result = {"reward": 0.0}
@@ -51,7 +56,9 @@ def trajectory_of(play: EndedEpisode, state: SessionState, prompts: PromptTokeni
     for one, own in zip(record.sequences, sequences, strict=True):
         for number in one.calls:
             turn = turns[number]
-            ids[turn] = tuple(t for t, of in zip(one.token_ids, own.turns, strict=True) if of == turn)
+            ids[turn] = tuple(
+                t for t, of in zip(one.token_ids, own.turns, strict=True) if of == turn
+            )
     # The one with the last answer is what rewards see first.
     in_order = sorted(record.sequences, key=lambda one: one.calls[-1])
     last = in_order[-1] if in_order else None
@@ -70,7 +77,11 @@ def trajectory_of(play: EndedEpisode, state: SessionState, prompts: PromptTokeni
         "limited": state.limited,
         "seconds": play.seconds,
     }
-    noted = {"num_turns": len(calls), "tool_calls": list(_tool_calls(record.sequences)), "agent": about}
+    noted = {
+        "num_turns": len(calls),
+        "tool_calls": list(_tool_calls(record.sequences)),
+        "agent": about,
+    }
     return Trajectory(
         request_id=play.request_id,
         prompt=prompt,
@@ -99,7 +110,9 @@ def outcome_of(play: EndedEpisode, calls: int) -> tuple[str | None, dict[str, An
 def _failure(play: EndedEpisode, answered: bool) -> str | None:
     """Its kind and cause, in one line."""
     ended = play.ended
-    said = next((line for line in reversed(ended.stderr.splitlines()) if line.strip()), "").strip()[:300]
+    said = next((line for line in reversed(ended.stderr.splitlines()) if line.strip()), "").strip()[
+        :300
+    ]
     words = f" ({said})" if said else ""
     if ended.code is None:
         return "died: the process that agents are forked from was killed"
@@ -110,7 +123,8 @@ def _failure(play: EndedEpisode, answered: bool) -> str | None:
     if ended.code < 0:
         return f"died: signal {-ended.code} ({signal.strsignal(-ended.code)}){words}"
     if ended.raised is not None:
-        return f"exception: {ended.raised.encode(errors='replace').decode()}"  # it may have half surrogate pairs
+        # it may have half surrogate pairs
+        return f"exception: {ended.raised.encode(errors='replace').decode()}"
     if ended.code:
         return f"exit: exit code {ended.code}{words}"
     return None if answered else f"silent: it made no call of the model that was answered{words}"
@@ -187,7 +201,11 @@ def _tool_calls(sequences: Sequence[RecordedSequence]) -> Iterator[dict[str, Any
     for one in sequences:
         turn = 0
         tools = {tool["function"]["name"] for tool in one.tools}
-        answers = {message.get("tool_call_id"): message for message in one.messages if message["role"] == "tool"}
+        answers = {
+            message.get("tool_call_id"): message
+            for message in one.messages
+            if message["role"] == "tool"
+        }
         for message in one.messages:
             turn += message["role"] == "assistant"
             for call in message.get("tool_calls") or ():
@@ -202,6 +220,7 @@ def _tool_calls(sequences: Sequence[RecordedSequence]) -> Iterator[dict[str, Any
                     "name": name,
                     "arguments": call["function"]["arguments"],
                     "content": None if answer is None else answer["content"],
-                    "outcome": outcome if name in tools else "unknown",  # a name that the model has made up
+                    # a name that the model has made up
+                    "outcome": outcome if name in tools else "unknown",
                     "cut": False,
                 }

@@ -120,12 +120,21 @@ async def _run(name: str, row: Mapping[str, Any], given_up: list[str]) -> Any:
         made: ClassVar[Counter[str]] = Counter()  # by what they say; a process is one episode
         under_way: ClassVar[set[asyncio.Future[None]]] = set()
 
-        async def post(self, path: str, *, body: Any = None, options: Any = None, **more: Any) -> Any:
+        async def post(
+            self, path: str, *, body: Any = None, options: Any = None, **more: Any
+        ) -> Any:
             options = dict(options or {})
             said = f"{path} {body}"
             headers = dict(options.get("headers") or {})
-            key = next((value for name, value in headers.items() if name.lower() == _KEY), secrets.token_hex(8))
-            own = {_KEY: key, EQUAL_CALLS: str(self.made[said]), GIVEN_UP: ",".join(given_up[-_TOLD:])}
+            key = next(
+                (value for name, value in headers.items() if name.lower() == _KEY),
+                secrets.token_hex(8),
+            )
+            own = {
+                _KEY: key,
+                EQUAL_CALLS: str(self.made[said]),
+                GIVEN_UP: ",".join(given_up[-_TOLD:]),
+            }
             options["headers"] = own | headers
             self.made[said] += 1
             over = asyncio.get_running_loop().create_future()
@@ -164,11 +173,15 @@ async def _rehearse() -> None:
 
     message = {"role": "assistant", "content": "-"}
     answer = {"id": "-", "object": "chat.completion", "created": 0, "model": "-"}
-    body = json.dumps(answer | {"choices": [{"index": 0, "finish_reason": "stop", "message": message}]}).encode()
+    body = json.dumps(
+        answer | {"choices": [{"index": 0, "finish_reason": "stop", "message": message}]}
+    ).encode()
 
     async def answered(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.readuntil(b"\r\n\r\n")
-        head = f"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: {len(body)}\r\n"
+        head = (
+            f"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: {len(body)}\r\n"
+        )
         writer.write(f"{head}connection: close\r\n\r\n".encode() + body)
         await writer.drain()
         writer.close()
@@ -177,7 +190,9 @@ async def _rehearse() -> None:
         url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/v1"
         http = DefaultAsyncHttpxClient(verify=_tls(), trust_env=False)
         async with AsyncOpenAI(base_url=url, api_key="-", http_client=http) as client:
-            await client.chat.completions.create(model="-", messages=[{"role": "user", "content": "-"}])
+            await client.chat.completions.create(
+                model="-", messages=[{"role": "user", "content": "-"}]
+            )
 
 
 def _plain(value: Any) -> Any:
@@ -188,7 +203,8 @@ def _plain(value: Any) -> Any:
 
 
 def main(descriptor: int) -> int:
-    for number in (signal.SIGINT, signal.SIGTERM):  # of the trainer's group: it decides when its episodes end
+    # of the trainer's group: it decides when its episodes end
+    for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
     control = socket.socket(fileno=descriptor)
     received = b""
@@ -213,7 +229,8 @@ def main(descriptor: int) -> int:
     server = ForkServer(control, order.memory, take_more_files(), run, partial(_outcome, order))
     control.sendall(b'{"ready": true}\n')
     try:
-        with contextlib.suppress(ConnectionError):  # the trainer is gone, and has not read everything
+        # the trainer is gone, and has not read everything
+        with contextlib.suppress(ConnectionError):
             server.serve()
     finally:
         server.close()
@@ -240,7 +257,9 @@ def _load(order: Order) -> None:
         except Exception as error:
             raise UsageError(f"--env {order.agent} failed: {describe(error)}") from error
     if order.agent not in agents:
-        raise UsageError(f"--agent {order.agent}: the plugins do not register it in another process")
+        raise UsageError(
+            f"--agent {order.agent}: the plugins do not register it in another process"
+        )
     asyncio.run(_rehearse())
 
 

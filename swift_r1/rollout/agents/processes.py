@@ -65,16 +65,22 @@ class AgentProcesses:
         with theirs:
             words = [sys.executable, "-m", "swift_r1.rollout.agents.parent", str(theirs.fileno())]
             # It makes a group of its own, as all that is confined.
-            self._parent = SupervisedProcess(words, start_new_session=False, pass_fds=[theirs.fileno()])
+            self._parent = SupervisedProcess(
+                words, start_new_session=False, pass_fds=[theirs.fileno()]
+            )
         reader, self._writer = await asyncio.open_unix_connection(sock=ours, limit=_LONGEST_LINE)
         self._send(asdict(self._order))
         try:
             async with asyncio.timeout(START_SECONDS):
                 line = await reader.readline()
         except TimeoutError as error:
-            raise RunFailed(f"no agent could be run within {START_SECONDS:g} s: does a plugin hang?") from error
+            raise RunFailed(
+                f"no agent could be run within {START_SECONDS:g} s: does a plugin hang?"
+            ) from error
         if not line:
-            raise RunFailed("the process that agents are forked from died while it loaded the plugins")
+            raise RunFailed(
+                "the process that agents are forked from died while it loaded the plugins"
+            )
         fault = json.loads(line).get("fault")
         if fault is not None:
             raise UsageError(fault)

@@ -31,7 +31,8 @@ class AgentLimits:
 
     seconds: float
     calls: int | None
-    total: bool  # whether `max_tokens` of the sampling holds for all calls together instead of for each
+    # whether `max_tokens` of the sampling holds for all calls together instead of for each
+    total: bool
     needs_reward: bool = False  # whether an episode that gives no reward has failed
 
 
@@ -39,7 +40,9 @@ class AgentRunner:
     """Leads conversations by agents, in the gateway's event loop; `at_once` run at the same time, of all rounds
     together."""
 
-    def __init__(self, gateway: AgentGateway, processes: AgentProcesses, limits: AgentLimits, at_once: int) -> None:
+    def __init__(
+        self, gateway: AgentGateway, processes: AgentProcesses, limits: AgentLimits, at_once: int
+    ) -> None:
         self.gateway = gateway
         self.processes = processes
         self.limits = limits
@@ -88,11 +91,14 @@ class AgentRunner:
                 max_tokens=sampling.max_tokens,
             ),
             limits=wire.SessionLimits(
-                calls=self.limits.calls or _MOST_CALLS, tokens=sampling.max_tokens if self.limits.total else None
+                calls=self.limits.calls or _MOST_CALLS,
+                tokens=sampling.max_tokens if self.limits.total else None,
             ),
         )
 
-    async def _run(self, conversation: OpenConversation, environ: dict[str, str]) -> tuple[EpisodeExit, bool]:
+    async def _run(
+        self, conversation: OpenConversation, environ: dict[str, str]
+    ) -> tuple[EpisodeExit, bool]:
         """Returns how the episode's process ended, and whether that was too late."""
         number, ended = await self.processes.begin(environ, row_of(conversation))
         late = True
@@ -104,9 +110,13 @@ class AgentRunner:
         try:
             return await asyncio.wait_for(ended, _KILL_S if late else None), late
         except TimeoutError as error:
-            raise RunFailed(f"an agent's process is still there {_KILL_S:g} s after it was killed") from error
+            raise RunFailed(
+                f"an agent's process is still there {_KILL_S:g} s after it was killed"
+            ) from error
 
-    async def _ends_in_time(self, conversation: OpenConversation, ended: asyncio.Future[EpisodeExit]) -> bool:
+    async def _ends_in_time(
+        self, conversation: OpenConversation, ended: asyncio.Future[EpisodeExit]
+    ) -> bool:
         while not ended.done():
             left = self.limits.seconds - conversation.seconds()
             if left <= 0:
@@ -118,7 +128,9 @@ class AgentRunner:
 def session_name(request_id: str) -> str:
     """Returns a session's id from a completion's, which no other has."""
     name = request_id.replace("/", ".")
-    return name if _SESSION.match(name) else blake2b(request_id.encode(), digest_size=16).hexdigest()
+    return (
+        name if _SESSION.match(name) else blake2b(request_id.encode(), digest_size=16).hexdigest()
+    )
 
 
 def row_of(conversation: OpenConversation) -> dict[str, Any]:

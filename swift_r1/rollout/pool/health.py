@@ -111,7 +111,9 @@ class Health:
         source: str | None = None,
         stopping: Callable[[], bool] = lambda: False,
     ) -> None:
-        self._servers = {one: _Server(one, Stay(one), ServerState.READY, joined=True) for one in sessions}
+        self._servers = {
+            one: _Server(one, Stay(one), ServerState.READY, joined=True) for one in sessions
+        }
         self._snapshot = snapshot
         self._served = served
         self._timeout_s = timeout_s
@@ -119,7 +121,11 @@ class Health:
         self._source = source
         self._stopping = stopping
         # What a newcomer must be like; without an instance, so that the server itself may come again.
-        self._like = [(one.url, one.info.model_copy(update={"instance": ""})) for one in sessions[:1] if source]
+        self._like = [
+            (one.url, one.info.model_copy(update={"instance": ""}))
+            for one in sessions[:1]
+            if source
+        ]
         self._none_since = self._next_report = time.monotonic()  # where none is ready
         self._leaving: dict[str, threading.Thread] = {}
         self._changed = threading.Condition()
@@ -198,11 +204,15 @@ class Health:
                 return
             server = self._servers[session]
             self._enter(server, ServerState.AWAY)
-        self._tell("server_lost", f"the rollout server at {session.url} is lost", server=session.url)
+        self._tell(
+            "server_lost", f"the rollout server at {session.url} is lost", server=session.url
+        )
         left = len(self.ready)
         if left:
             others = f"the other {left}" if left > 1 else "the other one"
-            logger.warning("the rollout server at %s is lost: its work goes to %s", session.url, others)
+            logger.warning(
+                "the rollout server at %s is lost: its work goes to %s", session.url, others
+            )
         self._wait_for(server)
 
     def give_up(self, stay: Stay, error: SwiftError) -> None:
@@ -250,21 +260,30 @@ class Health:
                 return
             if self._stopping():
                 raise ServerUnreachable("no rollout server is there, and the run was told to stop")
-            if any(one.users for one in self._servers.values()):  # with a large model longer than `timeout_s`
+            # with a large model longer than `timeout_s`
+            if any(one.users for one in self._servers.values()):
                 self._none_since = time.monotonic()
             failed = [one.error for one in self._in(ServerState.GIVEN_UP) if one.error is not None]
-            others = [one for one in self._servers.values() if one.state is not ServerState.GIVEN_UP]
+            others = [
+                one for one in self._servers.values() if one.state is not ServerState.GIVEN_UP
+            ]
             overdue = [one.error for one in others if one.error is not None]
             left_s = self._none_since + self._timeout_s - time.monotonic()
         if self._source is not None:
             if left_s > 0:
                 if time.monotonic() >= self._next_report:
-                    logger.info("waiting for a rollout server of %s: none is ready; %.0f s left", self._source, left_s)
+                    logger.info(
+                        "waiting for a rollout server of %s: none is ready; %.0f s left",
+                        self._source,
+                        left_s,
+                    )
                     self._next_report = time.monotonic() + _REPORT_EVERY_S
                 return
             waited_for = [f"{one.session.url} was not ready" for one in others]
             why = "; ".join(map(str, [*failed, *(overdue or waited_for)])) or "it names none"
-            raise ServerUnreachable(f"no rollout server of {self._source} came within {self._timeout_s:g} s ({why})")
+            raise ServerUnreachable(
+                f"no rollout server of {self._source} came within {self._timeout_s:g} s ({why})"
+            )
         if not others:
             raise failed[-1]
         if len(overdue) == len(others):
@@ -319,7 +338,9 @@ class Health:
         with self._changed:
             if server.state is not ServerState.LEFT:
                 name = f"restore {server.session.url}"
-                server.restoring = threading.Thread(target=self._restore, args=(server,), name=name, daemon=True)
+                server.restoring = threading.Thread(
+                    target=self._restore, args=(server,), name=name, daemon=True
+                )
                 server.restoring.start()
 
     def _see_off(self, server: _Server) -> None:
@@ -340,7 +361,9 @@ class Health:
                         del self._leaving[session.url]
                     self._changed.notify_all()
 
-        self._leaving[session.url] = threading.Thread(target=close, name=f"leave {session.url}", daemon=True)
+        self._leaving[session.url] = threading.Thread(
+            target=close, name=f"leave {session.url}", daemon=True
+        )
         self._leaving[session.url].start()
 
     def _enter(self, server: _Server, state: ServerState) -> None:
@@ -394,12 +417,15 @@ class Health:
                     return
                 if server.error is None and len(self._servers) > 1:
                     going_on = f"continuing with {len(self.ready)} of {len(self._servers)} servers"
-                    logger.warning("%s: %s", error, going_on if self.ready else "there is no other one")
+                    logger.warning(
+                        "%s: %s", error, going_on if self.ready else "there is no other one"
+                    )
                 with self._changed:
                     server.error = error
                     self._changed.notify_all()
             except Exception as error:
-                if self._closed or server.state is ServerState.LEFT:  # its connections may have been closed under it
+                # its connections may have been closed under it
+                if self._closed or server.state is ServerState.LEFT:
                     return
                 logger.exception("bringing %s back failed", session.url)
                 self.give_up(stay, RunFailed(f"bringing {session.url} back failed: {error!r}"))
@@ -439,7 +465,11 @@ class Health:
                     return True
                 self._served.pushing(target, again=True)
             with self._using(session):
-                session.update(target, SnapshotReader(self._snapshot, version, copy=True), self._snapshot.adapter)
+                session.update(
+                    target,
+                    SnapshotReader(self._snapshot, version, copy=True),
+                    self._snapshot.adapter,
+                )
         with self._changed:
             self._check_wanted(server)
             if not self._is_newest(version):
@@ -466,7 +496,14 @@ class Health:
     def _members(self) -> list[tuple[str, ServerInfo]]:
         """Returns the servers that a newcomer must be like, and must not be one of."""
         with self._changed:
-            return [*self._like, *((one.session.url, one.session.info) for one in self._servers.values() if one.joined)]
+            return [
+                *self._like,
+                *(
+                    (one.session.url, one.session.info)
+                    for one in self._servers.values()
+                    if one.joined
+                ),
+            ]
 
     def _is_newest(self, version: int) -> bool:
         return self._snapshot.version == version and not self._snapshot.writing

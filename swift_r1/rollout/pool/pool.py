@@ -78,11 +78,15 @@ class ServerPool:
             raise UsageError(why)
         infos = [one.first for one in sessions]
         # The servers' info at the start.
-        of_all = {name: all(getattr(info, name) for info in infos) for name in ("own_base", "can_sleep")}
+        of_all = {
+            name: all(getattr(info, name) for info in infos) for name in ("own_base", "can_sleep")
+        }
         self.first = infos[0].model_copy(update=of_all)
         self.served = ServedVersions(max(info.weight_version for info in infos))
         self.snapshot = WeightSnapshot()
-        self.health = Health(sessions, self.snapshot, self.served, timeout_s, tell, source, stopping)
+        self.health = Health(
+            sessions, self.snapshot, self.served, timeout_s, tell, source, stopping
+        )
         self._spans = spans or Spans()
         self._numbers: dict[str, int] = {}
         for one in sessions:
@@ -93,7 +97,8 @@ class ServerPool:
         self._told_fanout: int | None = None
         self._told_files = False
         self._shares_gpu = source is None and len(sessions) == 1 and sessions[0].shares_gpu
-        self._refused = 0  # answers by weights that were too old, or not of this run; on the loop alone
+        # answers by weights that were too old, or not of this run; on the loop alone
+        self._refused = 0
         self._counted_bytes = sum(one.writer.sent_bytes for one in sessions)
         # On the loop alone too: a server counts once, as one of the sessions or as one that has left.
         self._bytes_of_left = 0
@@ -225,7 +230,9 @@ class ServerPool:
         """The engines have their memory again; raises as `push`."""
         self._each(ServerSession.wake)
 
-    def largest_difference(self, sequences: Sequence[Sequence[int]], difference: Callable[[LogProbs], float]) -> float:
+    def largest_difference(
+        self, sequences: Sequence[Sequence[int]], difference: Callable[[LogProbs], float]
+    ) -> float:
         """The largest `difference` of an engine's log-probs of given tokens; each server's is logged. Raises as `push`,
         and RunFailed where a server refused the sequences."""
         found: dict[str, float] = {}
@@ -236,7 +243,9 @@ class ServerPool:
 
         self._each(compare)
         if len(found) > 1:
-            logger.info("weight check: %s", ", ".join(f"{url} {value:.3g}" for url, value in found.items()))
+            logger.info(
+                "weight check: %s", ", ".join(f"{url} {value:.3g}" for url, value in found.items())
+            )
         return max(found.values(), key=_nan_is_largest)
 
     def _each(self, work: Callable[[ServerSession], None]) -> None:
@@ -246,19 +255,29 @@ class ServerPool:
             self.health.wait_for_any()
             ready = self.health.ready
             with ThreadPoolExecutor(min(_AT_ONCE, max(1, len(ready)))) as threads:
-                done = list(threads.map(lambda one: self.health.attempt(one, lambda: work(one.session)), ready))
+                done = list(
+                    threads.map(
+                        lambda one: self.health.attempt(one, lambda: work(one.session)), ready
+                    )
+                )
 
     def _send_from_device(self, buckets: Iterable[Tensors], adapter: AdapterConfig | None) -> None:
         """By NCCL, or to an engine on the same GPU. The snapshot has nothing, so a server that is lost gets its
         weights by another push."""
         with suppress(GatherAgain):
             self.health.wait_for_any()
-        version, targets = self.health.begin_version(lambda number: self.snapshot.begin(number, None, False, False))
+        version, targets = self.health.begin_version(
+            lambda number: self.snapshot.begin(number, None, False, False)
+        )
         for stay in targets:
             lend = not self.by_nccl
-            self.health.update(stay, partial(stay.session.update, version, buckets, adapter, lend=lend))
+            self.health.update(
+                stay, partial(stay.session.update, version, buckets, adapter, lend=lend)
+            )
 
-    def _send_from_snapshot(self, buckets: Iterable[Tensors], adapter: AdapterConfig | None) -> None:
+    def _send_from_snapshot(
+        self, buckets: Iterable[Tensors], adapter: AdapterConfig | None
+    ) -> None:
         ready = [stay.session for stay in self.health.ready]
         by_http = any(one.writer.transport == HTTP for one in ready)
         compare = by_http if self._compare is None else self._compare
@@ -273,7 +292,9 @@ class ServerPool:
             kept = SnapshotReader(self.snapshot, version, copy=False, wanted=lambda: not stay.over)
             try:
                 link = links.get(stay)
-                self.health.update(stay, partial(stay.session.update, version, kept, adapter, link=link))
+                self.health.update(
+                    stay, partial(stay.session.update, version, kept, adapter, link=link)
+                )
             except Superseded:
                 pass  # the weights could not be gathered, or this server was lost for silence
             except Exception as error:  # noqa: BLE001 - of a thread: raised where it is waited for
@@ -283,7 +304,9 @@ class ServerPool:
                 if stay in links:
                     links[stay].tell(False)
 
-        threads = {stay: self.health.start_update(stay, partial(send_kept, stay)) for stay in targets}
+        threads = {
+            stay: self.health.start_update(stay, partial(send_kept, stay)) for stay in targets
+        }
         overlapped(buckets, lambda _index, bucket: self.snapshot.add(bucket))
         self.snapshot.end(whole=True)
         self._wait_for(threads)
@@ -296,7 +319,11 @@ class ServerPool:
         within = [stay for stay in targets if self._is_within(stay.session)]
         fanout = fanout_of(self._fanout, len(within))
         if fanout and fanout != self._told_fanout:
-            logger.info("weights go to %d of %d servers, which pass them on (--weight_fanout)", fanout, len(within))
+            logger.info(
+                "weights go to %d of %d servers, which pass them on (--weight_fanout)",
+                fanout,
+                len(within),
+            )
             self._told_fanout = fanout
 
         def link(stay: Stay) -> Link:
@@ -370,7 +397,9 @@ class Membership:
         except OSError as error:
             if not isinstance(self._seen, OSError):
                 why = error.strerror or error
-                logger.warning("%s cannot be read (%s): the rollout servers stay as they are", self._path, why)
+                logger.warning(
+                    "%s cannot be read (%s): the rollout servers stay as they are", self._path, why
+                )
             self._seen = error
             return
         before = self._seen

@@ -114,7 +114,9 @@ class Router:
         def check(output: RolloutOutput) -> None:
             stay.session.check(output, self._versions)
 
-        lane = _Lane(stay, RequestLane(stay.session.client, failed, lambda: len(self._lanes), check))
+        lane = _Lane(
+            stay, RequestLane(stay.session.client, failed, lambda: len(self._lanes), check)
+        )
         return lane
 
     def _take_back(self) -> None:
@@ -136,7 +138,9 @@ class Router:
         if self._lanes and self._returned:
             if self._returned < self._known:
                 unanswered = (self._returned, self._known)
-                logger.info("asking again for the %d of %d prompts that were not answered", *unanswered)
+                logger.info(
+                    "asking again for the %d of %d prompts that were not answered", *unanswered
+                )
             self._returned = 0
         asked = sum(len(lane.requests.asked) for lane in self._lanes)
         free = []
@@ -154,7 +158,9 @@ class Router:
             if len(lane.requests.asked) < CONCURRENT_REQUESTS:
                 heapq.heappush(free, (lane.load, number, lane))
 
-    def _answered(self, lane: _Lane, completions: int, output: RolloutOutput, seconds: float) -> None:
+    def _answered(
+        self, lane: _Lane, completions: int, output: RolloutOutput, seconds: float
+    ) -> None:
         lane.session.paced(output, seconds)
         lane.load -= completions
         lane.answered += 1

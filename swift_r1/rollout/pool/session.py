@@ -23,7 +23,16 @@ logger = logging.getLogger(__name__)
 _CONFLICT = 409
 _MAX_LOSSES = 5
 _MAX_REFUSALS = 2  # of weights: one full push repairs them, or nothing does
-_ALIKE = ("model", "tokenizer_hash", "vocab_size", "dtype", "max_model_len", "max_lora_rank", "engine_version", "turns")
+_ALIKE = (
+    "model",
+    "tokenizer_hash",
+    "vocab_size",
+    "dtype",
+    "max_model_len",
+    "max_lora_rank",
+    "engine_version",
+    "turns",
+)
 
 LogProbs = Sequence[Sequence[float]]
 
@@ -133,13 +142,21 @@ class ServerSession:
         fault = None if newcomer else expected.fault(self.first)
         if fault is not None:
             raise UsageError(fault)
-        if not newcomer and expected.max_tokens is not None and self.first.max_model_len < expected.max_tokens:
+        if (
+            not newcomer
+            and expected.max_tokens is not None
+            and self.first.max_model_len < expected.max_tokens
+        ):
             logger.warning(
                 "%s takes %d tokens, less than --max_length and --max_completion_length together (%d)",
                 *(self._name, self.first.max_model_len, expected.max_tokens),
             )
         # Not where completions go on over an update: this one would have them end first.
-        self.shares_gpu = transport == AUTO and writer.policy != "keep" and self.first.gpu == own_gpu() is not None
+        self.shares_gpu = (
+            transport == AUTO
+            and writer.policy != "keep"
+            and self.first.gpu == own_gpu() is not None
+        )
         self._instance = None if newcomer else self.first.instance  # None: it has not been met
         self._holds_others = newcomer  # weights that may have the numbers of this run's
         self._lock = threading.Lock()
@@ -183,7 +200,9 @@ class ServerSession:
         for completion in output.completions:
             oldest = completion.weight_version
             newest = completion.newest_weight_version
-            others = [one for one in (oldest, oldest if newest is None else newest) if one not in versions]
+            others = [
+                one for one in (oldest, oldest if newest is None else newest) if one not in versions
+            ]
             if completion.finish_reason == "abort" or others:
                 raise OtherWeights(
                     f"the rollout server answered with weight version {(others or [oldest])[0]} "
@@ -203,7 +222,9 @@ class ServerSession:
         self._tokens = 0
         return pace
 
-    def judge(self, error: ServerUnreachable | OtherWeights | ServerRefused, writing: bool = False) -> NoReturn:
+    def judge(
+        self, error: ServerUnreachable | OtherWeights | ServerRefused, writing: bool = False
+    ) -> NoReturn:
         """Raises what a failure of this server means; with `writing` one of a call under the lease:
 
         no answer, or "not now" (503)                         ServerLost: what was answered by then counts
@@ -237,7 +258,9 @@ class ServerSession:
         self.adapters = adapter is not None
         with self._stopwatch.timed("sync"):
             transport = IPC if lend else self._transport
-            self._write(lambda: self.writer.push(version, buckets, transport, adapter, link), version)
+            self._write(
+                lambda: self.writer.push(version, buckets, transport, adapter, link), version
+            )
         self._holds_others = False
 
     def sleep(self, level: int) -> None:
@@ -261,9 +284,15 @@ class ServerSession:
                 # The update is lost with the lease. `take` refuses where another trainer has it.
                 self.writer.take()
                 info = self.client.info()
-                if info.instance == self._instance and version is not None and info.weight_version >= version:
+                if (
+                    info.instance == self._instance
+                    and version is not None
+                    and info.weight_version >= version
+                ):
                     raise
-                raise ServerUnreachable(f"{refused}; the lease on its weights is taken again") from refused
+                raise ServerUnreachable(
+                    f"{refused}; the lease on its weights is taken again"
+                ) from refused
         except (ServerUnreachable, ServerRefused) as error:
             self.judge(error, writing=True)
 
@@ -281,7 +310,11 @@ class ServerSession:
         except (ServerUnreachable, ServerRefused) as error:
             self.judge(error)
         if answer.weight_version not in versions:
-            self._lost(OtherWeights(f"{self._name} holds weight version {answer.weight_version}, not this run's"))
+            self._lost(
+                OtherWeights(
+                    f"{self._name} holds weight version {answer.weight_version}, not this run's"
+                )
+            )
         return [answer.logprobs, *answer.copies]
 
     def wait_until_back(
@@ -333,7 +366,9 @@ class ServerSession:
         if info.asleep:  # never one that was started again
             self.wake()
         if not wants_push(info):
-            logger.info("%s answers again and holds weight version %d", self._name, info.weight_version)
+            logger.info(
+                "%s answers again and holds weight version %d", self._name, info.weight_version
+            )
             return None
         again = "is the same one" if info.instance == self._instance else "was started again"
         again = "is there" if self._holds_others else again
@@ -341,7 +376,13 @@ class ServerSession:
         target = max(*versions, info.weight_version + 1)
         logger.info(
             "%s %s and holds weight version %d%s: pushing version %d",
-            *(self._name, again, info.weight_version, " (not whole)" if info.broken else "", target),
+            *(
+                self._name,
+                again,
+                info.weight_version,
+                " (not whole)" if info.broken else "",
+                target,
+            ),
         )
         return target
 
@@ -358,7 +399,9 @@ class ServerSession:
         before = self.first.max_lora_rank or 0
         if now != before:
             return f"it takes adapters up to rank {now} now, and did up to {before} before (--vllm_enable_lora)"
-        needed = min(self._expected.max_tokens or self.first.max_model_len, self.first.max_model_len)
+        needed = min(
+            self._expected.max_tokens or self.first.max_model_len, self.first.max_model_len
+        )
         if info.max_model_len < needed:
             return f"it takes only {info.max_model_len} tokens now (--max_model_len), this run needs {needed}"
         return self._expected.fault(info)
@@ -367,7 +410,9 @@ class ServerSession:
         try:
             return self.client.info().instance != self._instance
         except (ServerUnreachable, ServerRefused) as error:
-            logger.info("no answer from the rollout server after it answered with other weights: %s", error)
+            logger.info(
+                "no answer from the rollout server after it answered with other weights: %s", error
+            )
             return True
 
     def _lost(self, error: SwiftError) -> NoReturn:
@@ -378,6 +423,8 @@ class ServerSession:
         refused = isinstance(error, ServerRefused) and error.status != NOT_NOW
         if self._losses >= (_MAX_REFUSALS if refused else _MAX_LOSSES):
             kind = GoneAgain if isinstance(error, ServerUnreachable) else RefusedAgain
-            raise kind(f"{error} (lost {self._losses} times in a row, with no success in between)") from error
+            raise kind(
+                f"{error} (lost {self._losses} times in a row, with no success in between)"
+            ) from error
         logger.warning("%s; waiting up to %g s for it", error, self._timeout_s)
         raise ServerLost from error

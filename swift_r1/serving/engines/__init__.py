@@ -17,5 +17,7 @@ def start_engine(name: str, config: RolloutArguments, model_bytes: int) -> Infer
     """Loads the model into a new engine, which takes seconds to minutes; raises whatever the engine raised, UsageError
     for arguments that it does not accept. `model_bytes`, an upper bound of the size of all weights, sets the
     deadlines."""
-    starter: Callable[[RolloutArguments, int], InferenceEngine] = pkgutil.resolve_name(_STARTERS[name])
+    starter: Callable[[RolloutArguments, int], InferenceEngine] = pkgutil.resolve_name(
+        _STARTERS[name]
+    )
     return starter(config, model_bytes)

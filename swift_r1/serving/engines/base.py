@@ -72,7 +72,8 @@ class Piece:
     text: str
     logprobs: tuple[TokenLogprob, ...] = ()
     finish_reason: FinishReason | None = None
-    versions: tuple[tuple[int, int], ...] | None = None  # of the last piece: as in `Generated`, of the whole completion
+    # of the last piece: as in `Generated`, of the whole completion
+    versions: tuple[tuple[int, int], ...] | None = None
 
 
 class PromptTokenizer:
@@ -94,17 +95,24 @@ class PromptTokenizer:
         own._arguments = self._arguments | dict(arguments)
         return own
 
-    def render(self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] = ()) -> tuple[int, ...]:
+    def render(
+        self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] = ()
+    ) -> tuple[int, ...]:
         """The conversation in the model's template, with the opening of an answer. Raises HTTPError (400) where there
         is no template, it refuses the messages, or it has no place for tools."""
         given = self._given(tools)
         try:
-            return self.encode_more(templates.rendered(self.tokenizer, self._known(messages), True, **given))
+            return self.encode_more(
+                templates.rendered(self.tokenizer, self._known(messages), True, **given)
+            )
         except UsageError as error:
             raise HTTPError(400, str(error)) from error
 
     def behind(
-        self, messages: Sequence[Mapping[str, Any]], place: int, tools: Sequence[Mapping[str, Any]] = ()
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        place: int,
+        tools: Sequence[Mapping[str, Any]] = (),
     ) -> tuple[int, ...] | None:
         """Returns what follows the text and the tool calls of the model's turn `messages[place]`, with the opening of
         the next one; None where the template does not say. Raises HTTPError (400) as `render`."""
@@ -147,7 +155,9 @@ class PromptTokenizer:
         if not self.tokenizer.chat_template:
             raise HTTPError(400, "this model has no chat template: use /v1/completions")
         if tools and not templates.renders_tools(self.tokenizer):
-            raise HTTPError(400, "the model's chat template has no place for tools: describe them in a message")
+            raise HTTPError(
+                400, "the model's chat template has no place for tools: describe them in a message"
+            )
         return self._arguments | ({"tools": list(tools)} if tools else {})
 
     def _known(self, messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
@@ -155,7 +165,10 @@ class PromptTokenizer:
         system, would leave its message out."""
         if "developer" in templates.tool_template(self.tokenizer):
             return [dict(one) for one in messages]
-        return [{**one, "role": "system" if one["role"] == "developer" else one["role"]} for one in messages]
+        return [
+            {**one, "role": "system" if one["role"] == "developer" else one["role"]}
+            for one in messages
+        ]
 
 
 class InferenceEngine(WeightEngine, Protocol):
@@ -169,7 +182,9 @@ class InferenceEngine(WeightEngine, Protocol):
     @property
     def dead(self) -> bool: ...
 
-    async def generate(self, prompt: Sequence[int], sampling: SamplingParams, seed: int | None) -> Generated:
+    async def generate(
+        self, prompt: Sequence[int], sampling: SamplingParams, seed: int | None
+    ) -> Generated:
         """Samples one completion; cancelling the call stops the engine's work on it."""
 
     def stream(
@@ -212,7 +227,9 @@ class Replicas(InferenceEngine):
     def dead(self) -> bool:
         return any(engine.dead for engine in self.engines)
 
-    async def generate(self, prompt: Sequence[int], sampling: SamplingParams, seed: int | None) -> Generated:
+    async def generate(
+        self, prompt: Sequence[int], sampling: SamplingParams, seed: int | None
+    ) -> Generated:
         with self._least_loaded() as engine:
             return await engine.generate(prompt, sampling, seed)
 
@@ -242,7 +259,9 @@ class Replicas(InferenceEngine):
     async def load_weights(self, files: Sequence[Path], version: int) -> None:
         await _all(engine.load_weights(files, version) for engine in self.engines)
 
-    async def load_adapter(self, files: Sequence[Path], config: AdapterConfig, version: int) -> None:
+    async def load_adapter(
+        self, files: Sequence[Path], config: AdapterConfig, version: int
+    ) -> None:
         await _all(engine.load_adapter(files, config, version) for engine in self.engines)
 
     async def sleep(self, level: int) -> None:

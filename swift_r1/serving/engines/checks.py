@@ -81,7 +81,13 @@ def check_engine(engine: TransformersEngine) -> None:
     tokens = probe_tokens(21, model.config)
     sampling = SamplingParams(max_tokens=8, ignore_eos=True)
     requests = [
-        RolloutRequest(request_id=str(n), prompt_token_ids=tuple(tokens[n:]), n=2, seeds=(n, 7 + n), sampling=sampling)
+        RolloutRequest(
+            request_id=str(n),
+            prompt_token_ids=tuple(tokens[n:]),
+            n=2,
+            seeds=(n, 7 + n),
+            sampling=sampling,
+        )
         for n in (0, 9, 18)
     ]
     with narrowed(model):

@@ -52,7 +52,9 @@ class AppendLayer(CacheLayerMixin):  # type: ignore[no-untyped-call] # its __ini
         self.device = key_states.device
         self.is_initialized = True
 
-    def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
+    def update(
+        self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any
+    ) -> tuple[Tensor, Tensor]:
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
             return key_states, value_states
@@ -71,13 +73,16 @@ class AppendLayer(CacheLayerMixin):  # type: ignore[no-untyped-call] # its __ini
         self.groups = groups
         copied = 0 if groups.shared else self.length
         self.keys, self.values = (
-            side.new_empty((len(groups.of), side.shape[1], copied + room, side.shape[3])) for side in prompt
+            side.new_empty((len(groups.of), side.shape[1], copied + room, side.shape[3]))
+            for side in prompt
         )
         if groups.shared:
             self.prompt = prompt
             self.length = 0
         else:
-            self.keys[:, :, :copied], self.values[:, :, :copied] = (side[groups.of] for side in prompt)
+            self.keys[:, :, :copied], self.values[:, :, :copied] = (
+                side[groups.of] for side in prompt
+            )
 
     def select(self, rows: Tensor, kept: Tensor, groups: Groups) -> None:
         """Keeps the rows `[B']` in place, and the prompts `kept`."""
@@ -118,7 +123,9 @@ class Groups:
         full = len(rows) == lines * width
         length = of_prompt.shape[-1]
         if not full:
-            rows = rows.new_zeros(lines * width, heads, queries, inner).index_copy_(0, self.places, rows)
+            rows = rows.new_zeros(lines * width, heads, queries, inner).index_copy_(
+                0, self.places, rows
+            )
         grouped = rows.reshape(lines, width, heads, queries, inner).transpose(1, 2)
         out = torch.matmul(grouped.reshape(lines, heads, width * queries, inner), of_prompt)
         out = out.view(lines, heads, width, queries, length).transpose(1, 2)
@@ -131,8 +138,12 @@ class AppendCache(Cache):
     of a text model that `check_layers` accepts."""
 
     def __init__(self, config: PreTrainedConfig) -> None:
-        own = zip(get_layer_types_and_kwargs(config)[0], DynamicCache(config=config).layers, strict=True)
-        super().__init__(layers=[AppendLayer() if kind in _ATTENDING else layer for kind, layer in own])
+        own = zip(
+            get_layer_types_and_kwargs(config)[0], DynamicCache(config=config).layers, strict=True
+        )
+        super().__init__(
+            layers=[AppendLayer() if kind in _ATTENDING else layer for kind, layer in own]
+        )
 
     def begin(self, groups: Groups, room: int) -> None:
         for layer in self.layers:
@@ -217,8 +228,12 @@ def decode_attention(
     if attention_mask is not None and attention_mask.shape[-1] == read:
         before = before.masked_fill(~attention_mask, float("-inf"))
     scores = torch.cat([before, torch.matmul(query, key.transpose(-1, -2))], dim=-1)
-    weights = (scores.float() * (width**-0.5 if scaling is None else scaling)).softmax(-1).to(query.dtype)
-    out = torch.matmul(weights[..., read:], value) + groups.times(weights[..., :read], prompt_values)
+    weights = (
+        (scores.float() * (width**-0.5 if scaling is None else scaling)).softmax(-1).to(query.dtype)
+    )
+    out = torch.matmul(weights[..., read:], value) + groups.times(
+        weights[..., :read], prompt_values
+    )
     return out.view(batch, 1, heads, value.shape[-1]), None
 
 
@@ -270,7 +285,9 @@ def sample(
     logits = logits.float()
     if seen is not None:  # CTRL (arXiv 1909.05858): away from the token, whatever the logit's sign
         penalty = sampling.repetition_penalty
-        logits = torch.where(seen, torch.where(logits > 0, logits / penalty, logits * penalty), logits)
+        logits = torch.where(
+            seen, torch.where(logits > 0, logits / penalty, logits * penalty), logits
+        )
     if sampling.temperature == 0.0:
         tokens = logits.argmax(-1)
         return tokens, logits.log_softmax(-1).gather(-1, tokens[:, None]).squeeze(-1)

@@ -48,7 +48,13 @@ class TransformersEngine:
         UsageError: for an architecture whose layers need another cache.
     """
 
-    def __init__(self, model: PreTrainedModel, tokenizer: Any, eos_token_ids: Sequence[int], pad_token_id: int) -> None:
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        tokenizer: Any,
+        eos_token_ids: Sequence[int],
+        pad_token_id: int,
+    ) -> None:
         self.config = model.config.get_text_config()
         check_layers(self.config)
         self.model = model
@@ -80,16 +86,22 @@ class TransformersEngine:
             if request.seeds is None or len(request.seeds) != request.n:
                 raise ValueError(f"request {request.request_id}: one seed per completion is needed")
             if request.sampling.structured_outputs_regex or request.sampling.structural_tag:
-                raise ValueError(f"request {request.request_id}: this engine follows no pattern, vLLM does")
+                raise ValueError(
+                    f"request {request.request_id}: this engine follows no pattern, vLLM does"
+                )
             groups.append([_Row(number, seed) for seed in request.seeds])
         outputs: dict[int, RolloutOutput] = {}
 
         def ended(done: Sequence[_Row]) -> None:
             on_done(len(done))
             for number in dict.fromkeys(row.request for row in done):
-                completions = tuple(row.completion for row in groups[number] if row.completion is not None)
+                completions = tuple(
+                    row.completion for row in groups[number] if row.completion is not None
+                )
                 if len(completions) == requests[number].n:
-                    outputs[number] = RolloutOutput(request_id=requests[number].request_id, completions=completions)
+                    outputs[number] = RolloutOutput(
+                        request_id=requests[number].request_id, completions=completions
+                    )
                     on_output(number, outputs[number])
 
         with _evaluating(self.model), torch.inference_mode():
@@ -99,15 +111,24 @@ class TransformersEngine:
 
     def _waves(self, requests: Sequence[RolloutRequest], rows: list[_Row]) -> Iterator[list[_Row]]:
         """Rows that are decoded together: same sampling except `max_tokens`, similar prompts, a cache that fits."""
-        kinds = [repr(request.sampling.model_copy(update={"max_tokens": 1})) for request in requests]
+        kinds = [
+            repr(request.sampling.model_copy(update={"max_tokens": 1})) for request in requests
+        ]
         lengths = [len(request.prompt_token_ids) for request in requests]
 
         def order(row: _Row) -> tuple[str, int, tuple[int, ...], int]:
-            return kinds[row.request], lengths[row.request], requests[row.request].prompt_token_ids, row.request
+            return (
+                kinds[row.request],
+                lengths[row.request],
+                requests[row.request].prompt_token_ids,
+                row.request,
+            )
 
         rows = sorted(rows, key=order)
         if not self._bytes_per_token:
-            self._bytes_per_token = self._read_prompts([(self.pad_token_id,)], 0)[1].cache.bytes_per_token()
+            self._bytes_per_token = self._read_prompts([(self.pad_token_id,)], 0)[
+                1
+            ].cache.bytes_per_token()
         wave: list[_Row] = []
         room = 0
         prompts = set[tuple[int, ...]]()
@@ -141,7 +162,9 @@ class TransformersEngine:
         sampling = requests[wave[0].request].sampling
         eos = self.eos[:0] if sampling.ignore_eos else self.eos
         ends = torch.cat([eos, torch.tensor(sampling.stop_token_ids, dtype=torch.long)]).to(device)
-        limits = torch.tensor([requests[row.request].sampling.max_tokens for row in wave], device=device)
+        limits = torch.tensor(
+            [requests[row.request].sampling.max_tokens for row in wave], device=device
+        )
         longest = int(limits.max())
         uniforms = uniform_streams([row.seed for row in wave], longest).to(device)
         written = torch.zeros(len(wave), longest, dtype=torch.long, device=device)
@@ -173,14 +196,18 @@ class TransformersEngine:
         # Only the end of a text is looked at for stop strings: a token has at least one byte.
         tail = max((len(text.encode()) for text in sampling.stop), default=0) + 8
         for step in range(longest):
-            tokens, chosen = sample(logits, uniforms[rows, step], sampling, None if seen is None else seen[rows])
+            tokens, chosen = sample(
+                logits, uniforms[rows, step], sampling, None if seen is None else seen[rows]
+            )
             if seen is not None:
                 seen[rows, tokens] = True
             written[rows, step] = tokens
             logprobs[rows, step] = chosen
             ended = torch.isin(tokens, ends)
             if sampling.stop:
-                ended |= self._hits_stop_string(written[rows, max(0, step + 1 - tail) : step + 1], sampling.stop)
+                ended |= self._hits_stop_string(
+                    written[rows, max(0, step + 1 - tail) : step + 1], sampling.stop
+                )
             running = ~over[rows]
             last = (limits[rows] == step + 1) | unwanted()
             stopped = rows[ended & running]
@@ -207,13 +234,17 @@ class TransformersEngine:
         texts = [self.tokenizer.decode(ids) for ids in written.tolist()]
         return torch.tensor([any(s in text for s in stop) for text in texts], device=written.device)
 
-    def _read_prompts(self, prompts: list[tuple[int, ...]], room: int) -> tuple[Tensor, _DecodeState]:
+    def _read_prompts(
+        self, prompts: list[tuple[int, ...]], room: int
+    ) -> tuple[Tensor, _DecodeState]:
         """Reads each different prompt once, equal ones being neighbours; gives every row the logits of its first token,
         and room for `room` tokens."""
         device = self.model.device
         different = list(dict.fromkeys(prompts))
         width = max(map(len, different))
-        padded = [[self.pad_token_id] * (width - len(prompt)) + list(prompt) for prompt in different]
+        padded = [
+            [self.pad_token_id] * (width - len(prompt)) + list(prompt) for prompt in different
+        ]
         token_ids = torch.tensor(padded, device=device)
         lengths = torch.tensor([len(prompt) for prompt in different], device=device)
         columns = torch.arange(width, device=device)
@@ -226,17 +257,27 @@ class TransformersEngine:
         rows = torch.tensor([where[prompt] for prompt in prompts], device=device)
         groups = Groups(rows, shares_prompts(self.model))
         cache.begin(groups, room)
-        return logits[rows], _DecodeState(cache, groups, lengths[rows], attended[rows] if ragged else None)
+        return logits[rows], _DecodeState(
+            cache, groups, lengths[rows], attended[rows] if ragged else None
+        )
 
     def _next_logits(self, tokens: Tensor, state: _DecodeState) -> Tensor:
         mask = state.advance()
         shared = state.groups.shared
         if shared:  # of four dimensions: it is taken as it is, none is made
-            mask = tokens.new_ones(1, 1, 1, 1, dtype=torch.bool) if mask is None else mask[:, None, None, :]
+            mask = (
+                tokens.new_ones(1, 1, 1, 1, dtype=torch.bool)
+                if mask is None
+                else mask[:, None, None, :]
+            )
         with decoding(self.model, shared):
-            return self._last_logits(tokens[:, None], mask, state.positions[:, None] - 1, state.cache)
+            return self._last_logits(
+                tokens[:, None], mask, state.positions[:, None] - 1, state.cache
+            )
 
-    def _last_logits(self, token_ids: Tensor, mask: Tensor | None, positions: Tensor, cache: AppendCache) -> Tensor:
+    def _last_logits(
+        self, token_ids: Tensor, mask: Tensor | None, positions: Tensor, cache: AppendCache
+    ) -> Tensor:
         """`[B, V]`, by the model's own forward: what an architecture does to its logits is part of it."""
         logits: Tensor = self.model(
             input_ids=token_ids,
@@ -270,7 +311,9 @@ class _DecodeState:
         """Counts one more token; returns `attended`."""
         self.positions = self.positions + 1
         if self.attended is not None and not self.groups.shared:
-            self.attended = torch.cat([self.attended, self.attended.new_ones(len(self.attended), 1)], dim=1)
+            self.attended = torch.cat(
+                [self.attended, self.attended.new_ones(len(self.attended), 1)], dim=1
+            )
         return self.attended
 
 

@@ -23,7 +23,14 @@ from vllm.v1.engine.exceptions import EngineDeadError
 
 from swift_r1.models.expected import write_adapter
 from swift_r1.models.multimodal import placeholders
-from swift_r1.serving.engines.base import EngineInfo, Generated, Piece, PromptTokenizer, Scored, TokenLogprob
+from swift_r1.serving.engines.base import (
+    EngineInfo,
+    Generated,
+    Piece,
+    PromptTokenizer,
+    Scored,
+    TokenLogprob,
+)
 from swift_r1.wire.protocol import (
     AdapterConfig,
     DeviceMemory,
@@ -66,7 +73,9 @@ class VllmEngine:
             tokenizer_hash=tokenizer_hash(tokenizer),
             max_model_len=config.max_model_len,
             dtype=config.quantization or str(config.dtype).removeprefix("torch."),
-            nccl_workers=parallel.world_size if llm.vllm_config.weight_transfer_config is not None else 0,
+            nccl_workers=parallel.world_size
+            if llm.vllm_config.weight_transfer_config is not None
+            else 0,
             gpu=_gpu() if parallel.world_size == 1 else None,
             can_sleep=config.enable_sleep_mode,
         )
@@ -75,15 +84,21 @@ class VllmEngine:
     def dead(self) -> bool:
         return self._stuck or self._llm.errored
 
-    async def generate(self, prompt: Sequence[int], sampling: SamplingParams, seed: int | None) -> Generated:
+    async def generate(
+        self, prompt: Sequence[int], sampling: SamplingParams, seed: int | None
+    ) -> Generated:
         # A completion ends with the adapter that it began with.
         versions = ((0, self._version),) if self._adapter is not None else None
-        output = (await self._final_output(prompt, _sampling(sampling, seed, skip_special_tokens=False))).outputs[0]
+        output = (
+            await self._final_output(prompt, _sampling(sampling, seed, skip_special_tokens=False))
+        ).outputs[0]
         if output.finish_reason not in ("stop", "length", "abort") or output.logprobs is None:
             raise RuntimeError(f"vLLM ended a completion with {output.finish_reason!r}")
         tokens = tuple(output.token_ids)
         reason = cast(FinishReason, output.finish_reason)
-        return Generated(tokens, _logprobs(tokens, output.logprobs), reason, versions or _versions(output))
+        return Generated(
+            tokens, _logprobs(tokens, output.logprobs), reason, versions or _versions(output)
+        )
 
     async def stream(
         self,
@@ -108,9 +123,13 @@ class VllmEngine:
             logprobs: tuple[TokenLogprob, ...] = ()
             if top_logprobs is not None and one.logprobs is not None:
                 entries = zip(tokens, one.logprobs, strict=True)
-                logprobs = tuple(_token_logprob(token, entry or {}, top_logprobs) for token, entry in entries)
+                logprobs = tuple(
+                    _token_logprob(token, entry or {}, top_logprobs) for token, entry in entries
+                )
             versions = None if one.finish_reason is None else adapted or _versions(one)
-            yield Piece(tokens, one.text, logprobs, cast(FinishReason | None, one.finish_reason), versions)
+            yield Piece(
+                tokens, one.text, logprobs, cast(FinishReason | None, one.finish_reason), versions
+            )
 
     async def score(self, sequence: Sequence[int]) -> tuple[float, ...]:
         return _logprobs(sequence[1:], await self._of_prompt(sequence, 0))
@@ -118,7 +137,9 @@ class VllmEngine:
     async def score_top(self, sequence: Sequence[int], top: int) -> Scored:
         entries = await self._of_prompt(sequence, top)
         # Each has the token itself too, which is one of the `top` or is left out.
-        likeliest = [sorted(one.items(), key=lambda item: item[1].rank or 0)[:top] for one in entries]
+        likeliest = [
+            sorted(one.items(), key=lambda item: item[1].rank or 0)[:top] for one in entries
+        ]
         ids = tuple(tuple(number for number, _ in one) for one in likeliest)
         values = tuple(tuple(entry.logprob for _, entry in one) for one in likeliest)
         return Scored(_logprobs(sequence[1:], entries), ids, values)
@@ -126,7 +147,10 @@ class VllmEngine:
     async def _of_prompt(self, sequence: Sequence[int], top: int) -> list[Mapping[int, Logprob]]:
         """The entries of the tokens after the first."""
         params = VllmSampling(
-            max_tokens=1, prompt_logprobs=top, detokenize=False, output_kind=RequestOutputKind.FINAL_ONLY
+            max_tokens=1,
+            prompt_logprobs=top,
+            detokenize=False,
+            output_kind=RequestOutputKind.FINAL_ONLY,
         )
         entries = (await self._final_output(sequence, params)).prompt_logprobs
         if entries is None or len(entries) != len(sequence):
@@ -148,9 +172,13 @@ class VllmEngine:
         self._use(None)
         self._version = version
         # Tokens of a step between the load and this count as the older version's, never the other way round.
-        await self._in_time(self._llm.update_weight_version(str(self._version)), "naming its weights")
+        await self._in_time(
+            self._llm.update_weight_version(str(self._version)), "naming its weights"
+        )
         if not await self._in_time(self._llm.reset_prefix_cache(), "forgetting cached prefixes"):
-            logger.info("requests are running: the prefix cache of the old weights stays until it is needed")
+            logger.info(
+                "requests are running: the prefix cache of the old weights stays until it is needed"
+            )
 
     async def join_nccl(self, unique_id: str, world_size: int) -> None:
         await self._collectively("swift_join_nccl", unique_id, world_size)
@@ -168,7 +196,9 @@ class VllmEngine:
         await self._on_workers("swift_finish_receiving")
         await self._loaded(version)
 
-    async def load_adapter(self, files: Sequence[Path], config: AdapterConfig, version: int) -> None:
+    async def load_adapter(
+        self, files: Sequence[Path], config: AdapterConfig, version: int
+    ) -> None:
         # A new number each time, also after a failure: vLLM does not read an adapter whose number it knows.
         self._adapters += 1
         folder = files[0].parent / f"adapter-{uuid.uuid4().hex}"
@@ -198,7 +228,9 @@ class VllmEngine:
         except Exception as error:
             self._stuck = True
             logger.exception("the engine failed in %s", what)
-            raise EngineDead(f"the engine failed in {what}: {str(error) or type(error).__name__}") from error
+            raise EngineDead(
+                f"the engine failed in {what}: {str(error) or type(error).__name__}"
+            ) from error
 
     def _use(self, adapter: _Adapter | None) -> None:
         old = self._adapter
@@ -220,7 +252,9 @@ class VllmEngine:
             raise RuntimeError("vLLM ended a request without an answer")
         return last
 
-    async def _outputs(self, tokens: Sequence[int], params: VllmSampling) -> AsyncIterator[RequestOutput]:
+    async def _outputs(
+        self, tokens: Sequence[int], params: VllmSampling
+    ) -> AsyncIterator[RequestOutput]:
         if self._never and not self._shaped:
             await self.set_score_temperature(1.0)
             self._shaped = True
@@ -231,7 +265,9 @@ class VllmEngine:
         try:
             name = uuid.uuid4().hex  # unique: a repeated request must not meet its cancelled twin
             lora = adapter.request if adapter is not None else None
-            async for output in self._llm.generate(prompt, params, request_id=name, lora_request=lora):
+            async for output in self._llm.generate(
+                prompt, params, request_id=name, lora_request=lora
+            ):
                 yield output
         except EngineDeadError as error:
             raise EngineDead("the engine died while it generated") from error
@@ -250,7 +286,9 @@ class VllmEngine:
             await self._on_workers(method, *args)
         except TimeoutError as error:
             self._stuck = True
-            raise EngineDead(f"its workers waited {self._timeout:g} s for the trainer in {method}") from error
+            raise EngineDead(
+                f"its workers waited {self._timeout:g} s for the trainer in {method}"
+            ) from error
 
     async def _in_time(self, work: Awaitable[T], what: str) -> T:
         try:
@@ -264,7 +302,11 @@ def _gpu() -> str | None:
     memory there."""
     from vllm.platforms import current_platform
 
-    return current_platform.get_device_uuid().removeprefix("GPU-") if current_platform.is_cuda() else None
+    return (
+        current_platform.get_device_uuid().removeprefix("GPU-")
+        if current_platform.is_cuda()
+        else None
+    )
 
 
 @dataclass(slots=True, eq=False)
@@ -289,7 +331,9 @@ def _versions(output: CompletionOutput) -> tuple[tuple[int, int], ...] | None:
 def _sampling(sampling: SamplingParams, seed: int | None, **more: Any) -> VllmSampling:
     pattern = sampling.structured_outputs_regex
     tag = sampling.structural_tag
-    structure = StructuredOutputsParams(regex=pattern, structural_tag=tag) if pattern or tag else None
+    structure = (
+        StructuredOutputsParams(regex=pattern, structural_tag=tag) if pattern or tag else None
+    )
     values: dict[str, Any] = {
         "max_tokens": sampling.max_tokens,
         "temperature": sampling.temperature,
@@ -309,7 +353,9 @@ def _sampling(sampling: SamplingParams, seed: int | None, **more: Any) -> VllmSa
     return VllmSampling(**values | more)
 
 
-def _logprobs(tokens: Sequence[int], entries: Iterable[Mapping[int, Logprob] | None]) -> tuple[float, ...]:
+def _logprobs(
+    tokens: Sequence[int], entries: Iterable[Mapping[int, Logprob] | None]
+) -> tuple[float, ...]:
     return tuple((entry or {})[token].logprob for token, entry in zip(tokens, entries, strict=True))
 
 
@@ -318,7 +364,9 @@ def _token_logprob(token: int, entry: Mapping[int, Logprob], top: int) -> TokenL
 
     def one(number: int, *others: TokenLogprob) -> TokenLogprob:
         # What sampling has cut off (`top_p`, `top_k`) is at -inf, which JSON has no word for; OpenAI's floor is -9999.
-        return TokenLogprob(entry[number].decoded_token or "", max(entry[number].logprob, -9999.0), others)
+        return TokenLogprob(
+            entry[number].decoded_token or "", max(entry[number].logprob, -9999.0), others
+        )
 
     likeliest = sorted(entry, key=lambda number: -entry[number].logprob)[:top]
     return one(token, *map(one, likeliest))

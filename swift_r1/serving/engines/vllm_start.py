@@ -83,25 +83,36 @@ def start_vllm(config: RolloutArguments, model_bytes: int) -> InferenceEngine:
 
     unknown = sorted(set(arguments) - {f.name for f in fields(AsyncEngineArgs)})
     if unknown:
-        raise UsageError(f"--vllm_engine_kwargs: vLLM's engine has no argument {', '.join(unknown)}")
+        raise UsageError(
+            f"--vllm_engine_kwargs: vLLM's engine has no argument {', '.join(unknown)}"
+        )
     if config.tool_call_parser is not None:
         from transformers import AutoTokenizer
 
         # Before the engine loads for minutes.
-        ToolCallParser(config.tool_call_parser, AutoTokenizer.from_pretrained(config.model, trust_remote_code=False))
+        ToolCallParser(
+            config.tool_call_parser,
+            AutoTokenizer.from_pretrained(config.model, trust_remote_code=False),
+        )
     for name, value in engine_arguments(replace(config, vllm_engine_kwargs={}), has_gpu).items():
         if arguments[name] != value:
-            logger.info("--vllm_engine_kwargs: %s is %r, in place of %r", name, arguments[name], value)
+            logger.info(
+                "--vllm_engine_kwargs: %s is %r, in place of %r", name, arguments[name], value
+            )
     logger.info("vLLM %s: %s", "compiled" if not arguments["enforce_eager"] else "eager", arguments)
     if config.vllm_enforce_eager is None and not has_gpu:
-        logger.info("eager: compiled mode (--vllm_enforce_eager false) pays for runs that generate for over 10 minutes")
+        logger.info(
+            "eager: compiled mode (--vllm_enforce_eager false) pays for runs that generate for over 10 minutes"
+        )
     engines: list[VllmEngine] = []
     try:
         for part in replica_environments(os.environ, config, has_gpu):
             # The engine's processes inherit this process's environment as it is when they start.
             os.environ.update(part)
             limit = seconds_for(config.update_timeout, model_bytes)
-            engines.append(VllmEngine(_started(arguments, config.vllm_engine_kwargs, has_gpu), limit))
+            engines.append(
+                VllmEngine(_started(arguments, config.vllm_engine_kwargs, has_gpu), limit)
+            )
     except BaseException:
         for engine in engines:
             engine.shutdown()
@@ -120,19 +131,28 @@ def _started(arguments: Mapping[str, Any], given: Mapping[str, Any], has_gpu: bo
     context = UsageContext.LLM_CLASS if has_gpu else None
     try:
         config = AsyncEngineArgs(**arguments).create_engine_config(usage_context=context)
-    except (ValueError, TypeError, NotImplementedError) as error:  # pydantic's errors are ValueErrors
+    except (ValueError, TypeError, NotImplementedError) as error:
+        # pydantic's errors are ValueErrors
         named = f"--vllm_engine_kwargs {json.dumps(given)}" if given else "these arguments"
         raise UsageError(f"vLLM does not take {named}: {one_line(error)}") from error
     # This may be the process that computes: it gets the threads and CPUs that vLLM gives a worker (nothing on a GPU).
     with OMPProcessManager(config).configure_omp_envs(0, 0):
-        return AsyncLLM.from_vllm_config(config, disable_log_stats=bool(arguments["disable_log_stats"]))
+        return AsyncLLM.from_vllm_config(
+            config, disable_log_stats=bool(arguments["disable_log_stats"])
+        )
 
 
-def engine_environment(environment: Mapping[str, str], has_gpu: bool, eager: bool) -> dict[str, str]:
+def engine_environment(
+    environment: Mapping[str, str], has_gpu: bool, eager: bool
+) -> dict[str, str]:
     """Variables to add for the engine's processes, except those that the user has set and the launcher's own
     (`swift_r1.launch.environment`)."""
     # Spawned, they inherit none of this process's threads and locks.
-    wanted = {"VLLM_WORKER_MULTIPROC_METHOD": "spawn", "VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1"}
+    wanted = {
+        "VLLM_WORKER_MULTIPROC_METHOD": "spawn",
+        "VLLM_NO_USAGE_STATS": "1",
+        "DO_NOT_TRACK": "1",
+    }
     if eager and not has_gpu:
         # Else one helper of the sampler is compiled: 10 s at the first request, and it needs a C++ compiler.
         wanted["TORCH_COMPILE_DISABLE"] = "1"
@@ -145,7 +165,9 @@ def engine_environment(environment: Mapping[str, str], has_gpu: bool, eager: boo
     return {name: value for name, value in wanted.items() if name not in environment}
 
 
-def replica_environments(environ: Mapping[str, str], config: RolloutArguments, has_gpu: bool) -> list[dict[str, str]]:
+def replica_environments(
+    environ: Mapping[str, str], config: RolloutArguments, has_gpu: bool
+) -> list[dict[str, str]]:
     """Returns the variables in which the copies of the model differ: its GPUs, or its part of the CPU. Raises
     UsageError where there are too few GPUs."""
     copies = config.vllm_data_parallel_size
@@ -158,10 +180,16 @@ def replica_environments(environ: Mapping[str, str], config: RolloutArguments, h
         visible = environ.get(_DEVICES)
         name = _DEVICES
         separator = ","
-        parts = visible.split(",") if visible else [str(one) for one in range(torch.cuda.device_count())]
+        parts = (
+            visible.split(",")
+            if visible
+            else [str(one) for one in range(torch.cuda.device_count())]
+        )
         needed = copies * each
         if len(parts) < needed:
-            raise UsageError(f"{copies} copies of {each} GPUs each need {needed} GPUs, and {len(parts)} are here")
+            raise UsageError(
+                f"{copies} copies of {each} GPUs each need {needed} GPUs, and {len(parts)} are here"
+            )
     else:
         name = _CPU_BINDING
         separator = "|"
@@ -180,20 +208,24 @@ def engine_arguments(config: RolloutArguments, has_gpu: bool) -> dict[str, Any]:
         "enforce_eager": not has_gpu,
         **passed_to_vllm(config),
         "trust_remote_code": False,
-        "language_model_only": True,  # of a multimodal model: its towers get no memory, and no weights from a trainer
+        # of a multimodal model: its towers get no memory, and no weights from a trainer
+        "language_model_only": True,
         "load_format": "safetensors",  # else a model without them is read from pickles
-        "logprobs_mode": "processed_logprobs",  # of the distribution that was sampled from, after temperature
+        # of the distribution that was sampled from, after temperature
+        "logprobs_mode": "processed_logprobs",
         "worker_extension_cls": _WORKER,
         "disable_log_stats": True,
     }
     if config.vllm_enable_lora:
-        arguments["max_loras"] = 2  # generations that an update does not wait for end with the one that they began with
+        # generations that an update does not wait for end with the one that they began with
+        arguments["max_loras"] = 2
     if config.max_model_len is not None:
         arguments["max_model_len"] = config.max_model_len
     if has_gpu:
         arguments["gpu_memory_utilization"] = config.vllm_gpu_memory_utilization
         arguments["weight_transfer_config"] = {"backend": "nccl"}
-        arguments["enable_flashinfer_autotune"] = False  # dense 16-bit models call none of what would be compiled
+        # dense 16-bit models call none of what would be compiled
+        arguments["enable_flashinfer_autotune"] = False
     else:
         arguments["kv_cache_memory_bytes"] = _CPU_CACHE_BYTES
         # Only whole blocks of a prompt are shared by its group: with vLLM's 128 tokens, none of a short prompt.
@@ -201,10 +233,16 @@ def engine_arguments(config: RolloutArguments, has_gpu: bool) -> dict[str, Any]:
         # A seeded request whose prompt is read in two steps kills vLLM's CPU engine (0.32: "CPU Generator does not
         # use offset").
         arguments["enable_chunked_prefill"] = False
-        if config.vllm_tensor_parallel_size * config.vllm_engine_kwargs.get("pipeline_parallel_size", 1) == 1:
+        if (
+            config.vllm_tensor_parallel_size
+            * config.vllm_engine_kwargs.get("pipeline_parallel_size", 1)
+            == 1
+        ):
             # In vLLM's engine process: it would spin for a worker's answers on the CPUs that the worker computes with,
             # and the worker's libraries take seconds to load. Not "uni", which vLLM overrules on a CPU.
-            arguments["distributed_executor_backend"] = "vllm.v1.executor.uniproc_executor.UniProcExecutor"
+            arguments["distributed_executor_backend"] = (
+                "vllm.v1.executor.uniproc_executor.UniProcExecutor"
+            )
     return arguments | dict(config.vllm_engine_kwargs)
 
 

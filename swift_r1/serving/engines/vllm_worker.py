@@ -66,7 +66,12 @@ class SwiftWorker:
         self._end_open_update()
         self.shutdown_weight_transfer_engine()
         self.init_weight_transfer_engine(
-            {"nccl_unique_id_b64": unique_id, "rank_offset": 1, "world_size": world_size, "packed": False}
+            {
+                "nccl_unique_id_b64": unique_id,
+                "rank_offset": 1,
+                "world_size": world_size,
+                "packed": False,
+            }
         )
 
     def swift_receive(
@@ -85,18 +90,28 @@ class SwiftWorker:
             self.start_weight_update()
         with self._swift_update.loading():
             if memory is None:
-                self.update_weights({"names": list(names), "dtype_names": list(dtypes), "shapes": list(shapes)})
+                self.update_weights(
+                    {"names": list(names), "dtype_names": list(dtypes), "shapes": list(shapes)}
+                )
             else:
                 self._load_from(DeviceMemory(**memory), names, dtypes, shapes)
 
     def _load_from(
-        self, memory: DeviceMemory, names: Sequence[str], dtypes: Sequence[str], shapes: Sequence[Sequence[int]]
+        self,
+        memory: DeviceMemory,
+        names: Sequence[str],
+        dtypes: Sequence[str],
+        shapes: Sequence[Sequence[int]],
     ) -> None:
         from vllm.config import set_current_vllm_config
 
-        kinds = ((getattr(torch, dtype), shape) for dtype, shape in zip(dtypes, shapes, strict=True))
+        kinds = (
+            (getattr(torch, dtype), shape) for dtype, shape in zip(dtypes, shapes, strict=True)
+        )
         # Copies: vLLM keeps what it is given until it has all of a layer, and the memory is the trainer's.
-        tensors = [tensor.clone() for tensor in transport.tensors_in(transport.opened(memory), kinds)]
+        tensors = [
+            tensor.clone() for tensor in transport.tensors_in(transport.opened(memory), kinds)
+        ]
         with set_current_vllm_config(self.vllm_config):
             self.model_runner.get_model().load_weights(zip(names, tensors, strict=True))
         if tensors[0].is_cuda:
@@ -175,7 +190,9 @@ class _Update:
         """Raises RuntimeError if a parameter got no value."""
         missing = sorted(self._wanted - self._loaded)
         if missing:
-            raise RuntimeError(f"{len(missing)} engine parameters got no value: {', '.join(missing[:5])}")
+            raise RuntimeError(
+                f"{len(missing)} engine parameters got no value: {', '.join(missing[:5])}"
+            )
         repack_embeddings(self._model)
 
 
@@ -205,7 +222,9 @@ def repack_embeddings(model: nn.Module) -> None:
 
     for module in model.modules():
         method = getattr(module, "quant_method", None)
-        if isinstance(module, VocabParallelEmbedding) and isinstance(method, UnquantizedEmbeddingMethod):
+        if isinstance(module, VocabParallelEmbedding) and isinstance(
+            method, UnquantizedEmbeddingMethod
+        ):
             method.process_weights_after_loading(module)
 
 
@@ -215,7 +234,10 @@ def repack_experts(model: nn.Module) -> None:
     read."""
     for module in model.modules():
         method: Any = getattr(module, "quant_method", None)
-        if getattr(method, "moe_kernel", None) is not None and next(module.parameters()).device.type == "cpu":
+        if (
+            getattr(method, "moe_kernel", None) is not None
+            and next(module.parameters()).device.type == "cpu"
+        ):
             method.moe_kernel = None
 
 

@@ -19,7 +19,9 @@ class ChatRenderer(Protocol):
     def special(self) -> frozenset[int]:
         """Tokens that are no text, among them those that end a turn."""
 
-    def render(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]]) -> tuple[int, ...]:
+    def render(
+        self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]]
+    ) -> tuple[int, ...]:
         """The whole conversation, with the opening of an answer."""
 
     def behind(
@@ -66,7 +68,9 @@ class Asked:
     def tools_key(self) -> bytes:
         """Equal where the template gets the same beside the messages."""
         arguments = self.settings.get("chat_template_kwargs")
-        return digest(*(canonical(tool) for tool in (*self.tools, *([arguments] if arguments else []))))
+        return digest(
+            *(canonical(tool) for tool in (*self.tools, *([arguments] if arguments else [])))
+        )
 
     @cached_property
     def content(self) -> bytes:

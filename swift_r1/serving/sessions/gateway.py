@@ -49,7 +49,9 @@ class Gateway:
         observe: called with the kind of each call that was answered, or `retried`, or `failed`.
     """
 
-    def __init__(self, store: SessionStore, observe: Callable[[str], None] = lambda _kind: None) -> None:
+    def __init__(
+        self, store: SessionStore, observe: Callable[[str], None] = lambda _kind: None
+    ) -> None:
         self.store = store
         self._observe = observe
         self._running: dict[ModelCall, _Running] = {}
@@ -145,12 +147,16 @@ class Gateway:
         return AnswerStream(call, running, wording)
 
 
-def _within(request: RolloutRequest, own: wire.SessionSampling, tokens: int | None, name: str) -> RolloutRequest:
+def _within(
+    request: RolloutRequest, own: wire.SessionSampling, tokens: int | None, name: str
+) -> RolloutRequest:
     """The request as the session wants it, named after it and the call's number."""
     values = own.model_dump(exclude_none=True)
     limits = (request.sampling.max_tokens, own.max_tokens, tokens)
     values["max_tokens"] = min(one for one in limits if one is not None)
-    return request.model_copy(update={"request_id": name, "sampling": request.sampling.model_copy(update=values)})
+    return request.model_copy(
+        update={"request_id": name, "sampling": request.sampling.model_copy(update=values)}
+    )
 
 
 class _Running:
@@ -195,7 +201,9 @@ class _Running:
                 self._tell()
                 async for _, piece in self.source:
                     if piece.finish_reason not in (None, "stop", "length"):
-                        raise HTTPError(503, f"the engine ended the generation: {piece.finish_reason}", 1)
+                        raise HTTPError(
+                            503, f"the engine ended the generation: {piece.finish_reason}", 1
+                        )
                     self.pieces.append(piece)
                     if piece.finish_reason is None:
                         self._tell()

@@ -64,7 +64,9 @@ def _key(message: Message, ids: dict[str, int]) -> bytes:
     number = None if answers is None else ids.setdefault(answers, len(ids))
     # As `canonical` writes it, in a fifth of its time: each call of an agent has all messages again.
     quoted = [_quoted(role), _quoted(text), canonical(calls).decode() if calls else "[]"]
-    return digest(f"[{','.join(quoted)},{'null' if number is None else number},{_quoted(reasoning)}]".encode())
+    return digest(
+        f"[{','.join(quoted)},{'null' if number is None else number},{_quoted(reasoning)}]".encode()
+    )
 
 
 def _said(text: str, reasoning: str) -> tuple[str, str]:
@@ -108,7 +110,11 @@ def shared_start(one: Sequence[bytes], other: Sequence[bytes]) -> int:
 
 
 def kind_of_new(
-    now: Sequence[bytes], roles: Sequence[str], was: Sequence[bytes], written: Collection[bytes], system_was: bool
+    now: Sequence[bytes],
+    roles: Sequence[str],
+    was: Sequence[bytes],
+    written: Collection[bytes],
+    system_was: bool,
 ) -> Kind:
     """Returns the kind of a call that extends nothing, against the earlier history that is most like it.
 

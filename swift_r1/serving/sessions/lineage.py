@@ -50,15 +50,24 @@ class Lineage:
             self._by_head[call.head].remove(call)
 
     def place(self, asked: Asked, wording: ChatRenderer) -> Continuation:
-        return self._chat(asked, wording) if asked.prompt is None else self._plain(asked.prompt, wording)
+        return (
+            self._chat(asked, wording)
+            if asked.prompt is None
+            else self._plain(asked.prompt, wording)
+        )
 
     def _chat(self, asked: Asked, wording: ChatRenderer) -> Continuation:
         keys = asked.keys
         beginnings = list(heads(asked.tools_key, keys))
-        longest = next((place for place in range(len(keys), 0, -1) if self._by_head.get(beginnings[place])), 0)
+        longest = next(
+            (place for place in range(len(keys), 0, -1) if self._by_head.get(beginnings[place])), 0
+        )
         if longest:
             # Where several said the same, the choice does not depend on which was answered first.
-            parent = min(self._by_head[beginnings[longest]], key=lambda call: (call.children, call.content, call.again))
+            parent = min(
+                self._by_head[beginnings[longest]],
+                key=lambda call: (call.children, call.content, call.again),
+            )
             added = wording.behind(asked.messages, longest - 1, asked.tools)
             if added is not None:
                 last = parent.token_ids[-1] if parent.token_ids else None
@@ -70,7 +79,9 @@ class Lineage:
                     kind = kind if kind in ("edited", "compacted") else "branch"
                 return Continuation(parent, kind, added, keys[longest:], beginnings[-1])
         kind = "template" if longest else self._kind(asked, keys)
-        return Continuation(None, kind, wording.render(asked.messages, asked.tools), [*keys], beginnings[-1])
+        return Continuation(
+            None, kind, wording.render(asked.messages, asked.tools), [*keys], beginnings[-1]
+        )
 
     def _kind(self, asked: Asked, keys: Sequence[bytes]) -> Kind:
         """Returns the kind of a chat that extends nothing."""
@@ -106,10 +117,14 @@ class Lineage:
         best: tuple[int, ModelCall] | None = None
         for call in reversed(self.calls[-_LIKELY:]):
             length = _beginning(call, prompt)
-            if length and (best is None or (length, not call.children) > (best[0], not best[1].children)):
+            if length and (
+                best is None or (length, not call.children) > (best[0], not best[1].children)
+            ):
                 best = length, call
         if best is None:
-            return Continuation(None, "new", wording.encode(prompt) if isinstance(prompt, str) else prompt, [], b"")
+            return Continuation(
+                None, "new", wording.encode(prompt) if isinstance(prompt, str) else prompt, [], b""
+            )
         length, call = best
         kind: Kind = "branch" if call.children else "extends"
         if not isinstance(prompt, str):
@@ -120,7 +135,8 @@ class Lineage:
             return Continuation(call, kind, rest, [], b"")
         if rest and rest[0] == last:  # the agent writes the model's end token itself
             return Continuation(call, kind, rest[1:], [], b"")
-        return Continuation(None, "edited", wording.encode(prompt), [], b"")  # the model's end was taken away
+        # the model's end was taken away
+        return Continuation(None, "edited", wording.encode(prompt), [], b"")
 
 
 def _beginning(call: ModelCall, prompt: str | tuple[int, ...]) -> int:

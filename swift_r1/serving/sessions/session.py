@@ -16,7 +16,13 @@ from swift_r1.serving.sessions.history import Message, canonical, digest
 from swift_r1.serving.sessions.lineage import Lineage
 from swift_r1.serving.sessions.tokens import ExactTokens
 from swift_r1.wire import sessions as wire
-from swift_r1.wire.protocol import FinishReason, HTTPError, LimitReached, completion_seed, versions_of_tokens
+from swift_r1.wire.protocol import (
+    FinishReason,
+    HTTPError,
+    LimitReached,
+    completion_seed,
+    versions_of_tokens,
+)
 
 _BYTES_PER_TOKEN = 16  # an id, a log-prob and about four letters
 _BYTES_PER_MESSAGE = 300  # beside its text
@@ -28,7 +34,11 @@ class SessionState:
     """Calls and counts of one session. `request` is what it was opened with, except the id."""
 
     def __init__(
-        self, name: str, request: wire.SessionRequest, key: str, clock: Callable[[], float] = time.monotonic
+        self,
+        name: str,
+        request: wire.SessionRequest,
+        key: str,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.name = name
         self.request = request
@@ -43,7 +53,8 @@ class SessionState:
         self._numbers = 0
         self._by_content: dict[bytes, dict[int, ModelCall]] = {}
         self._by_key: dict[str, ModelCall] = {}
-        self._owed: Counter[bytes] = Counter()  # calls without an answer: a retry of theirs is a call
+        # calls without an answer: a retry of theirs is a call
+        self._owed: Counter[bytes] = Counter()
 
     @property
     def calls(self) -> list[ModelCall]:
@@ -102,7 +113,9 @@ class SessionState:
         self.left()
         content = asked.content
         same = self._by_content.get(content, {})
-        again = next(number for number in range(before, before + len(same) + 1) if number not in same)
+        again = next(
+            number for number in range(before, before + len(same) + 1) if number not in same
+        )
         place = self.lineage.place(asked, wording)
         seed = self.request.seed
         call = ModelCall(
@@ -207,7 +220,9 @@ class SessionState:
         )
 
 
-def recorded(calls: Sequence[ModelCall], seeded: bool) -> tuple[list[wire.RecordedCall], list[wire.RecordedSequence]]:
+def recorded(
+    calls: Sequence[ModelCall], seeded: bool
+) -> tuple[list[wire.RecordedCall], list[wire.RecordedSequence]]:
     """Returns the answered calls and their sequences: each token that the model wrote is in one of these. `seeded`
     where the order in which they came must not matter."""
     chains = _chains(calls, seeded)
@@ -262,7 +277,9 @@ def _sequence(chain: Sequence[ModelCall]) -> wire.RecordedSequence:
     for call in chain:
         if call is not first:
             tokens.read(call.added)
-        tokens.write(call.token_ids, call.logprobs, versions_of_tokens(call.versions, len(call.token_ids)))
+        tokens.write(
+            call.token_ids, call.logprobs, versions_of_tokens(call.versions, len(call.token_ids))
+        )
     answer = [] if last.answer is None else [dict(last.answer)]
     return wire.RecordedSequence(
         calls=tuple(call.number for call in chain),
@@ -280,4 +297,9 @@ def _sequence(chain: Sequence[ModelCall]) -> wire.RecordedSequence:
 def _size(call: ModelCall) -> int:
     """Bytes of an answered call."""
     tokens = len(call.added) + len(call.token_ids)
-    return _BYTES_PER_CALL + call.held + _BYTES_PER_MESSAGE * len(call.keys) + _BYTES_PER_TOKEN * tokens
+    return (
+        _BYTES_PER_CALL
+        + call.held
+        + _BYTES_PER_MESSAGE * len(call.keys)
+        + _BYTES_PER_TOKEN * tokens
+    )

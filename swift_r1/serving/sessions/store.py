@@ -38,7 +38,8 @@ class SessionStore:
         self.timeout = timeout
         self._observe = observe
         self._clock = clock
-        self._sessions: OrderedDict[str, SessionState] = OrderedDict()  # the one that was asked for last at the end
+        # the one that was asked for last at the end
+        self._sessions: OrderedDict[str, SessionState] = OrderedDict()
         self._expired: OrderedDict[str, None] = OrderedDict()
         self.bytes = 0  # of all records
 
@@ -74,8 +75,12 @@ class SessionStore:
         session = self._sessions.get(name)
         if session is None:
             if name in self._expired:
-                raise HTTPError(410, f"session {name!r} has expired: nothing used it for {self.timeout:g} s")
-            raise HTTPError(404, f"there is no session {name[:200]!r}: open it with POST /v1/sessions")
+                raise HTTPError(
+                    410, f"session {name!r} has expired: nothing used it for {self.timeout:g} s"
+                )
+            raise HTTPError(
+                404, f"there is no session {name[:200]!r}: open it with POST /v1/sessions"
+            )
         session.used = self._clock()
         self._sessions.move_to_end(name)
         return session
@@ -98,7 +103,9 @@ class SessionStore:
     def check_memory(self) -> None:
         """Raises HTTPError (503) where the records leave no room for more."""
         if self.bytes + _BYTES_PER_SESSION > self.most_bytes:
-            self._refuse("the sessions' records are as large as they may be (--session_memory): delete some")
+            self._refuse(
+                "the sessions' records are as large as they may be (--session_memory): delete some"
+            )
 
     def _refuse(self, why: str) -> None:
         self._observe("refused")

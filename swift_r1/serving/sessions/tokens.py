@@ -24,13 +24,16 @@ class ExactTokens:
         self.loss_mask: list[bool] = []  # what the model wrote, except what a scheduler leaves out
         self.versions: list[int | None] = []  # of the weights that wrote the token
         self.turns: list[slice] = []  # of the model
-        self.sampled_length = 0  # tokens up to the last one that the model wrote: nothing behind it was answered
+        # tokens up to the last one that the model wrote: nothing behind it was answered
+        self.sampled_length = 0
 
     def read(self, token_ids: Sequence[int]) -> None:
         """Adds tokens that the model did not write."""
         self._extend(token_ids, [0.0] * len(token_ids), [None] * len(token_ids), own=False)
 
-    def write(self, token_ids: Sequence[int], logprobs: Sequence[float], versions: Sequence[int]) -> None:
+    def write(
+        self, token_ids: Sequence[int], logprobs: Sequence[float], versions: Sequence[int]
+    ) -> None:
         """Adds a turn of the model, with the version of the weights that wrote each token."""
         start = len(self.token_ids)
         self._extend(token_ids, logprobs, versions, own=True)
@@ -39,7 +42,11 @@ class ExactTokens:
             self.sampled_length = len(self.token_ids)
 
     def _extend(
-        self, token_ids: Sequence[int], logprobs: Sequence[float], versions: Sequence[int | None], own: bool
+        self,
+        token_ids: Sequence[int],
+        logprobs: Sequence[float],
+        versions: Sequence[int | None],
+        own: bool,
     ) -> None:
         self.token_ids += token_ids
         self.logprobs += logprobs

@@ -52,7 +52,11 @@ def open_backend(
     from swift_r1.training.backends.deepspeed import DeepSpeedBackend
     from swift_r1.training.backends.deepspeed_config import read_config
 
-    dtype = getattr(torch, args.torch_dtype or "", None) or transformers_config(path).dtype or torch.float32
+    dtype = (
+        getattr(torch, args.torch_dtype or "", None)
+        or transformers_config(path).dtype
+        or torch.float32
+    )
     quantized = bool(args.quant_bits) and wrap is Policy
     config = read_config(args.deepspeed, args.zero_hpz_partition_size)
     return DeepSpeedBackend(load, dtype, optimizer, config, ranks, quantized, wrap)

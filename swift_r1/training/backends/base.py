@@ -15,17 +15,32 @@ from swift_r1.models.logprobs import TokenLogprobs
 from swift_r1.models.lora import adapters_off
 from swift_r1.models.merging import plain_like
 from swift_r1.models.policy import Critic, ModelInputs, Policy
-from swift_r1.models.weights import Weight, bucketed, parameters_of, part_of, policy_weights, whole_shape
+from swift_r1.models.weights import (
+    Weight,
+    bucketed,
+    parameters_of,
+    part_of,
+    policy_weights,
+    whole_shape,
+)
 from swift_r1.runtime.pace import Pace
 from swift_r1.runtime.ranks import Ranks
 from swift_r1.training.backends import optimizer_state as saved
 from swift_r1.training.backends.host_block import HostBlock
-from swift_r1.training.backends.optimizer_state import LOSS_SCALE, MASTER, UPDATES, ReadTensor, StateBucket, state_name
+from swift_r1.training.backends.optimizer_state import (
+    LOSS_SCALE,
+    MASTER,
+    UPDATES,
+    ReadTensor,
+    StateBucket,
+    state_name,
+)
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-WeightBucket = Sequence[tuple[str, Tensor]]  # whole tensors in the policy's dtype under their Hugging Face names
+# whole tensors in the policy's dtype under their Hugging Face names
+WeightBucket = Sequence[tuple[str, Tensor]]
 
 BUCKET_BYTES = 64 * 2**20
 DEVICE_BUCKET_BYTES = 512 * 2**20
@@ -35,17 +50,21 @@ DEVICE_BUCKET_BYTES = 512 * 2**20
 class Backend(ABC):
     """One rank's part of a policy or critic, and its optimizer. Methods marked collective are called on every rank."""
 
-    model: PreTrainedModel  # the transformers model being trained (its parameters may be partitioned)
+    # the transformers model being trained (its parameters may be partitioned)
+    model: PreTrainedModel
     module: Policy | Critic
     forward: Callable[..., Any]  # `module`, or the engine around it
-    weights: Movable  # all that `module` computes with; whoever asks for weights or states below has them back
+    # all that `module` computes with; whoever asks for weights or states below has them back
+    weights: Movable
     states: Movable  # all that only an optimizer step needs: float32 masters, gradients, moments
     torch_optimizer: torch.optim.Optimizer
-    masters: Sequence[Tensor]  # what it works on, float32, as many on each rank; this rank's parts where partitioned
+    # what it works on, float32, as many on each rank; this rank's parts where partitioned
+    masters: Sequence[Tensor]
     ranks: Ranks
     device: torch.device
     replicated = False  # whether every rank has all masters, rather than its part of them
-    partitioned = False  # whether a parameter is a part of a weight, until it is gathered (ZeRO-3, FSDP2)
+    # whether a parameter is a part of a weight, until it is gathered (ZeRO-3, FSDP2)
+    partitioned = False
     _copy_for_generation: PreTrainedModel | None = None
 
     @cached_property
@@ -98,7 +117,9 @@ class Backend(ABC):
         return self._copy_for_generation
 
     @abstractmethod
-    def reference(self, offload: bool = False, load: Callable[[], PreTrainedModel] | None = None) -> ReferencePolicy:
+    def reference(
+        self, offload: bool = False, load: Callable[[], PreTrainedModel] | None = None
+    ) -> ReferencePolicy:
         """The frozen policy of the run's start; with adapters the model without them; or the model that `load` makes
         (collective). With `offload` its weights are in host memory except while they are used."""
 
@@ -106,7 +127,9 @@ class Backend(ABC):
     def describe(self) -> dict[str, Any]:
         """The resolved settings, for the log."""
 
-    def gathered(self, parameters: Sequence[nn.Parameter], write: bool = False) -> AbstractContextManager[Any]:
+    def gathered(
+        self, parameters: Sequence[nn.Parameter], write: bool = False
+    ) -> AbstractContextManager[Any]:
         """Whole parameters in their places, while this is open; with `write` what every rank writes into them, the
         same, is partitioned again (collective)."""
         return nullcontext()
@@ -125,8 +148,11 @@ class Backend(ABC):
         """
         self.weights.come_back()
         device = torch.device("cpu") if on_host else self.device
-        pinned = on_host and self.device.type == "cuda"  # where torch puts copies that it does not wait for
-        for number, bucket in enumerate(weight_groups(weights, BUCKET_BYTES if on_host else DEVICE_BUCKET_BYTES)):
+        # where torch puts copies that it does not wait for
+        pinned = on_host and self.device.type == "cuda"
+        for number, bucket in enumerate(
+            weight_groups(weights, BUCKET_BYTES if on_host else DEVICE_BUCKET_BYTES)
+        ):
             if self.partitioned:
                 self.ranks.barrier()  # whoever has a bucket may take long over it
             whole = []
@@ -157,7 +183,11 @@ class Backend(ABC):
             tensors = []
             for kind, name, parameter in bucket:
                 known = started or kind == MASTER
-                value = self._state_value(kind, parameter) if known else torch.zeros(whole_shape(parameter))
+                value = (
+                    self._state_value(kind, parameter)
+                    if known
+                    else torch.zeros(whole_shape(parameter))
+                )
                 if self.ranks.takes(number):
                     tensors.append((state_name(kind, name), value.detach().cpu()))
             yield tensors
@@ -168,7 +198,9 @@ class Backend(ABC):
         """Goes on from a saved `training_state` (collective: every rank reads its part). The model's weights follow.
         Raises KeyError: the state lacks a parameter that is trained here."""
         saved.start_state(self.torch_optimizer, self.masters, read(UPDATES))
-        saved.load_codes(self.torch_optimizer, self.masters, 0 if self.replicated else self.ranks.rank, read)
+        saved.load_codes(
+            self.torch_optimizer, self.masters, 0 if self.replicated else self.ranks.rank, read
+        )
         if self.loss_scale is not None:
             scale, *counts = read(LOSS_SCALE).tolist()
             self._set_scale(scale, *map(int, counts))
@@ -223,12 +255,15 @@ class Movable:
     them.
     """
 
-    def __init__(self, tensors: Callable[[], Iterable[Tensor]], zeros: Callable[[], Iterable[Tensor]] = tuple) -> None:
+    def __init__(
+        self, tensors: Callable[[], Iterable[Tensor]], zeros: Callable[[], Iterable[Tensor]] = tuple
+    ) -> None:
         # Asked each time: an optimizer has no moments before its first step.
         self._tensors = tensors
         self._zeros = zeros
         self._block: HostBlock | None = None
-        self._away: list[tuple[torch.UntypedStorage, int, Tensor | None]] = []  # with their bytes; None for zeros
+        # with their bytes; None for zeros
+        self._away: list[tuple[torch.UntypedStorage, int, Tensor | None]] = []
 
     def leave(self, device: torch.device) -> None:
         """Copies to the host what is on a device of this type, and frees it there; what is away stays away. Raises
@@ -242,7 +277,9 @@ class Movable:
         for storage, part in zip(moved, parts, strict=True):
             part.copy_(_bytes_of(storage), non_blocking=True)  # before what reuses it
             self._away.append((storage, storage.nbytes(), part))
-        self._away += [(storage, storage.nbytes(), None) for storage in _storages(self._zeros(), device)]
+        self._away += [
+            (storage, storage.nbytes(), None) for storage in _storages(self._zeros(), device)
+        ]
         for storage, *_ in self._away:
             storage.resize_(0)
 
@@ -257,7 +294,9 @@ class Movable:
 
 def _storages(tensors: Iterable[Tensor], device: torch.device) -> list[torch.UntypedStorage]:
     """Yields those on a device of this type, each once."""
-    found = {storage.data_ptr(): storage for storage in (tensor.untyped_storage() for tensor in tensors)}
+    found = {
+        storage.data_ptr(): storage for storage in (tensor.untyped_storage() for tensor in tensors)
+    }
     return [one for one in found.values() if one.device.type == device.type and one.nbytes()]
 
 
@@ -277,7 +316,9 @@ def weights_of(module: nn.Module) -> Iterator[Tensor]:
 def states_of(optimizer: torch.optim.Optimizer) -> Iterator[Tensor]:
     """Returns what an optimizer remembers of its parameters, except single numbers."""
     for state in optimizer.state.values():
-        yield from (value for value in state.values() if isinstance(value, Tensor) and value.numel() > 1)
+        yield from (
+            value for value in state.values() if isinstance(value, Tensor) and value.numel() > 1
+        )
 
 
 def weight_groups(weights: Sequence[Weight], at_most: int = BUCKET_BYTES) -> Iterator[list[Weight]]:
@@ -321,7 +362,11 @@ class FrozenReference:
         targets = {weight.name: weight for weight in policy_weights(self.policy.model)}
         for bucket in weight_groups(policy_weights(self._backend.model)):
             own = [targets[weight.name] for weight in bucket]
-            with torch.no_grad(), gathered(parameters_of(bucket)), gathered(parameters_of(own), write=True):
+            with (
+                torch.no_grad(),
+                gathered(parameters_of(bucket)),
+                gathered(parameters_of(own), write=True),
+            ):
                 for target, weight in zip(own, bucket, strict=True):
                     base = target.base
                     value = weight.value().to(target.base.device)

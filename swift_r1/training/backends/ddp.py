@@ -43,7 +43,11 @@ class DdpBackend(LocalBackend):
     replicated = True
 
     def __init__(
-        self, model: PreTrainedModel, config: OptimizerConfig, ranks: Ranks, wrap: type[Policy] | type[Critic] = Policy
+        self,
+        model: PreTrainedModel,
+        config: OptimizerConfig,
+        ranks: Ranks,
+        wrap: type[Policy] | type[Critic] = Policy,
     ) -> None:
         super().__init__(model, config, ranks.device, wrap)
         self.ranks = ranks
@@ -67,7 +71,9 @@ class DdpBackend(LocalBackend):
         """Zeros, which the gradients of these are views of from now on."""
         masters = [self._master_of[parameter] for parameter in parameters]
         flat = torch.zeros(sum(master.numel() for master in masters), device=self.device)
-        for master, part in zip(masters, torch.split(flat, [one.numel() for one in masters]), strict=True):
+        for master, part in zip(
+            masters, torch.split(flat, [one.numel() for one in masters]), strict=True
+        ):
             master.grad = part.view_as(master)
         return flat
 
@@ -97,4 +103,6 @@ class DdpBackend(LocalBackend):
             self._sent.append(work)
 
     def describe(self) -> dict[str, Any]:
-        return super().describe() | {"backend": f"data parallel in plain torch (DDP), {self.ranks.world_size} ranks"}
+        return super().describe() | {
+            "backend": f"data parallel in plain torch (DDP), {self.ranks.world_size} ranks"
+        }

@@ -35,7 +35,12 @@ from swift_r1.training.backends.base import (
 )
 from swift_r1.training.backends.deepspeed_config import resolved
 from swift_r1.training.backends.optimizer_state import MASTER
-from swift_r1.training.optimizer import OptimizerConfig, build_optimizer, parameter_groups, set_learning_rate
+from swift_r1.training.optimizer import (
+    OptimizerConfig,
+    build_optimizer,
+    parameter_groups,
+    set_learning_rate,
+)
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -69,7 +74,9 @@ class DeepSpeedBackend(Backend):
                 "running ZeRO-1, which gives the same numbers with less memory"
             )
             self.stage = 1
-            config = config | {"zero_optimization": config.get("zero_optimization", {}) | {"stage": 1}}
+            config = config | {
+                "zero_optimization": config.get("zero_optimization", {}) | {"stage": 1}
+            }
         self.partitioned = self.stage == 3
         self.resolved = resolved(config, str(dtype).removeprefix("torch."), optimizer.max_grad_norm)
         # DeepSpeed would compile an all-reduce through shared memory at its first start: a C++ compiler and up to
@@ -78,7 +85,9 @@ class DeepSpeedBackend(Backend):
         try:
             deepspeed.DeepSpeedConfig(self.resolved)
         except (ValidationError, DeepSpeedConfigError, AssertionError) as error:
-            raise UsageError(f"DeepSpeed does not take this --deepspeed: {one_line(error)}") from error
+            raise UsageError(
+                f"DeepSpeed does not take this --deepspeed: {one_line(error)}"
+            ) from error
         if dtype == torch.float16 and not get_accelerator().is_fp16_supported():
             raise UsageError(
                 f"DeepSpeed does not compute in float16 on this {get_accelerator().device_name()}: "
@@ -95,8 +104,14 @@ class DeepSpeedBackend(Backend):
         self.forward = self.engine
         self.torch_optimizer = self.optimizer.optimizer
         # ZeRO-3 has a name of its own for them, and so has ZeRO-1 in bf16.
-        names = ("fp32_partitioned_groups_flat", "fp32_groups_flat_partition", "single_partition_of_fp32_groups")
-        self.masters = next(getattr(self.optimizer, name) for name in names if hasattr(self.optimizer, name))
+        names = (
+            "fp32_partitioned_groups_flat",
+            "fp32_groups_flat_partition",
+            "single_partition_of_fp32_groups",
+        )
+        self.masters = next(
+            getattr(self.optimizer, name) for name in names if hasattr(self.optimizer, name)
+        )
         if dtype == torch.float16:
             # At the least scale the loop decides what becomes of the run (--max_skipped_steps).
             self.optimizer.loss_scaler.raise_error_at_min_scale = False
@@ -111,7 +126,9 @@ class DeepSpeedBackend(Backend):
             yield self.optimizer.grad_partitions_flat_buffer
         yield from getattr(self.optimizer, "fp32_groups_gradients_flat", ())
 
-    def gathered(self, parameters: Sequence[nn.Parameter], write: bool = False) -> AbstractContextManager[Any]:
+    def gathered(
+        self, parameters: Sequence[nn.Parameter], write: bool = False
+    ) -> AbstractContextManager[Any]:
         context: AbstractContextManager[Any] = deepspeed.zero.GatheredParameters(
             parameters, modifier_rank=0 if write else None, enabled=self.partitioned
         )
@@ -144,7 +161,10 @@ class DeepSpeedBackend(Backend):
 
     def _scale_fields(self) -> Sequence[float]:
         scaler = self.optimizer.loss_scaler
-        return [scaler.cur_scale, *(getattr(scaler, name, 0) for name in ("cur_iter", "last_overflow_iter"))]
+        return [
+            scaler.cur_scale,
+            *(getattr(scaler, name, 0) for name in ("cur_iter", "last_overflow_iter")),
+        ]
 
     def _set_scale(self, scale: float, steps: int, last_overflow: int) -> None:
         scaler = self.optimizer.loss_scaler
@@ -197,7 +217,8 @@ class DeepSpeedBackend(Backend):
             return
         for parameter in parameters:
             parameter.ds_tensor.copy_(deepspeed.utils.safe_get_local_fp32_param(parameter))
-            if parameter.ds_status == ZeroParamStatus.AVAILABLE:  # a small one, which every rank keeps whole
+            # a small one, which every rank keeps whole
+            if parameter.ds_status == ZeroParamStatus.AVAILABLE:
                 parameter.partition()
                 parameter.all_gather()
 
@@ -221,7 +242,9 @@ class DeepSpeedBackend(Backend):
     def describe(self) -> dict[str, Any]:
         return {"backend": f"DeepSpeed ZeRO-{self.stage}", "deepspeed": self.resolved}
 
-    def reference(self, offload: bool = False, load: Callable[[], PreTrainedModel] | None = None) -> ReferencePolicy:
+    def reference(
+        self, offload: bool = False, load: Callable[[], PreTrainedModel] | None = None
+    ) -> ReferencePolicy:
         """Under ZeRO-3 with `offload` DeepSpeed fetches each layer from the host; else all of them come for a forward
         pass."""
         if load is None and has_adapters(self.model):
@@ -234,7 +257,9 @@ class DeepSpeedBackend(Backend):
         if self.partitioned:
             config = self.resolved
             if offload:
-                zero = config["zero_optimization"] | {"offload_param": {"device": "cpu", "pin_memory": True}}
+                zero = config["zero_optimization"] | {
+                    "offload_param": {"device": "cpu", "pin_memory": True}
+                }
                 config = config | {"zero_optimization": zero}
             engine, *_ = deepspeed.initialize(model=module, config=config)
             engine.eval()

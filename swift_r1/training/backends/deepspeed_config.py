@@ -94,7 +94,9 @@ def contradictions(
     zero = config.get("zero_optimization", {})
     if not isinstance(zero, Mapping) or zero.get("stage", 0) not in (0, 1, 2, 3):
         yield "--deepspeed: zero_optimization must be an object whose stage is 0, 1, 2 or 3"
-    elif (size := zero.get("zero_hpz_partition_size", 1)) > 1 and (zero.get("stage") != 3 or world_size % size):
+    elif (size := zero.get("zero_hpz_partition_size", 1)) > 1 and (
+        zero.get("stage") != 3 or world_size % size
+    ):
         yield (
             f"--zero_hpz_partition_size {size} needs ZeRO-3, and a number of processes that it divides "
             f"(here stage {zero.get('stage', 0)} and {world_size})"
@@ -104,8 +106,13 @@ def contradictions(
 def offloads(config: Mapping[str, Any]) -> tuple[bool, bool]:
     """Whether `config` keeps optimizer and parameters in host memory."""
     zero = config.get("zero_optimization")
-    parts = [zero.get(key) if isinstance(zero, Mapping) else None for key in ("offload_optimizer", "offload_param")]
-    optimizer, model = (isinstance(one, Mapping) and one.get("device") not in (None, "none") for one in parts)
+    parts = [
+        zero.get(key) if isinstance(zero, Mapping) else None
+        for key in ("offload_optimizer", "offload_param")
+    ]
+    optimizer, model = (
+        isinstance(one, Mapping) and one.get("device") not in (None, "none") for one in parts
+    )
     return optimizer, model
 
 
@@ -123,7 +130,11 @@ def moved_twice(config: Mapping[str, Any], model: bool, optimizer: bool) -> Iter
 def resolved(config: Mapping[str, Any], dtype: str, max_grad_norm: float) -> dict[str, Any]:
     """Returns what DeepSpeed is given: `config` (of `read_config`) with what the flags decide; its own loss scale
     stays."""
-    filled = {key: value for key, value in config.items() if key not in ("bf16", "fp16", "train_batch_size")}
+    filled = {
+        key: value
+        for key, value in config.items()
+        if key not in ("bf16", "fp16", "train_batch_size")
+    }
     filled |= {
         # The loop makes micro-batches and marks the step's end itself: DeepSpeed must neither scale nor wait.
         "train_micro_batch_size_per_gpu": 1,
@@ -134,7 +145,10 @@ def resolved(config: Mapping[str, Any], dtype: str, max_grad_norm: float) -> dic
         filled |= {"bf16": {"enabled": True}, "data_types": {"grad_accum_dtype": "fp32"}}
     if dtype == "float16":
         own = {key: value for key, value in config.get("fp16", {}).items() if key in LOSS_SCALE}
-        filled |= {"fp16": {"enabled": True, **LOSS_SCALE, **own}, "data_types": {"grad_accum_dtype": "fp32"}}
+        filled |= {
+            "fp16": {"enabled": True, **LOSS_SCALE, **own},
+            "data_types": {"grad_accum_dtype": "fp32"},
+        }
     return filled
 
 

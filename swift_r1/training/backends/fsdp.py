@@ -12,7 +12,13 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, OffloadPolicy, fully_shard
+from torch.distributed.fsdp import (
+    CPUOffloadPolicy,
+    FSDPModule,
+    MixedPrecisionPolicy,
+    OffloadPolicy,
+    fully_shard,
+)
 from torch.distributed.tensor import DTensor
 from transformers.modeling_layers import GradientCheckpointingLayer
 
@@ -58,7 +64,10 @@ class FsdpBackend(LocalBackend):
         self.forward = _gathering(module)
 
     def _sharded_module(
-        self, load: Callable[[], PreTrainedModel] | None = None, trained: bool = True, offload: bool = False
+        self,
+        load: Callable[[], PreTrainedModel] | None = None,
+        trained: bool = True,
+        offload: bool = False,
     ) -> Any:
         """The policy's, or that of `load`."""
         self.ranks.barrier()  # one may have worked longer than another
@@ -74,13 +83,17 @@ class FsdpBackend(LocalBackend):
         layers = [one for one in module.modules() if self._is_layer(one)]
         self._take_from_rank0(module.buffers())
         for one in (*reversed(layers), module):
-            self._take_from_rank0(own for own in one.parameters() if not isinstance(own, DTensor) and own not in whole)
+            self._take_from_rank0(
+                own for own in one.parameters() if not isinstance(own, DTensor) and own not in whole
+            )
             fully_shard(
                 one,
                 mesh=self._mesh,
                 # What the module itself has is needed again as soon as the backward pass begins.
                 reshard_after_forward=self.sharding.reshard_after_forward and one is not module,
-                mp_policy=MixedPrecisionPolicy(reduce_dtype=torch.float32, cast_forward_inputs=False),
+                mp_policy=MixedPrecisionPolicy(
+                    reduce_dtype=torch.float32, cast_forward_inputs=False
+                ),
                 offload_policy=CPUOffloadPolicy() if offload else OffloadPolicy(),
                 ignored_params=whole,
             )
@@ -160,10 +173,16 @@ class FsdpBackend(LocalBackend):
     def describe(self) -> dict[str, Any]:
         about = super().describe() | {"backend": f"FSDP2, {self.ranks.world_size} ranks"}
         return about | {
-            "fsdp": {name: value for name, value in asdict(self.sharding).items() if name != "checkpointing"}
+            "fsdp": {
+                name: value
+                for name, value in asdict(self.sharding).items()
+                if name != "checkpointing"
+            }
         }
 
-    def reference(self, offload: bool = False, load: Callable[[], PreTrainedModel] | None = None) -> ReferencePolicy:
+    def reference(
+        self, offload: bool = False, load: Callable[[], PreTrainedModel] | None = None
+    ) -> ReferencePolicy:
         """With `offload` FSDP2 fetches each layer from the host."""
         if load is None and has_adapters(self.model):
             return AdaptersOff(self)

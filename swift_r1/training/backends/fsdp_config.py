@@ -10,7 +10,8 @@ from typing import Any
 
 from swift_r1.errors import UsageError
 
-_STRATEGIES = {"full_shard": True, "shard_grad_op": False}  # whether weights are freed after a layer's forward
+# whether weights are freed after a layer's forward
+_STRATEGIES = {"full_shard": True, "shard_grad_op": False}
 _OFFLOAD = "keeps no weights in host memory: --deepspeed zero3_offload does"
 _REFUSED = {
     "offload": _OFFLOAD,
@@ -45,20 +46,28 @@ def read_fsdp(name_path_or_json: str) -> FsdpConfig:
     if text == "fsdp2":
         return FsdpConfig()
     try:
-        content = json.loads(text if text.startswith("{") else Path(text).read_text(encoding="utf-8"))
+        content = json.loads(
+            text if text.startswith("{") else Path(text).read_text(encoding="utf-8")
+        )
     except OSError as error:
         raise UsageError(f"--fsdp {text}: {error.strerror or error}") from error
     except ValueError as error:
         raise UsageError(f"--fsdp {text}: not valid JSON ({error})") from error
     if not isinstance(content, dict) or not isinstance(content.get("fsdp_config", {}), dict):
         raise UsageError("--fsdp: it and its fsdp_config must be JSON objects")
-    faults = [f"--fsdp: {key} is not known" for key in content if key[:1] != "_" and key not in ("fsdp", "fsdp_config")]
+    faults = [
+        f"--fsdp: {key} is not known"
+        for key in content
+        if key[:1] != "_" and key not in ("fsdp", "fsdp_config")
+    ]
     found: dict[str, Any] = {}
     for word in str(content.get("fsdp", "full_shard auto_wrap")).split():
         if word in _STRATEGIES:
             found["reshard_after_forward"] = _STRATEGIES[word]
         elif word != "auto_wrap":
-            faults.append(f"--fsdp: {word} {_REFUSED.get(word, 'is not known: full_shard or shard_grad_op')}")
+            faults.append(
+                f"--fsdp: {word} {_REFUSED.get(word, 'is not known: full_shard or shard_grad_op')}"
+            )
     for key, value in content.get("fsdp_config", {}).items():
         try:
             found |= _setting(key.removeprefix("fsdp_"), value)
@@ -75,20 +84,31 @@ def _setting(key: str, value: Any) -> Mapping[str, Any]:
         case "reshard_after_forward" | "cpu_ram_efficient_loading" | "activation_checkpointing":
             if not isinstance(value, bool):
                 raise ValueError("must be true or false")
-            names = {"cpu_ram_efficient_loading": "rank0_loads", "activation_checkpointing": "checkpointing"}
+            names = {
+                "cpu_ram_efficient_loading": "rank0_loads",
+                "activation_checkpointing": "checkpointing",
+            }
             return {names.get(key, key): value}
         case "transformer_layer_cls_to_wrap":
             return {"layers": tuple(value.split(",") if isinstance(value, str) else value)}
         case "version" if value != 2:
             raise ValueError("must be 2")
         case "auto_wrap_policy" if value != "TRANSFORMER_BASED_WRAP":
-            raise ValueError("must be TRANSFORMER_BASED_WRAP: decoder layers are gathered one by one")
+            raise ValueError(
+                "must be TRANSFORMER_BASED_WRAP: decoder layers are gathered one by one"
+            )
         case "offload_params" if value:
             raise ValueError(_OFFLOAD)
         case "state_dict_type" if value not in ("SHARDED_STATE_DICT", "FULL_STATE_DICT"):
             raise ValueError("must be SHARDED_STATE_DICT or FULL_STATE_DICT: a checkpoint is both")
         case "version" | "auto_wrap_policy" | "offload_params" | "state_dict_type":
             return {}
-        case "sync_module_states" | "use_orig_params" | "forward_prefetch" | "backward_prefetch" | "limit_all_gathers":
+        case (
+            "sync_module_states"
+            | "use_orig_params"
+            | "forward_prefetch"
+            | "backward_prefetch"
+            | "limit_all_gathers"
+        ):
             raise ValueError(_VERSION_1)
     raise ValueError("is not known")

@@ -44,5 +44,10 @@ class HostBlock:
                 "device: leave out an --offload_... flag, or use more GPUs"
             )
         self._bytes = torch.empty(nbytes, dtype=torch.uint8)
-        if self._cuda is not None and self._cuda.cudaHostRegister(self._bytes.data_ptr(), nbytes, 0) != 0:
-            raise RunFailed(f"CUDA cannot pin {nbytes / _GIB:.1f} GiB of host memory: leave out an --offload_... flag")
+        if (
+            self._cuda is not None
+            and self._cuda.cudaHostRegister(self._bytes.data_ptr(), nbytes, 0) != 0
+        ):
+            raise RunFailed(
+                f"CUDA cannot pin {nbytes / _GIB:.1f} GiB of host memory: leave out an --offload_... flag"
+            )

@@ -25,7 +25,13 @@ from swift_r1.training.backends.base import (
     weights_of,
 )
 from swift_r1.training.backends.optimizer_state import MASTER, trained_parameters
-from swift_r1.training.optimizer import LossScale, OptimizerConfig, build_optimizer, parameter_groups, set_learning_rate
+from swift_r1.training.optimizer import (
+    LossScale,
+    OptimizerConfig,
+    build_optimizer,
+    parameter_groups,
+    set_learning_rate,
+)
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -58,9 +64,13 @@ class LocalBackend(Backend):
         self.device = model.device
         self._scale = LossScale() if model.dtype == torch.float16 else None
         trained = [parameter for _, parameter in trained_parameters(model)]
-        self._copies = self.partitioned or any(parameter.dtype != torch.float32 for parameter in trained)
+        self._copies = self.partitioned or any(
+            parameter.dtype != torch.float32 for parameter in trained
+        )
         self._master_of = {
-            parameter: nn.Parameter(part_of(parameter).detach().float().clone()) if self._copies else parameter
+            parameter: nn.Parameter(part_of(parameter).detach().float().clone())
+            if self._copies
+            else parameter
             for parameter in trained
         }
         self.masters: Sequence[Tensor] = list(self._master_of.values())
@@ -70,7 +80,9 @@ class LocalBackend(Backend):
                 on_gradient(partial(_move_gradient, master))
             # For good: made and freed between activations, they leave holes that the allocator cannot fill.
             master.grad = torch.zeros_like(master)
-        groups = parameter_groups(((name, self._master_of[one]) for name, one in trained_parameters(model)), config)
+        groups = parameter_groups(
+            ((name, self._master_of[one]) for name, one in trained_parameters(model)), config
+        )
         self.torch_optimizer = self.optimizer = build_optimizer(groups, config)
         self._skips_by_itself = bool(getattr(self.optimizer, "_step_supports_amp_scaling", False))
         self.weights = Movable(lambda: weights_of(self.module))
@@ -107,7 +119,9 @@ class LocalBackend(Backend):
         if self._copies:
             with torch.no_grad():
                 # Rounds to their dtype.
-                torch._foreach_copy_([part_of(parameter) for parameter in self._master_of], list(self.masters))
+                torch._foreach_copy_(
+                    [part_of(parameter) for parameter in self._master_of], list(self.masters)
+                )
         norm = float(total)
         if self._scale is not None:
             self._scale.update(overflow=not math.isfinite(norm))
@@ -137,9 +151,15 @@ class LocalBackend(Backend):
         self._scale = LossScale(scale, steps, last_overflow)
 
     def describe(self) -> dict[str, Any]:
-        return {"backend": "plain torch", "float32_master_weights": self._copies, "optimizer": self.config.optim}
+        return {
+            "backend": "plain torch",
+            "float32_master_weights": self._copies,
+            "optimizer": self.config.optim,
+        }
 
-    def reference(self, offload: bool = False, load: Callable[[], PreTrainedModel] | None = None) -> ReferencePolicy:
+    def reference(
+        self, offload: bool = False, load: Callable[[], PreTrainedModel] | None = None
+    ) -> ReferencePolicy:
         if load is None and has_adapters(self.model):
             return AdaptersOff(self)
         model = copy.deepcopy(self.model) if load is None else load()

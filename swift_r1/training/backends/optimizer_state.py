@@ -40,10 +40,14 @@ def state_name(kind: str, parameter: str) -> str:
 
 def trained_parameters(model: nn.Module) -> list[tuple[str, nn.Parameter]]:
     """Yields the parameters with a gradient, tied ones once, by name."""
-    return [(name, parameter) for name, parameter in model.named_parameters() if parameter.requires_grad]
+    return [
+        (name, parameter) for name, parameter in model.named_parameters() if parameter.requires_grad
+    ]
 
 
-def state_buckets(model: nn.Module, kinds: Sequence[str]) -> Iterator[list[tuple[str, str, nn.Parameter]]]:
+def state_buckets(
+    model: nn.Module, kinds: Sequence[str]
+) -> Iterator[list[tuple[str, str, nn.Parameter]]]:
     """Each trained parameter once per kind, `(kind, name, parameter)`, in buckets of at most 16 million numbers (a
     larger one goes alone)."""
     items = ((kind, name, one) for name, one in trained_parameters(model) for kind in kinds)
@@ -55,7 +59,9 @@ def moments_of(optimizer: torch.optim.Optimizer) -> tuple[str, ...]:
     return MOMENTS if isinstance(optimizer, torch.optim.AdamW) else ()
 
 
-def start_state(optimizer: torch.optim.Optimizer, parameters: Iterable[Tensor], updates: Tensor) -> None:
+def start_state(
+    optimizer: torch.optim.Optimizer, parameters: Iterable[Tensor], updates: Tensor
+) -> None:
     """Gives the parameters of a fresh optimizer a state of zero moments after `updates` updates."""
     kinds = moments_of(optimizer)
     for parameter in parameters if kinds else ():
@@ -86,12 +92,16 @@ def codes_of(
             # As bytes: small parameters have float32 moments on the rank where they are.
             own = own.detach().cpu().flatten().view(torch.uint8)
             parts = ([own] if ranks.is_rank0 else ()) if replicated else ranks.gather(own) or ()
-            found += [(_code_name(kind, number, rank), part.clone()) for rank, part in enumerate(parts)]
+            found += [
+                (_code_name(kind, number, rank), part.clone()) for rank, part in enumerate(parts)
+            ]
         yield found
 
 
 @torch.no_grad()
-def load_codes(optimizer: torch.optim.Optimizer, parameters: Sequence[Tensor], rank: int, read: ReadTensor) -> None:
+def load_codes(
+    optimizer: torch.optim.Optimizer, parameters: Sequence[Tensor], rank: int, read: ReadTensor
+) -> None:
     """Goes on from `codes_of` of as many ranks; does nothing for another optimizer. Raises KeyError, RuntimeError: it
     is the state of other parameters or another number of ranks."""
     eight_bit: Any = optimizer

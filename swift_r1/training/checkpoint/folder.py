@@ -31,7 +31,8 @@ class Draft:
     def __init__(self, run_dir: Path, step: int) -> None:
         self.final = run_dir / f"checkpoint-{step}"
         self.folder = run_dir / f"{_TEMPORARY}{self.final.name}"
-        self.hashed: dict[str, Entry] = {}  # files that were hashed and synced while they were written
+        # files that were hashed and synced while they were written
+        self.hashed: dict[str, Entry] = {}
         self.fault: str | None = None  # why a write failed
 
     def attempt(self, work: Callable[[], None]) -> None:
@@ -58,9 +59,14 @@ class Draft:
             name = str(path.relative_to(self.folder))
             if name not in self.hashed:
                 sync(path)
-            entries[name] = self.hashed.get(name) or {"sha256": _digest(path), "bytes": path.stat().st_size}
+            entries[name] = self.hashed.get(name) or {
+                "sha256": _digest(path),
+                "bytes": path.stat().st_size,
+            }
         manifest = self.folder / MANIFEST
-        manifest.write_text(json.dumps({"step": _step_of(self.final), "files": entries}, indent=1), encoding="utf-8")
+        manifest.write_text(
+            json.dumps({"step": _step_of(self.final), "files": entries}, indent=1), encoding="utf-8"
+        )
         sync(manifest)
         for folder in {path.parent for path in files} | {self.folder}:
             sync(folder)
@@ -95,7 +101,11 @@ def fault_of(checkpoint: Path) -> str | None:
             if digest != entry["sha256"]:
                 return f"{name} is not what was written: its hash differs"
     except FileNotFoundError as error:
-        return f"{Path(error.filename).name} is missing" if checkpoint.is_dir() else "there is no such folder"
+        return (
+            f"{Path(error.filename).name} is missing"
+            if checkpoint.is_dir()
+            else "there is no such folder"
+        )
     except OSError as error:
         return f"{error.filename}: {error.strerror}"
     except (ValueError, KeyError, TypeError, AttributeError):
@@ -121,7 +131,9 @@ def set_aside_later(run_dir: Path, step: int) -> None:
         name = f"{_ASIDE}{path.name}"
         number = sum(1 for _ in run_dir.glob(f"{name}*"))
         renamed = path.rename(path.with_name(f"{name}-{number}" if number else name))
-        logger.warning("%s is renamed to %s: the run continues from step %d", path, renamed.name, step)
+        logger.warning(
+            "%s is renamed to %s: the run continues from step %d", path, renamed.name, step
+        )
 
 
 def link_checkpoints(run_dir: Path, best_step: int | None) -> None:
@@ -139,7 +151,9 @@ def link_checkpoints(run_dir: Path, best_step: int | None) -> None:
             elif link.is_symlink():
                 link.unlink()
         except OSError as error:
-            logger.warning("%s cannot be made (--create_checkpoint_symlink): %s", link, error.strerror or error)
+            logger.warning(
+                "%s cannot be made (--create_checkpoint_symlink): %s", link, error.strerror or error
+            )
 
 
 def remove_old_checkpoints(run_dir: Path, keep: int | None, best_step: int | None = None) -> None:

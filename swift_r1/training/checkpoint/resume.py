@@ -20,7 +20,14 @@ from swift_r1.training.checkpoint.saving import (
     Saver,
     rng_of,
 )
-from swift_r1.training.checkpoint.state import STATE, Fingerprint, RunState, log_sizes, restore_rng, seed_everything
+from swift_r1.training.checkpoint.state import (
+    STATE,
+    Fingerprint,
+    RunState,
+    log_sizes,
+    restore_rng,
+    seed_everything,
+)
 from swift_r1.training.checkpoint.tensors import SavedTensors
 from swift_r1.training.open_round import OpenRound
 from swift_r1.training.optimizer import LearningRate
@@ -52,10 +59,14 @@ class RunSummary:
             self.last_reward = reward
 
     def saw_evaluation(self, metrics: Mapping[str, float]) -> None:
-        self.last_evaluation = {name: value for name, value in metrics.items() if not math.isnan(value)}
+        self.last_evaluation = {
+            name: value for name, value in metrics.items() if not math.isnan(value)
+        }
         setattr(self, "eval_after" if self.steps else "eval_before", _mean(metrics, "accuracy"))
 
-    def saw_checkpoint(self, metrics: Mapping[str, float], name: str, greater_is_better: bool) -> None:
+    def saw_checkpoint(
+        self, metrics: Mapping[str, float], name: str, greater_is_better: bool
+    ) -> None:
         """Notes whether the evaluated checkpoint of this step is the best so far; of equals the first is."""
         value = _mean(metrics, name)
         best = self.best_metric
@@ -83,7 +94,8 @@ class RunProgress:
     skipped_in_a_row: int = 0  # optimizer steps without an update at the end of those taken
     open_round: OpenRound | None = None  # the round in the middle, or None between rounds
     ended_epoch: bool = False  # the last step was the last of a pass over the prompts
-    evaluates: bool = False  # the weights of this step are to be evaluated, which a run that stops leaves to the next
+    # the weights of this step are to be evaluated, which a run that stops leaves to the next
+    evaluates: bool = False
 
 
 @dataclass(frozen=True)
@@ -131,7 +143,9 @@ class Checkpoints:
             )
         with self.saver.ranks.busy():
             self.recorder.flush()
-        tensors = round_.tensors(self.saver.ranks) if round_ is not None and self.saver.with_state else {}
+        tensors = (
+            round_.tensors(self.saver.ranks) if round_ is not None and self.saver.with_state else {}
+        )
         if self.saver.save(summary.steps, run, tensors, last, summary.best_step):
             self.recorder.event("saved", f"checkpoint-{summary.steps}")
 
@@ -148,7 +162,9 @@ class Checkpoints:
             if self.saver.reference is not None:
                 self.saver.reference.load_weights(SavedTensors(folder, REFERENCE))
         except (KeyError, RuntimeError) as error:
-            raise UsageError(f"{checkpoint} cannot be resumed from: its state is of another model: {error}") from error
+            raise UsageError(
+                f"{checkpoint} cannot be resumed from: its state is of another model: {error}"
+            ) from error
         self.learning_rate.go_to(state.step)
         if self.critic is not None:
             self.critic.learning_rate.go_to(state.step)
@@ -167,5 +183,9 @@ class Checkpoints:
             seed_everything(completion_seed(seed, "rank", rank, state.step))
         published = -1 if again else state.published
         return RunProgress(
-            RunSummary(**state.outcome), state.rounds, published, state.skipped_in_a_row, evaluates=state.evaluates
+            RunSummary(**state.outcome),
+            state.rounds,
+            published,
+            state.skipped_in_a_row,
+            evaluates=state.evaluates,
         )

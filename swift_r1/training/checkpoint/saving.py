@@ -22,7 +22,13 @@ from swift_r1.models.loading import Quantization, as_readable_as_its_config
 from swift_r1.models.merging import write_base
 from swift_r1.models.multimodal import copy_processor, is_multimodal
 from swift_r1.models.shape import transformers_config
-from swift_r1.models.weights import added_weights, has_adapters, policy_weights, whole_dtype, whole_shape
+from swift_r1.models.weights import (
+    added_weights,
+    has_adapters,
+    policy_weights,
+    whole_dtype,
+    whole_shape,
+)
 from swift_r1.runtime.ranks import Ranks
 from swift_r1.training.backends.base import Backend, ReferencePolicy
 from swift_r1.training.backends.optimizer_state import StateBucket
@@ -66,18 +72,26 @@ class Saver:
     progress: Callable[[str], None] = lambda _doing: None  # is told of each bucket
     links: bool = False  # `--create_checkpoint_symlink`
     uploader: Uploader | None = None  # of `--push_to_hub`, on rank 0
-    own_dtype: bool = False  # models are written in the dtype of the config that they were loaded with
-    model_card: Callable[[Path, int], str] | None = None  # of the run's folder and a step: the README.md
+    # models are written in the dtype of the config that they were loaded with
+    own_dtype: bool = False
+    # of the run's folder and a step: the README.md
+    model_card: Callable[[Path, int], str] | None = None
 
     def __post_init__(self) -> None:
         self._failures = 0
-        models = [("." if one is self.backend else CRITIC, one) for one in (self.backend, self.critic) if one]
+        models = [
+            ("." if one is self.backend else CRITIC, one)
+            for one in (self.backend, self.critic)
+            if one
+        ]
         self._models: list[tuple[str, Backend, ModelShards]] = []
         for name, one in models:
             if not has_adapters(one.model):
                 model: Any = one.model
                 dtype = transformers_config(model.name_or_path).dtype if self.own_dtype else None
-                self._models.append((name, one, ModelShards(model, policy_weights(model), self.ranks, dtype)))
+                self._models.append(
+                    (name, one, ModelShards(model, policy_weights(model), self.ranks, dtype))
+                )
 
     def lack_of_room(self, count: int, optim: str) -> str | None:
         """Says that so many checkpoints do not fit on the disk; None where they do."""
@@ -86,7 +100,11 @@ class Saver:
         if size <= free:
             return None
         each = size_text(size / count)
-        what = f"a checkpoint takes about {each}" if count == 1 else f"{count:,} checkpoints take about {each} each"
+        what = (
+            f"a checkpoint takes about {each}"
+            if count == 1
+            else f"{count:,} checkpoints take about {each} each"
+        )
         return (
             f"{what}, and {size_text(free)} are free in {self.run_dir}: make room, or give --save_total_limit, "
             "--save_only_model true or another --output_dir"
@@ -128,12 +146,16 @@ class Saver:
             small = self._gathered()
             if self.ranks.is_rank0:
                 draft.attempt(draft.open)
-                draft.attempt(lambda: self._write_small(step, draft.folder, run, round_tensors, *small))
+                draft.attempt(
+                    lambda: self._write_small(step, draft.folder, run, round_tensors, *small)
+                )
             self.ranks.barrier()
             for name, backend, shards in self._models:
                 tensors = self._reported(shards.tensors(backend))
                 if shards.file is not None:
-                    draft.write(str(Path(name, shards.file)), partial(shards.write, tensors=tensors))
+                    draft.write(
+                        str(Path(name, shards.file)), partial(shards.write, tensors=tensors)
+                    )
                 for _ in tensors:
                     pass  # whoever writes nothing takes part in gathering
             for kind, buckets in self._state():
@@ -213,7 +235,11 @@ class Saver:
             card = self.model_card(self.run_dir, step)
         except (OSError, ValueError, LookupError, TypeError) as error:
             # Files that somebody has damaged meanwhile: a checkpoint is worth more than its card.
-            logger.warning("checkpoint-%d has no model card (args.json, logging.jsonl): %s", step, describe(error))
+            logger.warning(
+                "checkpoint-%d has no model card (args.json, logging.jsonl): %s",
+                step,
+                describe(error),
+            )
             return
         (folder / "README.md").write_text(card, encoding="utf-8")
 
@@ -246,7 +272,9 @@ class Saver:
         draft.attempt(draft.publish)
         if draft.fault is not None:
             draft.drop()
-            return f"{draft.final} cannot be saved: {draft.fault}; earlier checkpoints are untouched"
+            return (
+                f"{draft.final} cannot be saved: {draft.fault}; earlier checkpoints are untouched"
+            )
         remove_old_checkpoints(self.run_dir, self.keep, best_step)
         if self.links:
             link_checkpoints(self.run_dir, best_step)
@@ -272,4 +300,8 @@ def round_tensors_of(checkpoint: Path) -> dict[str, Tensor]:
 def rng_of(checkpoint: Path, rank: int) -> dict[str, Tensor]:
     """A rank's generators; empty for a rank that the saved run did not have."""
     everyones = SavedTensors(checkpoint / STATE, _RNG).all()
-    return {name.partition(":")[0]: state for name, state in everyones.items() if name.endswith(f":{rank}")}
+    return {
+        name.partition(":")[0]: state
+        for name, state in everyones.items()
+        if name.endswith(f":{rank}")
+    }

@@ -59,11 +59,13 @@ class RunState:
     outcome: Mapping[str, Any]  # of `summary.json`
     window: Mapping[str, Sequence[float]]  # metrics since the last line of `logging.jsonl`
     rewards: Mapping[str, Any]  # what the monitor of invalid rewards remembers
-    round: Mapping[str, Any] | None  # `done`, `metrics` and `seconds` of the open round; None between rounds
+    # `done`, `metrics` and `seconds` of the open round; None between rounds
+    round: Mapping[str, Any] | None
     logs: Mapping[str, int]  # bytes of each file of `LOGS`
     fingerprint: Fingerprint
     evaluates: bool = False  # the evaluation of this step is still to come
-    choices: str = ""  # of `Choices`; empty with `--prompt_sampler uniform`, and in older checkpoints
+    # of `Choices`; empty with `--prompt_sampler uniform`, and in older checkpoints
+    choices: str = ""
 
     def write(self, folder: Path) -> None:
         content = standard_json(asdict(self), lambda value: {"number": str(value)})
@@ -111,7 +113,9 @@ def truncate_logs(run_dir: Path, sizes: Mapping[str, int]) -> None:
     that, so that it cannot be continued."""
     short = [name for name, size in sizes.items() if _size(run_dir / name) < size]
     if short:
-        raise UsageError(f"{run_dir} cannot be resumed: {', '.join(short)} is shorter than it was at the checkpoint")
+        raise UsageError(
+            f"{run_dir} cannot be resumed: {', '.join(short)} is shorter than it was at the checkpoint"
+        )
     for name in LOGS:
         path = run_dir / name
         if path.exists():
@@ -157,7 +161,9 @@ def restore_rng(state: Mapping[str, Tensor]) -> None:
     random.setstate((3, tuple(state["python"].tolist()), gauss[0] if gauss else None))
     *keys, position, has_gauss = state["numpy"].tolist()
     cached = state["numpy_gauss"].item()
-    numpy.random.set_state(("MT19937", numpy.array(keys, dtype=numpy.uint32), position, has_gauss, cached))
+    numpy.random.set_state(
+        ("MT19937", numpy.array(keys, dtype=numpy.uint32), position, has_gauss, cached)
+    )
     torch.set_rng_state(state["torch"])
     if "cuda" in state and torch.cuda.is_available():
         torch.cuda.set_rng_state(state["cuda"])

@@ -83,7 +83,9 @@ def write_stream(path: Path, contents: Named, tensors: Iterable[tuple[str, Tenso
                 while piece:
                     piece = piece[file.write(piece) :]
 
-        header = header_of([(name, _DTYPES[one.dtype], one.shape) for name, one in contents], {"format": "pt"})
+        header = header_of(
+            [(name, _DTYPES[one.dtype], one.shape) for name, one in contents], {"format": "pt"}
+        )
         write(memoryview(header))
         coming = iter(contents)
         for name, tensor in tensors:
@@ -121,7 +123,9 @@ class SavedTensors:
     def __call__(self, name: str, rows: slice = slice(None)) -> Tensor:
         """It, or only these of its rows."""
         file = self._where[name]
-        tensor: Tensor = file.get_tensor(name) if rows == slice(None) else file.get_slice(name)[rows]
+        tensor: Tensor = (
+            file.get_tensor(name) if rows == slice(None) else file.get_slice(name)[rows]
+        )
         return tensor
 
     def all(self) -> dict[str, Tensor]:
@@ -151,7 +155,11 @@ class ModelShards:
     """
 
     def __init__(
-        self, model: PreTrainedModel, weights: Sequence[Weight], ranks: Ranks, dtype: torch.dtype | None = None
+        self,
+        model: PreTrainedModel,
+        weights: Sequence[Weight],
+        ranks: Ranks,
+        dtype: torch.dtype | None = None,
     ) -> None:
         self._model = model
         self._ranks = ranks
@@ -159,7 +167,8 @@ class ModelShards:
         ignored: Iterable[str] = model._keys_to_ignore_on_save or ()
         units = _units(model, [weight for weight in weights if weight.name not in ignored], dtype)
         units += _copied(kept_on_disk(model, str(model.name_or_path)))
-        units.sort(key=lambda unit: -unit.contents[0][1].dtype.itemsize)  # in a file each tensor is aligned then
+        # in a file each tensor is aligned then
+        units.sort(key=lambda unit: -unit.contents[0][1].dtype.itemsize)
         share = sum(unit.nbytes for unit in units) / ranks.world_size
         self._owned: list[tuple[int, _Unit]] = []
         done = 0
@@ -168,7 +177,9 @@ class ModelShards:
             done += unit.nbytes
         owners = sorted({owner for owner, _ in self._owned})
         self._files = {
-            owner: "model.safetensors" if len(owners) == 1 else f"model-{number:05}-of-{len(owners):05}.safetensors"
+            owner: "model.safetensors"
+            if len(owners) == 1
+            else f"model-{number:05}-of-{len(owners):05}.safetensors"
             for number, owner in enumerate(owners, start=1)
         }
 
@@ -179,12 +190,17 @@ class ModelShards:
 
     def tensors(self, backend: Backend) -> Iterator[tuple[str, Tensor]]:
         """What this rank's file holds, in order (collective: every rank must exhaust it)."""
-        shares = [[unit for one, unit in self._owned if one == owner] for owner in range(self._ranks.world_size)]
+        shares = [
+            [unit for one, unit in self._owned if one == owner]
+            for owner in range(self._ranks.world_size)
+        ]
         # A unit for each rank is gathered, and then all ranks write at the same time.
         for units in zip_longest(*shares):
             gathered: dict[str, Tensor] = {}
             for owner, unit in enumerate(units):
-                for bucket in backend.weight_buckets(unit.weights, to=owner) if unit and unit.weights else ():
+                for bucket in (
+                    backend.weight_buckets(unit.weights, to=owner) if unit and unit.weights else ()
+                ):
                     gathered |= bucket
             own = units[self._ranks.rank]
             if own is not None:
@@ -197,19 +213,25 @@ class ModelShards:
 
     def write(self, path: Path, tensors: Iterator[tuple[str, Tensor]]) -> Entry:
         """Writes this rank's file from `tensors`; raises as `write_stream`."""
-        own = [one for owner, unit in self._owned if owner == self._ranks.rank for one in unit.contents]
+        own = [
+            one for owner, unit in self._owned if owner == self._ranks.rank for one in unit.contents
+        ]
         return write_stream(path, own, tensors)
 
     def write_index(self, folder: Path) -> None:
         """Says which file has which weight; nothing where there is one file."""
         if len(self._files) > 1:
-            where = {name: self._files[owner] for owner, unit in self._owned for name, _ in unit.contents}
+            where = {
+                name: self._files[owner] for owner, unit in self._owned for name, _ in unit.contents
+            }
             size = sum(unit.nbytes for _, unit in self._owned)
             index = {"metadata": {"total_size": size}, "weight_map": dict(sorted(where.items()))}
             (folder / _INDEX).write_text(json.dumps(index, indent=2) + "\n", encoding="utf-8")
 
 
-def _units(model: PreTrainedModel, weights: Sequence[Weight], dtype: torch.dtype | None) -> list[_Unit]:
+def _units(
+    model: PreTrainedModel, weights: Sequence[Weight], dtype: torch.dtype | None
+) -> list[_Unit]:
     """Groups weights into buckets; where transformers converts, what is converted together must be gathered together: a
     layer."""
 
@@ -219,7 +241,9 @@ def _units(model: PreTrainedModel, weights: Sequence[Weight], dtype: torch.dtype
 
     ordered = sorted(weights, key=lambda weight: -written(weight).itemsize)
     with torch.device("meta"):
-        empty = {one.name: torch.empty(whole_shape(one.base), dtype=written(one)) for one in ordered}
+        empty = {
+            one.name: torch.empty(whole_shape(one.base), dtype=written(one)) for one in ordered
+        }
 
     def empty_of(own: Sequence[Weight]) -> dict[str, Tensor]:
         return {weight.name: empty[weight.name] for weight in own}
@@ -229,7 +253,9 @@ def _units(model: PreTrainedModel, weights: Sequence[Weight], dtype: torch.dtype
         buckets = bucketed(ordered, lambda weight: weight.nbytes, BUCKET_BYTES)
         return [_Unit(bucket, _widest_first(empty_of(bucket)), False) for bucket in buckets]
     layers = (list(layer) for _, layer in groupby(sorted(weights, key=_layer_of), _layer_of))
-    return [_Unit(own, _widest_first(as_in_checkpoint(model, empty_of(own))), True) for own in layers]
+    return [
+        _Unit(own, _widest_first(as_in_checkpoint(model, empty_of(own))), True) for own in layers
+    ]
 
 
 def _copied(source: Mapping[str, Path]) -> Iterator[_Unit]:

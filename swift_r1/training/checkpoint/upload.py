@@ -45,7 +45,9 @@ class Uploader:
     """Sends a run's checkpoints, on rank 0. One at a time; while one is sent, later ones are left out, but for the
     last."""
 
-    def __init__(self, flags: HubFlags, progress: Callable[[str], None] = lambda _doing: None) -> None:
+    def __init__(
+        self, flags: HubFlags, progress: Callable[[str], None] = lambda _doing: None
+    ) -> None:
         self.flags = flags
         self.progress = progress
         self._process: SupervisedProcess | None = None
@@ -53,16 +55,22 @@ class Uploader:
 
     def saved(self, folder: Path, last: bool) -> None:
         """A checkpoint is whole. Returns at once, except for the last of the run."""
-        sending = self._process is not None and self._process.poll() is None and not self._process.late
+        sending = (
+            self._process is not None and self._process.poll() is None and not self._process.late
+        )
         if not last and (sending or self.flags.strategy == "end"):
             return
         self._conclude()
         order = asdict(self.flags) | {"folder": str(folder)}
         self._folder = folder
-        logger.info("sending %s to %s (at most %g s)", folder.name, self.flags.repo, self.flags.timeout)
+        logger.info(
+            "sending %s to %s (at most %g s)", folder.name, self.flags.repo, self.flags.timeout
+        )
         words = [sys.executable, "-m", __name__, json.dumps(order)]
         environ = os.environ | {"HF_HUB_DISABLE_PROGRESS_BARS": "1"}
-        self._process = SupervisedProcess(words, environ, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
+        self._process = SupervisedProcess(
+            words, environ, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
+        )
         self._process.deadline = time.monotonic() + self.flags.timeout
         if last:
             self._conclude()
@@ -105,7 +113,9 @@ def send(order: dict[str, str], token: str | None) -> str:
     repo = order["repo"]
     parts: list[tuple[str, list[str]]] = [("", _RESUMING)]
     if order["strategy"] in ("checkpoint", "all_checkpoints"):
-        parts.append(("last-checkpoint" if order["strategy"] == "checkpoint" else Path(folder).name, []))
+        parts.append(
+            ("last-checkpoint" if order["strategy"] == "checkpoint" else Path(folder).name, [])
+        )
     message = f"{Path(folder).name}, by swift-r1"
     if order["hub"] == "hf":
         from huggingface_hub import HfApi
@@ -124,7 +134,9 @@ def send(order: dict[str, str], token: str | None) -> str:
     from modelscope.hub.api import HubApi
 
     other = HubApi()
-    other.create_repo(repo, token=token, visibility="private" if order["private"] else "public", exist_ok=True)
+    other.create_repo(
+        repo, token=token, visibility="private" if order["private"] else "public", exist_ok=True
+    )
     for place, left_out in parts:
         other.upload_folder(
             repo,

@@ -63,11 +63,16 @@ class EvalSet:
     num_prompts: int  # their number, known to every rank
     num_generations: int  # completions per prompt
     sampling: SamplingParams
-    open_rewards: OpenRewards | None  # of the functions that judge it, on rank 0; the first says what is right
+    # of the functions that judge it, on rank 0; the first says what is right
+    open_rewards: OpenRewards | None
     weights: tuple[float, ...]  # one per reward function
 
     def names(self) -> list[str]:
-        return [self.name] if self.name is not None else sorted({prompt.dataset for prompt in self.prompts})
+        return (
+            [self.name]
+            if self.name is not None
+            else sorted({prompt.dataset for prompt in self.prompts})
+        )
 
 
 @dataclass(frozen=True)
@@ -82,7 +87,9 @@ class Evaluator:
     def num_completions(self) -> int:
         return sum(one.num_prompts * one.num_generations for one in self.sets)
 
-    def run(self, step: int, unwanted: Callable[[], bool]) -> tuple[Metrics, Rows, TokenRows | None] | None:
+    def run(
+        self, step: int, unwanted: Callable[[], bool]
+    ) -> tuple[Metrics, Rows, TokenRows | None] | None:
         """The metrics under `eval/<name>/`, one row per completion for `eval_completions.jsonl`, and the tokens of the
         probe prompts; on rank 0.
 
@@ -132,9 +139,13 @@ class Evaluator:
         ]
         at_once = one.num_prompts  # a server orders its requests itself
         if not args.use_vllm:
-            at_once = max(1, args.per_device_eval_batch_size * sampler.ranks.world_size // one.num_generations)
+            at_once = max(
+                1, args.per_device_eval_batch_size * sampler.ranks.world_size // one.num_generations
+            )
         compose = Composition(one.weights)
-        scoring = sampler.generate(groups, one.num_prompts, at_once, one.open_rewards, compose, step, look=look)
+        scoring = sampler.generate(
+            groups, one.num_prompts, at_once, one.open_rewards, compose, step, look=look
+        )
         return None if scoring is None else scoring.result()
 
 
@@ -156,8 +167,14 @@ def _metrics(scored: Sequence[Trajectory]) -> Metrics:
     values["accuracy"] = result.average.value
     for name in scored[0].rewards:
         found = (item.rewards[name] for item in scored)
-        values[f"rewards/{name}/mean"] = mean([one for one in found if one is not None and not math.isnan(one)])
-    return values | result.flat() | {"completions": float(len(scored)), "prompts": float(result.questions)}
+        values[f"rewards/{name}/mean"] = mean(
+            [one for one in found if one is not None and not math.isnan(one)]
+        )
+    return (
+        values
+        | result.flat()
+        | {"completions": float(len(scored)), "prompts": float(result.questions)}
+    )
 
 
 def _graded(trajectory: Trajectory, reward: str) -> Graded:
@@ -192,11 +209,18 @@ def load_eval_prompts(
     found = []
     use = args.data_flags.tool_use
     for task in _tasks(args):
-        questions = load_questions(task, args.seed if args.data_seed is None else args.data_seed, args.use_hf, use)
-        shared = shared_questions(questions, [] if args.streaming else islice(training, _MOST_COMPARED))
+        questions = load_questions(
+            task, args.seed if args.data_seed is None else args.data_seed, args.use_hf, use
+        )
+        shared = shared_questions(
+            questions, [] if args.streaming else islice(training, _MOST_COMPARED)
+        )
         if shared:
             _logger.warning(
-                "%d of the %d questions of %s are in the training rows too", shared, len(questions.rows), task.name
+                "%d of the %d questions of %s are in the training rows too",
+                shared,
+                len(questions.rows),
+                task.name,
             )
         found.append(prompts_of(questions, tokenizer, None))
     return found
@@ -235,7 +259,10 @@ def eval_sets(
         if own and task is not held_out:
             check_room(task, own, model_length)
         # A set may have another template than training, so that its turns end with another token.
-        ends = {*sampling.stop_token_ids, *(one.turn_end for one in own[:1] if one.turn_end is not None)}
+        ends = {
+            *sampling.stop_token_ids,
+            *(one.turn_end for one in own[:1] if one.turn_end is not None),
+        }
         limits = {
             "temperature": task.temperature,
             "top_p": task.top_p,
@@ -253,13 +280,17 @@ def eval_sets(
                 num_prompts=size,
                 num_generations=task.num_generations,
                 sampling=sampling.model_copy(update=limits),
-                open_rewards=open_rewards(args.reward_funcs if task.reward is None else [task.reward]),
+                open_rewards=open_rewards(
+                    args.reward_funcs if task.reward is None else [task.reward]
+                ),
                 weights=tuple(args.reward_weights or ()) if task.reward is None else (1.0,),
             )
         )
     names = [name for one in found for name in one.names()]
     for name in sorted({name for name in names if names.count(name) > 1}):
-        raise UsageError(f"two evaluated data sets have the name {name}: name one otherwise in --eval_datasets")
+        raise UsageError(
+            f"two evaluated data sets have the name {name}: name one otherwise in --eval_datasets"
+        )
     if MEAN in names and len(names) > 1:
         raise UsageError(
             f"an evaluated data set has the name {MEAN}, which the mean of all of them has: name it otherwise"

@@ -49,12 +49,17 @@ def load_questions(
     source = replace(source, label=task.name)
     split: Split = "eval" if source.has_held_out else "train"
     if source.samples_itself and task.limit is None:
-        raise UsageError(f"{task.name} makes as many questions as it is asked for: say how many, {task.dataset}#500")
+        raise UsageError(
+            f"{task.name} makes as many questions as it is asked for: say how many, {task.dataset}#500"
+        )
     count = task.limit if source.samples_itself else None
     drops = Drops()
     try:
         rows = list(
-            islice(preprocessed(source, source.rows(split, count, seed), {}, drops, tool_use=tool_use), task.limit)
+            islice(
+                preprocessed(source, source.rows(split, count, seed), {}, drops, tool_use=tool_use),
+                task.limit,
+            )
         )
     except UsageError as error:
         if source.place is None:
@@ -63,21 +68,30 @@ def load_questions(
         raise UsageError(*(f"{task.name}: {fault} ({hint})" for fault in error.faults)) from error
     if drops.broken:
         examples = "; ".join(drops.examples)
-        raise UsageError(f"{task.name}: {drops.broken} of {drops.seen} rows cannot be used: {examples}")
+        raise UsageError(
+            f"{task.name}: {drops.broken} of {drops.seen} rows cannot be used: {examples}"
+        )
     if not rows:
         raise UsageError(f"{task.name}: {task.dataset} has no rows")
     if drops.filtered:
-        _logger.info("%s: the preprocessor of its data leaves out %d rows", task.name, drops.filtered)
+        _logger.info(
+            "%s: the preprocessor of its data leaves out %d rows", task.name, drops.filtered
+        )
     if task.limit is not None and len(rows) < task.limit:
         _logger.info("%s has %d questions, %d were asked for", task.name, len(rows), task.limit)
     digest = hashlib.sha256()
     for row in rows:  # what it asks and what is right; where it came from does not count
         content = {key: value for key, value in row.items() if key not in ("dataset", "prompt_id")}
-        digest.update(json.dumps(content, sort_keys=True, ensure_ascii=True, default=str).encode() + b"\n")
+        digest.update(
+            json.dumps(content, sort_keys=True, ensure_ascii=True, default=str).encode() + b"\n"
+        )
     if task.instruction:
         for row in rows:
             *before, last = row["messages"]
-            row["messages"] = [*before, {**last, "content": f"{last['content']}\n{task.instruction}"}]
+            row["messages"] = [
+                *before,
+                {**last, "content": f"{last['content']}\n{task.instruction}"},
+            ]
     return Questions(task, rows, digest.hexdigest(), tool_use.agent_template if tool_use else None)
 
 
@@ -108,7 +122,9 @@ def prompts_of(questions: Questions, tokenizer: Any, longest: int | None) -> lis
         messages = tuple(row["messages"])
         if task.system and messages[0]["role"] != "system":
             messages = ({"role": "system", "content": task.system}, *messages)
-        columns = {key: value for key, value in row.items() if key not in RESERVED and key != "messages"}
+        columns = {
+            key: value for key, value in row.items() if key not in RESERVED and key != "messages"
+        }
         prompts.append(Prompt(row["prompt_id"], row["dataset"], messages, "", (), columns))
     return prompts
 

@@ -33,7 +33,9 @@ class AnswerRule(NamedTuple):
 
 
 RULES: Mapping[str, AnswerRule] = {
-    "gsm8k": AnswerRule(lambda text: None if (found := number_answer(text)[0]) is None else str(found), str.__eq__),
+    "gsm8k": AnswerRule(
+        lambda text: None if (found := number_answer(text)[0]) is None else str(found), str.__eq__
+    ),
     "math": AnswerRule(math_answer, same_answer),
     "math_tag": AnswerRule(partial(math_answer, answer="tag"), same_answer),
     "math_tag_strict": AnswerRule(partial(math_answer, answer="tag_strict"), same_answer),
@@ -47,7 +49,8 @@ class Graded:
 
     prompt_id: str
     reward: float | None  # what the reward function said; None for no opinion, which is not right
-    answer: str | None  # by the rule of the reward (`RULES`); None where there is no rule, or no answer
+    # by the rule of the reward (`RULES`); None where there is no rule, or no answer
+    answer: str | None
     tokens: int | None  # its length; None where the endpoint does not say
     truncated: bool  # it was cut off at its limit
 
@@ -58,7 +61,13 @@ class Graded:
 
 def graded_of(row: Mapping[str, Any]) -> Graded:
     """Returns what the figures need of a row of `completions.jsonl`."""
-    return Graded(row["prompt_id"], row["reward"], row["answer"], row["tokens"], row["finish_reason"] == "length")
+    return Graded(
+        row["prompt_id"],
+        row["reward"],
+        row["answer"],
+        row["tokens"],
+        row["finish_reason"] == "length",
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,13 +76,15 @@ class Result:
 
     questions: int
     n: int  # completions per question
-    estimates: Mapping[str, MeanEstimate]  # `avg@n`, `pass@k`, and where answers can be compared `maj@k`, by name
+    # `avg@n`, `pass@k`, and where answers can be compared `maj@k`, by name
+    estimates: Mapping[str, MeanEstimate]
     mean_length: float | None  # in tokens; None where the endpoint does not say
     # truncated, unanswered: shares of the completions; without a rule for answers the second is None
     truncated: float
     unanswered: float | None
     mean_reward: float | None  # over the completions with one
-    values: Mapping[str, Mapping[str, float]]  # each question's value of each estimate, by `prompt_id`
+    # each question's value of each estimate, by `prompt_id`
+    values: Mapping[str, Mapping[str, float]]
 
     @property
     def average(self) -> MeanEstimate:
@@ -85,7 +96,9 @@ class Result:
 
     def to_json(self) -> dict[str, Any]:
         """Returns what `report.json` holds; single questions are left to `completions.jsonl`."""
-        content = {key: value for key, value in asdict(self).items() if key not in ("values", "estimates")}
+        content = {
+            key: value for key, value in asdict(self).items() if key not in ("values", "estimates")
+        }
         return content | {"metrics": {name: asdict(one) for name, one in self.estimates.items()}}
 
     def flat(self) -> dict[str, float]:
@@ -94,7 +107,11 @@ class Result:
         for name, one in self.estimates.items():
             if name.endswith(f"@{self.n}"):
                 found |= {f"{name}/low": one.low, f"{name}/high": one.high}
-        more = {"mean_length": self.mean_length, "truncated": self.truncated, "unanswered": self.unanswered}
+        more = {
+            "mean_length": self.mean_length,
+            "truncated": self.truncated,
+            "unanswered": self.unanswered,
+        }
         return found | {name: value for name, value in more.items() if value is not None}
 
 
@@ -127,14 +144,20 @@ def summarize(graded: Sequence[Graded], reward: str | None) -> Result:
         return n if kind == "avg" else n / int(k)
 
     lengths = [one.tokens for one in graded if one.tokens is not None]
-    rewards = [one.reward for one in graded if one.reward is not None and not math.isnan(one.reward)]
+    rewards = [
+        one.reward for one in graded if one.reward is not None and not math.isnan(one.reward)
+    ]
     return Result(
         questions=len(groups),
         n=n,
-        estimates={name: mean_estimate(list(own.values()), draws(name)) for name, own in values.items()},
+        estimates={
+            name: mean_estimate(list(own.values()), draws(name)) for name, own in values.items()
+        },
         mean_length=math.fsum(lengths) / len(lengths) if len(lengths) == len(graded) else None,
         truncated=sum(one.truncated for one in graded) / len(graded),
-        unanswered=None if rule is None else sum(one.answer is None for one in graded) / len(graded),
+        unanswered=None
+        if rule is None
+        else sum(one.answer is None for one in graded) / len(graded),
         mean_reward=math.fsum(rewards) / len(rewards) if rewards else None,
         values=values,
     )
@@ -149,7 +172,9 @@ def vote_classes(
     gold answer comes after it.
     """
     counts = Counter(answer for answer in answers if answer is not None)
-    verdict = {answer: good for answer, good in zip(reversed(answers), reversed(right), strict=True)}
+    verdict = {
+        answer: good for answer, good in zip(reversed(answers), reversed(right), strict=True)
+    }
     # Frequent spellings first; `Counter` keeps the order in which they came.
     classes: list[tuple[str, int]] = []
     for answer, count in counts.most_common():
@@ -159,4 +184,6 @@ def vote_classes(
         else:
             known, before = classes[place]
             classes[place] = known, before + count
-    return [(count, verdict[answer]) for answer, count in classes], len(answers) - sum(counts.values())
+    return [(count, verdict[answer]) for answer, count in classes], len(answers) - sum(
+        counts.values()
+    )

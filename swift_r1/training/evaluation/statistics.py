@@ -67,7 +67,9 @@ def majority_at_k(classes: Sequence[tuple[int, bool]], silent: int, k: int) -> f
     total = Fraction(0)
     for place, (size, right) in enumerate(classes):
         if right:
-            others = tuple(sorted(other for index, (other, _) in enumerate(classes) if index != place))
+            others = tuple(
+                sorted(other for index, (other, _) in enumerate(classes) if index != place)
+            )
             total += _wins(size, others, silent, k)
     return float(total)
 
@@ -132,9 +134,15 @@ def wilson(share: float, count: float) -> tuple[float, float]:
     """Wilson's 95 % score interval of a share among `count` independent trials (JASA 22, 1927)."""
     square = Z_95**2
     middle = (share + square / (2 * count)) / (1 + square / count)
-    half = Z_95 / (1 + square / count) * math.sqrt(share * (1 - share) / count + square / (4 * count**2))
+    half = (
+        Z_95
+        / (1 + square / count)
+        * math.sqrt(share * (1 - share) / count + square / (4 * count**2))
+    )
     # At the ends rounding alone would leave the bound a bit off.
-    return 0.0 if share == 0 else max(0.0, middle - half), 1.0 if share == 1 else min(1.0, middle + half)
+    return 0.0 if share == 0 else max(0.0, middle - half), 1.0 if share == 1 else min(
+        1.0, middle + half
+    )
 
 
 def mean_of(estimates: Sequence[MeanEstimate]) -> MeanEstimate:

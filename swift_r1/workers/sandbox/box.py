@@ -20,8 +20,15 @@ from swift_r1.workers.sandbox.calls import MACHINE
 
 _START_SECONDS = 60.0
 _GRACE_SECONDS = 10.0  # for the sandbox to answer, after a program's own time
-_TRIAL = "import this; open('/dev/null')"  # shows that programs start, and can read Python's library
-_ENVIRONMENT = {"PYTHONHASHSEED": "0", "PYTHONUTF8": "1", "LANG": "C.UTF-8", "HOME": "/tmp", "TZ": "UTC"}
+# shows that programs start, and can read Python's library
+_TRIAL = "import this; open('/dev/null')"
+_ENVIRONMENT = {
+    "PYTHONHASHSEED": "0",
+    "PYTHONUTF8": "1",
+    "LANG": "C.UTF-8",
+    "HOME": "/tmp",
+    "TZ": "UTC",
+}
 # The packages above have nothing to do in there, and none of what they import is in Python's library.
 _BOOT = """
 import socket, sys, types
@@ -84,11 +91,23 @@ class Sandbox:
 
     def __init__(self, nobody: bool = True) -> None:
         if sys.platform != "linux" or platform.machine() != MACHINE:
-            raise SandboxError(f"the sandbox for programs is for Linux on {MACHINE}, not {platform.machine()}")
+            raise SandboxError(
+                f"the sandbox for programs is for Linux on {MACHINE}, not {platform.machine()}"
+            )
         self._control, theirs = socket.socketpair()
         self._control.settimeout(_START_SECONDS)
         workers = Path(__file__).parent.parent
-        command = [sys.executable, "-s", "-S", "-B", "-c", _BOOT, theirs.fileno(), workers.parent, workers]
+        command = [
+            sys.executable,
+            "-s",
+            "-S",
+            "-B",
+            "-c",
+            _BOOT,
+            theirs.fileno(),
+            workers.parent,
+            workers,
+        ]
         self._process = SupervisedProcess(
             [str(part) for part in command],
             _ENVIRONMENT,
@@ -105,14 +124,20 @@ class Sandbox:
             if said == within.UNSHARED:
                 self._control.sendall(_map_users(self._process.pid, nobody and os.geteuid() == 0))
                 said = self._control.recv(1)
-            why = "" if said == within.READY else self._control.recv(1 << 10).decode(errors="replace") or "it ended"
+            why = (
+                ""
+                if said == within.READY
+                else self._control.recv(1 << 10).decode(errors="replace") or "it ended"
+            )
             if not why and self.run(Run(_TRIAL, seconds=_START_SECONDS)).status != 0:
                 why = "a program cannot read Python's library or devices in it"
         except (OSError, SandboxError) as error:
             why = str(error)
         if why:
             self.close()
-            raise SandboxError(f"no sandbox for programs can be made here ({why}); docs/sandbox.md says what it needs")
+            raise SandboxError(
+                f"no sandbox for programs can be made here ({why}); docs/sandbox.md says what it needs"
+            )
 
     def run(self, run: Run) -> RunExit:
         """Raises SandboxError: the sandbox broke, also in the middle of its answer; it is closed then."""
@@ -135,7 +160,9 @@ class Sandbox:
                 told = {"error": str(error)}
         if len(output) != told.get("size"):
             self.close()
-            raise SandboxError(f"the sandbox for programs broke: {told.get('error', 'it ended in its answer')}")
+            raise SandboxError(
+                f"the sandbox for programs broke: {told.get('error', 'it ended in its answer')}"
+            )
         return RunExit(told["status"], output)
 
     @property

@@ -61,16 +61,24 @@ _RETURN = 0x06
 _ALLOW = 0x7FFF0000
 _KILL = 0x80000000
 _REFUSE = 0x00050000 | errno.ENOSYS
-_Instruction = tuple[int, int, int, int]  # code, instructions to leave out if true, if false, operand
+# code, instructions to leave out if true, if false, operand
+_Instruction = tuple[int, int, int, int]
 
 
 def call_filter() -> bytes:
     """Returns the filter, as an array of `struct sock_filter` in this machine's byte order."""
-    program: list[_Instruction] = [(_LOAD, 0, 0, 4), (_EQUAL, 1, 0, _ARCHITECTURE), (_RETURN, 0, 0, _KILL)]
+    program: list[_Instruction] = [
+        (_LOAD, 0, 0, 4),
+        (_EQUAL, 1, 0, _ARCHITECTURE),
+        (_RETURN, 0, 0, _KILL),
+    ]
     program.append((_LOAD, 0, 0, 0))
     for number in (*_FILES.values(), *_PROCESS.values(), *_CLOCKS.values()):
         program += _if_equal(number, [(_RETURN, 0, 0, _ALLOW)])
-    program += _if_equal(_CLONE, [*_argument(0), (_ANY_BIT, 0, 1, _CLONE_THREAD), (_RETURN, 0, 0, _ALLOW), *_refused()])
+    program += _if_equal(
+        _CLONE,
+        [*_argument(0), (_ANY_BIT, 0, 1, _CLONE_THREAD), (_RETURN, 0, 0, _ALLOW), *_refused()],
+    )
     for number, position, values in _LIMITED:
         allowed = [step for value in values for step in _if_equal(value, [(_RETURN, 0, 0, _ALLOW)])]
         program += _if_equal(number, [*_argument(position), *allowed, *_refused()])

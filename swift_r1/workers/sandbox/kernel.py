@@ -45,22 +45,30 @@ def unshare(spaces: int) -> None:
     _checked("unshare", _libc.unshare(ctypes.c_int(spaces)))
 
 
-def mount(source: str, target: str, kind: str | None, flags: int, options: str | None = None) -> None:
-    texts = [None if text is None else os.fsencode(text) for text in (source, target, kind, options)]
+def mount(
+    source: str, target: str, kind: str | None, flags: int, options: str | None = None
+) -> None:
+    texts = [
+        None if text is None else os.fsencode(text) for text in (source, target, kind, options)
+    ]
     _checked(f"mount on {target}", _libc.mount(*texts[:3], ctypes.c_ulong(flags), texts[3]))
 
 
 def seal_mounts(path: str) -> None:
     """Makes all mounts from `path` down read-only, their setuid bits without effect. Linux 5.12."""
-    wanted = struct.pack("4Q", 0x1 | NO_SUID, 0, 0, 0)  # struct mount_attr: set, clear, propagation, user namespace
-    _syscall("mount_setattr", _SYS_MOUNT_SETATTR, -100, os.fsencode(path), 0x8000, wanted, len(wanted))
+    # struct mount_attr: set, clear, propagation, user namespace
+    wanted = struct.pack("4Q", 0x1 | NO_SUID, 0, 0, 0)
+    _syscall(
+        "mount_setattr", _SYS_MOUNT_SETATTR, -100, os.fsencode(path), 0x8000, wanted, len(wanted)
+    )
 
 
 def enter_root(path: str) -> None:
     """Makes `path`, a mount, the root; nothing of the old one stays."""
     os.chdir(path)
     _syscall("pivot_root", _SYS_PIVOT_ROOT, b".", b".")
-    _checked("umount", _libc.umount2(b".", 2))  # MNT_DETACH: the old root, which now lies over the new one
+    # MNT_DETACH: the old root, which now lies over the new one
+    _checked("umount", _libc.umount2(b".", 2))
     os.chdir("/")
 
 
@@ -94,7 +102,9 @@ class _SockFprog(ctypes.Structure):
 
 
 def _prctl(option: int, first: int, second: int = 0) -> None:
-    _checked(f"prctl {option}", _libc.prctl(option, ctypes.c_ulong(first), ctypes.c_ulong(second), 0, 0))
+    _checked(
+        f"prctl {option}", _libc.prctl(option, ctypes.c_ulong(first), ctypes.c_ulong(second), 0, 0)
+    )
 
 
 def _syscall(what: str, number: int, *arguments: Any) -> None:

@@ -73,7 +73,8 @@ class _Ready(NamedTuple):
 
 def main(control: socket.socket) -> None:
     """Says UNSHARED, takes one byte, says READY (or FAILED and why), and then takes a socket for each run."""
-    for number in (signal.SIGINT, signal.SIGTERM):  # they are the trainer's; this ends when nobody holds the socket
+    # they are the trainer's; this ends when nobody holds the socket
+    for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
     os.umask(0o022)  # the trainer's may keep nobody out of the root
     try:
@@ -94,7 +95,9 @@ def main(control: socket.socket) -> None:
     except (OSError, ImportError) as error:
         control.sendall(FAILED + str(error).encode())
         os._exit(1)
-    ready = _Ready(size, user, compile(_PRELUDE, "prelude", "exec", dont_inherit=True), call_filter())
+    ready = _Ready(
+        size, user, compile(_PRELUDE, "prelude", "exec", dont_inherit=True), call_filter()
+    )
     gc.freeze()
     control.sendall(READY)
     keepers: set[int] = set()
@@ -113,7 +116,10 @@ def main(control: socket.socket) -> None:
 def _load_modules() -> None:
     """Loads Python's compiled modules with their libraries: they are not in the root."""
     ctypes.CDLL("libgcc_s.so.1")  # glibc loads it when a thread is cancelled
-    names = [file.name.partition(".")[0] for file in Path(sysconfig.get_config_var("DESTSHARED")).glob("*.so")]
+    names = [
+        file.name.partition(".")[0]
+        for file in Path(sysconfig.get_config_var("DESTSHARED")).glob("*.so")
+    ]
     for name in (*_COMMON.split(), *names):
         if not name.startswith(_NOT_LOADED):
             with contextlib.suppress(ImportError):  # its library is not on this machine
@@ -129,7 +135,13 @@ def _make_root(library: list[str]) -> None:
         kernel.mount(folder, new + folder, None, kernel.BIND | kernel.RECURSIVE)
         for packages in ("site-packages", "dist-packages"):
             if os.path.isdir(new + folder + "/" + packages):
-                kernel.mount("tmpfs", f"{new}{folder}/{packages}", "tmpfs", kernel.NO_SUID, "size=4k,mode=755")
+                kernel.mount(
+                    "tmpfs",
+                    f"{new}{folder}/{packages}",
+                    "tmpfs",
+                    kernel.NO_SUID,
+                    "size=4k,mode=755",
+                )
     os.mkdir(new + "/dev")
     for device in ("/dev/null", "/dev/zero", "/dev/urandom"):
         Path(new + device).touch()
@@ -145,7 +157,9 @@ def _keep(control: socket.socket, ready: _Ready) -> NoReturn:
     fault = ""
     try:
         kernel.unshare(kernel.NEW_MOUNTS | kernel.NEW_PIDS)
-        kernel.mount("tmpfs", "/tmp", "tmpfs", kernel.NO_SUID | kernel.NO_DEVICES | kernel.NO_EXEC, _TMP)
+        kernel.mount(
+            "tmpfs", "/tmp", "tmpfs", kernel.NO_SUID | kernel.NO_DEVICES | kernel.NO_EXEC, _TMP
+        )
         os.chdir("/tmp")
     except OSError as error:
         fault = str(error)
@@ -208,11 +222,14 @@ def _confine(ready: _Ready, memory: int, cpu_seconds: int) -> None:
         resource.RLIMIT_NPROC: _THREADS,
         resource.RLIMIT_NOFILE: _OPEN_FILES,
         resource.RLIMIT_SIGPENDING: _SIGNALS,
-        **dict.fromkeys((resource.RLIMIT_CORE, resource.RLIMIT_MEMLOCK, resource.RLIMIT_MSGQUEUE), 0),
+        **dict.fromkeys(
+            (resource.RLIMIT_CORE, resource.RLIMIT_MEMLOCK, resource.RLIMIT_MSGQUEUE), 0
+        ),
     }
     for kind, limit in limits.items():
         hard = resource.getrlimit(kind)[1]
-        if hard != resource.RLIM_INFINITY:  # the trainer's own, which only the machine's root may raise
+        # the trainer's own, which only the machine's root may raise
+        if hard != resource.RLIM_INFINITY:
             limit = min(limit, hard)
         resource.setrlimit(kind, (limit, limit))
     kernel.drop_privileges(ready.user)
@@ -271,7 +288,9 @@ def _execute(run: dict[str, Any], prelude: types.CodeType) -> None:
     exec(code, space)  # noqa: S102
     if run["fn_name"] is not None:
         solution = space.get("Solution")
-        function = getattr(solution(), run["fn_name"]) if solution is not None else space[run["fn_name"]]
+        function = (
+            getattr(solution(), run["fn_name"]) if solution is not None else space[run["fn_name"]]
+        )
         text = json.dumps(function(*run["args"]))
         with open(3, "w") as file:
             file.write(text)

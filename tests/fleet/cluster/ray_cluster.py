@@ -16,7 +16,8 @@ STORE = 80 << 20  # bytes of each node's object store: what goes through it are 
 
 def main() -> None:
     cluster = Cluster(
-        initialize_head=True, head_node_args={"num_cpus": 0, "include_dashboard": False, "object_store_memory": STORE}
+        initialize_head=True,
+        head_node_args={"num_cpus": 0, "include_dashboard": False, "object_store_memory": STORE},
     )
     nodes = {}
     print(json.dumps(cluster.address), flush=True)

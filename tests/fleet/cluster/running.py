@@ -27,7 +27,8 @@ STUB = f'#!/bin/sh\nexec {sys.executable} {REPO}/tests/fleet/stub.py "$@"\n'
 RLHF = {
     "rlhf_type": "grpo",
     "external_plugins": [
-        str(REPO / "tests" / name) for name in ("e2e/digits_plugin.py", "fleet/cluster/slow_plugin.py")
+        str(REPO / "tests" / name)
+        for name in ("e2e/digits_plugin.py", "fleet/cluster/slow_plugin.py")
     ],
     "dataset": "counting#200",
     "reward_funcs": "slow_digits",
@@ -52,27 +53,54 @@ class Launch:
         environ: variables beside this process's own.
     """
 
-    def __init__(self, folder: Path, engine: str, enter: Sequence[str] = (), **environ: str) -> None:
+    def __init__(
+        self, folder: Path, engine: str, enter: Sequence[str] = (), **environ: str
+    ) -> None:
         folder.mkdir(exist_ok=True)
-        self.folder, self.engine, self.enter, self.log = folder, engine, list(enter), folder / "launch.log"
+        self.folder, self.engine, self.enter, self.log = (
+            folder,
+            engine,
+            list(enter),
+            folder / "launch.log",
+        )
         self.environ = os.environ | {"PYTHONPATH": str(REPO), "OMP_NUM_THREADS": "1"} | environ
         self.process: subprocess.Popen[bytes] | None = None
         self.words: list[str] = []
 
     def write(
-        self, roles: Mapping[str, Any], model: Path | str = "m", python: str = TINY, **sections: Mapping[str, Any]
+        self,
+        roles: Mapping[str, Any],
+        model: Path | str = "m",
+        python: str = TINY,
+        **sections: Mapping[str, Any],
     ) -> None:
         """The file; `python` is what runs in the interpreter's place on the nodes."""
         interpreter = self.folder / "python"
         interpreter.write_text(python)
         interpreter.chmod(0o755)
         own = {"python": str(interpreter)} | dict(sections.pop(self.engine, {}))
-        sections = {"environ": {"OMP_NUM_THREADS": "1"}} | sections  # the same sums everywhere, to the last bit
-        content = {"rlhf": RLHF | {"model": str(model)} | dict(sections.pop("rlhf", {})), "roles": dict(roles)}
-        (self.folder / "run.yaml").write_text(yaml.safe_dump(content | sections | {self.engine: own}))
+        # the same sums everywhere, to the last bit
+        sections = {"environ": {"OMP_NUM_THREADS": "1"}} | sections
+        content = {
+            "rlhf": RLHF | {"model": str(model)} | dict(sections.pop("rlhf", {})),
+            "roles": dict(roles),
+        }
+        (self.folder / "run.yaml").write_text(
+            yaml.safe_dump(content | sections | {self.engine: own})
+        )
 
     def command(self, *words: str) -> list[str]:
-        return [*self.enter, sys.executable, "-m", "swift_r1", "launch", "run.yaml", "--on", self.engine, *words]
+        return [
+            *self.enter,
+            sys.executable,
+            "-m",
+            "swift_r1",
+            "launch",
+            "run.yaml",
+            "--on",
+            self.engine,
+            *words,
+        ]
 
     def once(self, *words: str) -> subprocess.CompletedProcess[str]:
         """A launch that is expected to end at once."""
@@ -153,8 +181,8 @@ def processes_in(folder: Path) -> list[psutil.Process]:
     found = []
     for one in psutil.process_iter():
         with contextlib.suppress(psutil.Error, OSError):
-            if one.status() != psutil.STATUS_ZOMBIE and Path(os.readlink(f"/proc/{one.pid}/cwd")).is_relative_to(
-                folder
-            ):
+            if one.status() != psutil.STATUS_ZOMBIE and Path(
+                os.readlink(f"/proc/{one.pid}/cwd")
+            ).is_relative_to(folder):
                 found.append(one)
     return found

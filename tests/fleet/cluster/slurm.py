@@ -58,9 +58,13 @@ PartitionName=urgent Nodes=n[1-{nodes}] MaxTime=60 PriorityTier=10
 class Slurm:
     """Host 0 is the login host."""
 
-    def __init__(self, folder: Path, hosts: Sequence[Host], *, grace_s: int = 60, more: str = "") -> None:
+    def __init__(
+        self, folder: Path, hosts: Sequence[Host], *, grace_s: int = 60, more: str = ""
+    ) -> None:
         if missing := [name for name in NEEDS if shutil.which(name) is None]:
-            pytest.skip(f"{', '.join(missing)} not found (apt-get install slurmctld slurmd slurm-client munge)")
+            pytest.skip(
+                f"{', '.join(missing)} not found (apt-get install slurmctld slurmd slurm-client munge)"
+            )
         if os.geteuid() != 0:
             pytest.skip("slurmd needs root here")
         self.folder, self.hosts = folder, hosts
@@ -120,7 +124,9 @@ class Slurm:
 
     def shared_memory(self) -> list[str]:
         """What is in /dev/shm of any node."""
-        daemons = [one for name in self.running if name.startswith("n") for one in self._children(name)]
+        daemons = [
+            one for name in self.running if name.startswith("n") for one in self._children(name)
+        ]
         return [file for pid in daemons for file in shared_memory_of(pid)]
 
     def _children(self, name: str) -> list[int]:
@@ -130,7 +136,9 @@ class Slurm:
     def jobs(self) -> list[str]:
         return self.run("squeue", "-h", "-o", "%i %T").stdout.splitlines()
 
-    def run(self, *words: str, check: bool = True, **environ: str) -> subprocess.CompletedProcess[str]:
+    def run(
+        self, *words: str, check: bool = True, **environ: str
+    ) -> subprocess.CompletedProcess[str]:
         """A command on the login host."""
         return subprocess.run(
             [*self.hosts[0].enter, *words],
@@ -142,7 +150,9 @@ class Slurm:
             check=check,
         )
 
-    def begin(self, words: Sequence[str], cwd: Path, log: Path, **environ: str) -> subprocess.Popen[bytes]:
+    def begin(
+        self, words: Sequence[str], cwd: Path, log: Path, **environ: str
+    ) -> subprocess.Popen[bytes]:
         """Starts a command on the login host."""
         return self.hosts[0].start(words, cwd, log, **self.environ, **environ)
 
@@ -159,7 +169,9 @@ class Slurm:
                 process.wait(20)
 
     def said(self) -> str:
-        return "\n".join(f"== {log.name}\n{log.read_text()[-3000:]}" for log in sorted(self.folder.glob("*.out")))
+        return "\n".join(
+            f"== {log.name}\n{log.read_text()[-3000:]}" for log in sorted(self.folder.glob("*.out"))
+        )
 
     def _daemon(self, name: str, words: Sequence[str]) -> None:
         with (self.folder / f"{name}.out").open("ab") as out:

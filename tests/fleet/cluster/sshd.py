@@ -49,20 +49,47 @@ class SshHosts:
             pytest.skip("sshd needs root here")
         self.folder, self.hosts = folder, hosts
         self.config = folder / "ssh_config"
-        subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(folder / "key")], check=True)
+        subprocess.run(
+            ["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(folder / "key")], check=True
+        )
         path = ":".join(one for one in sys.path if one)
         (folder / "sshd_config").write_text(SERVER.format(folder=folder, path=path))
-        names = "".join(f"Host gen{n}\n  HostName {host.address}\n" for n, host in enumerate(hosts) if n)
+        names = "".join(
+            f"Host gen{n}\n  HostName {host.address}\n" for n, host in enumerate(hosts) if n
+        )
         self.config.write_text(CLIENT.format(folder=folder, names=names))
         Path("/run/sshd").mkdir(exist_ok=True)
         self.daemons: dict[int, subprocess.Popen[bytes]] = {}
 
     def start(self, number: int) -> None:
-        words = [*self.hosts[number].enter, SSHD, "-D", "-e", "-f", str(self.folder / "sshd_config")]
+        words = [
+            *self.hosts[number].enter,
+            SSHD,
+            "-D",
+            "-e",
+            "-f",
+            str(self.folder / "sshd_config"),
+        ]
         with (self.folder / f"sshd-{number}.log").open("ab") as out:
-            self.daemons[number] = subprocess.Popen(words, stdout=out, stderr=out, start_new_session=True)
-        probe = [*self.hosts[0].enter, "ssh", "-F", str(self.config), "-o", "BatchMode=yes", f"gen{number}", "true"]
-        until(lambda: subprocess.run(probe, capture_output=True, timeout=20, check=False).returncode == 0, 20)
+            self.daemons[number] = subprocess.Popen(
+                words, stdout=out, stderr=out, start_new_session=True
+            )
+        probe = [
+            *self.hosts[0].enter,
+            "ssh",
+            "-F",
+            str(self.config),
+            "-o",
+            "BatchMode=yes",
+            f"gen{number}",
+            "true",
+        ]
+        until(
+            lambda: (
+                subprocess.run(probe, capture_output=True, timeout=20, check=False).returncode == 0
+            ),
+            20,
+        )
 
     def processes(self, number: int, sshd: bool = False) -> list[psutil.Process]:
         """All on a host but those of its sshd, which may not know that a connection is dead."""
@@ -73,7 +100,9 @@ class SshHosts:
             timeout=20,
             check=True,
         )
-        found = [psutil.Process(int(pid)) for pid in done.stdout.split() if psutil.pid_exists(int(pid))]
+        found = [
+            psutil.Process(int(pid)) for pid in done.stdout.split() if psutil.pid_exists(int(pid))
+        ]
         return [one for one in living(found) if sshd or _name(one) not in ("sshd", "")]
 
     def kill(self, number: int) -> None:

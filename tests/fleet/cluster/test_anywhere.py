@@ -42,7 +42,9 @@ def on_local(launched):
 @pytest.mark.parametrize("engine", ["local", "slurm", "ray"])
 def test_a_whole_run_with_vllm(request, tiny_model, engine):
     make = request.getfixturevalue(f"on_{engine}")
-    one = make({"train": {}, "rollout": {}}, tiny_model, python=PLAIN, rollout=VLLM, rlhf={"max_steps": 4}).start()
+    one = make(
+        {"train": {}, "rollout": {}}, tiny_model, python=PLAIN, rollout=VLLM, rlhf={"max_steps": 4}
+    ).start()
     assert one.wait(800) == 0, one.said
     steps = steps_of(one.folder / "out")
     assert [row["step"] for row in steps] == [1, 2, 3, 4]
@@ -53,13 +55,17 @@ def test_a_whole_run_with_vllm(request, tiny_model, engine):
 @pytest.mark.parametrize("killed", ["driver", "agent"])
 def test_what_is_killed_costs_no_whole_step(on_local, tiny_model, killed):
     """Training and its servers are told to end at about the same moment."""
-    one = on_local({"train": {}, "rollout": {}}, tiny_model, rlhf={"max_steps": 5000, "save_steps": 10_000})
+    one = on_local(
+        {"train": {}, "rollout": {}}, tiny_model, rlhf={"max_steps": 5000, "save_steps": 10_000}
+    )
     one.start("--on_node_loss", "stop")
     until(lambda: len(one.steps) >= 2, 120)
     (one.process if killed == "driver" else agents_at_work(one)[0]).send_signal(signal.SIGKILL)
     assert one.wait() == (-signal.SIGKILL if killed == "driver" else 5)
     until(lambda: not processes_in(one.folder), 60)
-    assert [path.name for path in (one.folder / "out").glob("checkpoint-*")] == [f"checkpoint-{one.steps[-1]}"]
+    assert [path.name for path in (one.folder / "out").glob("checkpoint-*")] == [
+        f"checkpoint-{one.steps[-1]}"
+    ]
 
 
 @pytest.fixture
@@ -77,7 +83,11 @@ def agents_at_work(launch: Launch) -> list[psutil.Process]:
     found = []
     for one in psutil.Process(launch.process.pid).children(recursive=True):
         with contextlib.suppress(psutil.NoSuchProcess):
-            if AGENT in one.cmdline() and AGENT not in one.parent().cmdline() and len(one.children(recursive=True)) > 1:
+            if (
+                AGENT in one.cmdline()
+                and AGENT not in one.parent().cmdline()
+                and len(one.children(recursive=True)) > 1
+            ):
                 found.append(one)
     return found
 
@@ -99,10 +109,13 @@ def test_thirty_killed_agents(launched, tiny_model, tmp_path, apart):
         until(lambda due=due: one.steps and one.steps[-1] >= due, 200)
         time.sleep(chance.random() * 0.5)  # at any moment of the step
         victim = chance.choice(agents_at_work(one))
-        chance.choice([victim, *victim.children()]).send_signal(signal.SIGKILL)  # the guard, or the agent itself
+        # the guard, or the agent itself
+        chance.choice([victim, *victim.children()]).send_signal(signal.SIGKILL)
         due = min(one.steps[-1] + chance.randint(1, 5), KILLED_STEPS - 1)
     assert one.wait(400) == 0, one.said
-    lost = Counter(re.findall(r"^swift launch: (train|rollout)-\d is lost with", one.said, re.MULTILINE))
+    lost = Counter(
+        re.findall(r"^swift launch: (train|rollout)-\d is lost with", one.said, re.MULTILINE)
+    )
     assert min(lost["train"], lost["rollout"]) >= 5
     assert one.steps == list(range(1, KILLED_STEPS + 1))
     assert one.learned == calm.learned

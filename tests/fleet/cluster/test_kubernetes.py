@@ -6,11 +6,19 @@ import pytest
 import yaml
 
 ROLES = {"train": {"nodes": 2, "gpus": 8, "cpus": 32}, "rollout": {"replicas": 4, "gpus": 2}}
-SECTION = {"image": "i", "claim": "c", "namespace": "n", "memory": "64Gi", "node_selector": {"kind": "h100"}}
+SECTION = {
+    "image": "i",
+    "claim": "c",
+    "namespace": "n",
+    "memory": "64Gi",
+    "node_selector": {"kind": "h100"},
+}
 
 
 def test_the_manifest_is_a_jobset(launched):
-    models = pytest.importorskip("kubeflow_trainer_api.models", reason="make test-cluster installs the schema")
+    models = pytest.importorskip(
+        "kubeflow_trainer_api.models", reason="make test-cluster installs the schema"
+    )
     one = launched("kubernetes")
     one.write(ROLES, kubernetes=SECTION, environ={"NCCL_DEBUG": "WARN"})
     path = one.folder / "run.yaml"
@@ -25,7 +33,12 @@ def test_the_manifest_is_a_jobset(launched):
 
 
 def test_the_schema_sees_faults():
-    models = pytest.importorskip("kubeflow_trainer_api.models", reason="make test-cluster installs the schema")
-    job = {"name": "a", "template": {"spec": {"complitions": 2, "template": {"spec": {"containers": []}}}}}
+    models = pytest.importorskip(
+        "kubeflow_trainer_api.models", reason="make test-cluster installs the schema"
+    )
+    job = {
+        "name": "a",
+        "template": {"spec": {"complitions": 2, "template": {"spec": {"containers": []}}}},
+    }
     manifest = {"spec": {"replicatedJobs": [job]}}
     assert models.JobsetV1alpha2JobSet.from_dict(manifest).to_dict() != manifest

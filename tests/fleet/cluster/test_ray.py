@@ -27,7 +27,13 @@ class RayCluster:
         self.enter, self.killed = host.enter, False
         with log.open("ab") as out:
             self.process = subprocess.Popen(
-                [*host.enter, *OWN_SHARED_MEMORY, sys.executable, "-m", "tests.fleet.cluster.ray_cluster"],
+                [
+                    *host.enter,
+                    *OWN_SHARED_MEMORY,
+                    sys.executable,
+                    "-m",
+                    "tests.fleet.cluster.ray_cluster",
+                ],
                 cwd=REPO,
                 env=os.environ | {"PYTHONPATH": str(REPO), "RAY_USAGE_STATS_ENABLED": "0"},
                 stdin=subprocess.PIPE,
@@ -83,18 +89,30 @@ def on_ray(ray_cluster, launched):
 
     yield make
     pid = ray_cluster.process.pid
-    if ray_cluster.killed:  # the nodes share one /dev/shm, and nobody could tidy up on a machine that died
+    # the nodes share one /dev/shm, and nobody could tidy up on a machine that died
+    if ray_cluster.killed:
         ray_cluster.killed = False
         print(f"left by a node that was killed: {shared_memory_of(pid)}")
         subprocess.run(
-            ["nsenter", f"--mount=/proc/{pid}/ns/mnt", "find", "/dev/shm", "-mindepth", "1", "-delete"], check=True
+            [
+                "nsenter",
+                f"--mount=/proc/{pid}/ns/mnt",
+                "find",
+                "/dev/shm",
+                "-mindepth",
+                "1",
+                "-delete",
+            ],
+            check=True,
         )
     until(lambda: not shared_memory_of(pid), 60)
 
 
 def node_of(ray_cluster, launch, task):
     """The node on which a task was started last."""
-    line = [line for line in launch.said.splitlines() if line.startswith(f"swift launch: {task} on ")][-1]
+    line = [
+        line for line in launch.said.splitlines() if line.startswith(f"swift launch: {task} on ")
+    ][-1]
     name = line.split(f"{task} on ")[1].partition("/")[0]
     return next(node for node in ray_cluster.fill(0) if node.startswith(name))
 
@@ -134,7 +152,12 @@ def test_a_lost_node_that_trained_costs_the_steps_since_the_last_checkpoint(
 def test_a_killed_raylet_costs_no_whole_step(ray_cluster, on_ray, tiny_model):
     """The agents of its bundles, training's and the server's, end at the same moment."""
     roles = {"train": {"cpus": 1}, "rollout": {"cpus": 1}}
-    one = on_ray(roles, tiny_model, rlhf={"max_steps": 5000, "save_steps": 10_000}, ray={"strategy": "STRICT_PACK"})
+    one = on_ray(
+        roles,
+        tiny_model,
+        rlhf={"max_steps": 5000, "save_steps": 10_000},
+        ray={"strategy": "STRICT_PACK"},
+    )
     one.start("--on_node_loss", "stop")
     until(lambda: len(one.steps) >= 2, 120)
     ray_cluster.kill(node_of(ray_cluster, one, "train-0"), "raylet")
@@ -142,7 +165,9 @@ def test_a_killed_raylet_costs_no_whole_step(ray_cluster, on_ray, tiny_model):
     one.wait()
     until(lambda: not processes_in(one.folder), 60)
     assert "state-dump" not in one.said
-    assert [path.name for path in (one.folder / "out").glob("checkpoint-*")] == [f"checkpoint-{one.steps[-1]}"]
+    assert [path.name for path in (one.folder / "out").glob("checkpoint-*")] == [
+        f"checkpoint-{one.steps[-1]}"
+    ]
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
@@ -172,7 +197,10 @@ def test_what_does_not_fit_is_said(on_ray):
     one = on_ray(ROLES | {"train": {"cpus": 64}}, python=STUB, ray={"wait": 1})
     done = one.once()
     assert done.returncode == 2
-    assert "Ray has not placed the roles within 1 s (ray: wait): 66 CPUs needed, 6 of 6 free" in done.stderr
+    assert (
+        "Ray has not placed the roles within 1 s (ray: wait): 66 CPUs needed, 6 of 6 free"
+        in done.stderr
+    )
 
 
 def test_no_cluster(launched):
@@ -180,7 +208,10 @@ def test_no_cluster(launched):
     one.write(ROLES, python=STUB, ray={"address": "127.0.0.1:1"})
     done = one.once()
     assert done.returncode == 2
-    assert done.stderr.strip() == "swift launch: no Ray cluster at 127.0.0.1:1: [Errno 111] Connection refused"
+    assert (
+        done.stderr.strip()
+        == "swift launch: no Ray cluster at 127.0.0.1:1: [Errno 111] Connection refused"
+    )
 
 
 def test_no_ray(launched, tmp_path):

@@ -91,10 +91,13 @@ def test_a_node_that_is_lost(slurm, on_slurm, tiny_model, undisturbed):
 def test_ctrl_c_while_it_runs_saves(slurm, on_slurm, tiny_model):
     one = on_slurm(model=tiny_model, rlhf={"max_steps": 5000, "save_steps": 10_000}).start()
     until(lambda: len(one.steps) >= 2, 120)
-    assert len(processes_in(one.folder)) >= 6  # on the nodes: three agents of two processes each, and the driver
+    # on the nodes: three agents of two processes each, and the driver
+    assert len(processes_in(one.folder)) >= 6
     one.send(signal.SIGINT)
     assert one.wait(120) == 130, one.said
-    assert [path.name for path in (one.folder / "out").glob("checkpoint-*")] == [f"checkpoint-{one.steps[-1]}"]
+    assert [path.name for path in (one.folder / "out").glob("checkpoint-*")] == [
+        f"checkpoint-{one.steps[-1]}"
+    ]
     assert not slurm.jobs()
 
 
@@ -129,7 +132,8 @@ def test_a_job_that_cannot_be_is_said_in_a_line(on_slurm):
 def test_a_job_that_would_never_start(slurm, on_slurm):
     one = on_slurm({"train": {"nodes": 5}}, python=STUB).start()
     one.says(
-        "waits: PartitionNodeLimit (it asks for more nodes than the partition gives, or has: it will not start)", 30
+        "waits: PartitionNodeLimit (it asks for more nodes than the partition gives, or has: it will not start)",
+        30,
     )
     one.send(signal.SIGINT)
     assert one.wait(30) == 130
@@ -146,7 +150,11 @@ def test_roles_on_nodes_of_different_kinds(slurm, on_slurm):
     roles = {"train": {"cpus": 2}, "rollout": {"replicas": 2, "cpus": 1}}
     one = on_slurm(roles, python=STUB, slurm={"rollout": {"constraint": "small"}})
     script = one.once("--dry_run").stdout
-    assert "#SBATCH hetjob" in script and "#SBATCH --ntasks=2" in script and "#SBATCH --constraint=small" in script
+    assert (
+        "#SBATCH hetjob" in script
+        and "#SBATCH --ntasks=2" in script
+        and "#SBATCH --constraint=small" in script
+    )
     one.start().says("trains")
     until(lambda: len(list(one.folder.glob("r*-*.json"))) == 3)
     assert "+1: started" in one.said  # a node of the second component

@@ -87,7 +87,9 @@ def test_a_replica_of_a_dead_host_comes_back_elsewhere(launch, ssh):
     one.started("rollout", after=[server])
     until(lambda: file.read_text().startswith(f"http://{ssh.hosts[2].address}:"))
     assert len(file.read_text().splitlines()) == 1
-    assert [trainer["pid"] for trainer in one.started("rlhf", 2)] == [trainer["pid"] for trainer in trainers]
+    assert [trainer["pid"] for trainer in one.started("rlhf", 2)] == [
+        trainer["pid"] for trainer in trainers
+    ]
 
 
 def test_a_host_without_a_network_trains_no_more(launch, ssh):
@@ -117,7 +119,10 @@ def test_training_goes_on_with_the_hosts_that_are_left(launch, ssh):
     ("lost", "line"),
     [
         (2, "gen2 is gone, and no nodes came within 3 s (--node_timeout)"),
-        (3, "rollout-0 has had no place for 3 s (--node_timeout): roles: rollout needs 1 replica on gen3"),
+        (
+            3,
+            "rollout-0 has had no place for 3 s (--node_timeout): roles: rollout needs 1 replica on gen3",
+        ),
     ],
 )
 def test_a_lost_host_is_not_waited_for_for_ever(launch, ssh, lost, line):
@@ -155,7 +160,10 @@ def test_a_killed_driver_costs_no_whole_step(launch, ssh, tiny_model, tmp_path: 
 def test_a_run(launch, tiny_model, tmp_path: Path):
     """Two hosts train, two generate."""
     rlhf = {"max_steps": 3, "per_device_train_batch_size": 4, "ddp_timeout": 60}
-    roles = {"train": {"nodes": 2, "hosts": ["gen1", "gen2"]}, "rollout": {"replicas": 2, "hosts": ["gen1", "gen3"]}}
+    roles = {
+        "train": {"nodes": 2, "hosts": ["gen1", "gen2"]},
+        "rollout": {"replicas": 2, "hosts": ["gen1", "gen3"]},
+    }
     one = launch(roles, script=REAL, model=tiny_model, rlhf=rlhf)
     assert one.wait(280) == 0
     assert "step 3/3" in one.said

@@ -51,7 +51,12 @@ HEALTHY: Mapping[str, float] = {
 def accuracy(step: int, value: float) -> dict[str, float]:
     return {
         f"eval/a/{name}": value + more
-        for name, more in (("accuracy", 0), ("avg@4", 0), ("avg@4/low", -0.03), ("avg@4/high", 0.03))
+        for name, more in (
+            ("accuracy", 0),
+            ("avg@4", 0),
+            ("avg@4/low", -0.03),
+            ("avg@4/high", 0.03),
+        )
     }
 
 
@@ -68,9 +73,18 @@ FAULTS: Mapping[str, Mapping[str, Any]] = {
     "truncation": {"completions/clipped_ratio": changing(0.05, 0.4)},
     "data repeated": {"prompts/repeated": 0.2},
     "rewards invalid": {"rewards/right/invalid": changing(0.0, 0.05)},
-    "rewards saturated": {"frac_reward_zero_std": 0.95, "rewards/right/mean": 0.99, "rewards/right/std": 0.1},
+    "rewards saturated": {
+        "frac_reward_zero_std": 0.95,
+        "rewards/right/mean": 0.99,
+        "rewards/right/std": 0.1,
+    },
     "entropy collapse": {"entropy": changing(0.5, 0.02)},
-    "no signal": {"frac_reward_zero_std": 1.0, "rewards/right/mean": 0.0, "rewards/right/std": 0.0, "reward": 0.0},
+    "no signal": {
+        "frac_reward_zero_std": 1.0,
+        "rewards/right/mean": 0.0,
+        "rewards/right/std": 0.0,
+        "reward": 0.0,
+    },
     "engine mismatch": {"rollout/logp_diff": changing(1e-3, 0.2)},
     "ratios off": {"clip_ratio/low": changing(0.0, 0.4)},
     "KL running off": {"kl": changing(0.01, 3.0)},
@@ -81,24 +95,42 @@ FAULTS: Mapping[str, Mapping[str, Any]] = {
 }
 
 
-def rows_of(fault: Mapping[str, Any], rounds: int, steps: int = 1, every: int = 1) -> list[dict[str, float]]:
+def rows_of(
+    fault: Mapping[str, Any], rounds: int, steps: int = 1, every: int = 1
+) -> list[dict[str, float]]:
     """Lines of so many rounds of so many steps, one every so many steps, each the mean of its steps."""
     found = []
     for last in range(every, rounds * steps + 1, every):
         numbers = [(step - 1) // steps + 1 for step in range(last - every + 1, last + 1)]
         line = dict(HEALTHY)
         for name, value in fault.items():
-            line[name] = math.fsum(value(one) if callable(value) else value for one in numbers) / every
+            line[name] = (
+                math.fsum(value(one) if callable(value) else value for one in numbers) / every
+            )
         found.append({"step": last, **line})
     return found
 
 
-def diagnosed(folder: Path, rows: Sequence[Mapping[str, Any]], steps: int = 1, **args: Any) -> Diagnosis:
+def diagnosed(
+    folder: Path, rows: Sequence[Mapping[str, Any]], steps: int = 1, **args: Any
+) -> Diagnosis:
     folder.mkdir(exist_ok=True)
-    plan = {"optimizer_steps_per_round": steps, "prompts_per_round": 32, "prompts_per_epoch": 10_000}
+    plan = {
+        "optimizer_steps_per_round": steps,
+        "prompts_per_round": 32,
+        "prompts_per_epoch": 10_000,
+    }
     (folder / "args.json").write_text(
         json.dumps(
-            {"args": {"reward_funcs": ["right"], "torch_dtype": "bfloat16", "learning_rate": 1e-6} | args, "plan": plan}
+            {
+                "args": {
+                    "reward_funcs": ["right"],
+                    "torch_dtype": "bfloat16",
+                    "learning_rate": 1e-6,
+                }
+                | args,
+                "plan": plan,
+            }
         )
     )
     write_rows(folder / "logging.jsonl", rows)
@@ -110,14 +142,19 @@ def diagnosed(folder: Path, rows: Sequence[Mapping[str, Any]], steps: int = 1, *
 
 @pytest.mark.parametrize("name", FAULTS)
 @pytest.mark.parametrize(("steps", "every"), [(1, 1), (4, 1), (1, 5), (2, 8)])
-def test_each_is_found_alone_and_not_before_its_time(tmp_path: Path, name: str, steps: int, every: int) -> None:
+def test_each_is_found_alone_and_not_before_its_time(
+    tmp_path: Path, name: str, steps: int, every: int
+) -> None:
     """Whatever the steps of a round and the steps between two lines."""
     [detector] = [one for one in DETECTORS if one.name == name]
     found = diagnosed(tmp_path, rows_of(FAULTS[name], 48, steps, every), steps)
     assert list(found.findings) == [name]
     finding = found.findings[name]
     begin = 5 if callable(next(iter(FAULTS[name].values()))) and name != "memory creeping" else 0
-    earliest = (begin + (2 if name in ("rewards invalid", "ratios off") else detector.rounds)) * steps  # of a mean
+    # of a mean
+    earliest = (
+        begin + (2 if name in ("rewards invalid", "ratios off") else detector.rounds)
+    ) * steps
     assert earliest <= finding.steps[1] <= earliest + (3 + 8) * steps + 2 * every
     assert finding.evidence and finding.advice and finding.numbers
 
@@ -154,7 +191,8 @@ def test_an_evaluation_that_falls_while_the_reward_rises(tmp_path: Path) -> None
 @pytest.mark.parametrize(
     ("name", "more"),
     [
-        ("entropy collapse", {"rewards/right/mean": lambda number: 0.4 + 0.01 * number}),  # it is being learned
+        # it is being learned
+        ("entropy collapse", {"rewards/right/mean": lambda number: 0.4 + 0.01 * number}),
         ("length explosion", {"rewards/right/mean": lambda number: 0.4 + 0.01 * number}),
         ("weights not moving", {"grad_norm": 0.0}),
         ("weights not moving", {"learning_rate": lambda number: 1e-8 * number}),  # a warm-up
@@ -170,7 +208,9 @@ def test_a_cause_is_said_and_not_what_follows_from_it(tmp_path: Path) -> None:
     assert list(
         diagnosed(
             tmp_path,
-            rows_of({**FAULTS["repetition"], **FAULTS["truncation"], **FAULTS["length explosion"]}, 30),
+            rows_of(
+                {**FAULTS["repetition"], **FAULTS["truncation"], **FAULTS["length explosion"]}, 30
+            ),
         ).findings
     ) == ["repetition"]
 
@@ -178,18 +218,32 @@ def test_a_cause_is_said_and_not_what_follows_from_it(tmp_path: Path) -> None:
 def test_dynamic_sampling_and_a_critic(tmp_path: Path) -> None:
     """Groups that were replaced are not trained on; a critic compares groups with each other."""
     fault = {"frac_reward_zero_std": 1.0}
-    assert diagnosed(tmp_path / "a", rows_of({**fault, "dynamic_sample/kept_without_signal": 1.0}, 20)).findings == {}
+    assert (
+        diagnosed(
+            tmp_path / "a", rows_of({**fault, "dynamic_sample/kept_without_signal": 1.0}, 20)
+        ).findings
+        == {}
+    )
     assert list(
-        diagnosed(tmp_path / "b", rows_of({**fault, "dynamic_sample/kept_without_signal": 31.0}, 20)).findings
+        diagnosed(
+            tmp_path / "b", rows_of({**fault, "dynamic_sample/kept_without_signal": 31.0}, 20)
+        ).findings
     ) == ["no signal"]
     assert diagnosed(tmp_path / "c", rows_of(fault, 20), rlhf_type="ppo").findings == {}
 
 
 @pytest.mark.parametrize(
-    ("logged", "found"), [("teacher_kl", []), ("sdar/gate_mean", []), ("rlsd_lambda", ["no signal"])]
+    ("logged", "found"),
+    [("teacher_kl", []), ("sdar/gate_mean", []), ("rlsd_lambda", ["no signal"])],
 )
-def test_a_teacher_needs_no_difference_unless_it_weighs_rewards(tmp_path: Path, logged: str, found: list[str]) -> None:
-    fault = FAULTS["no signal"] | {logged: 0.5} | ({"teacher_kl": 0.5} if logged == "rlsd_lambda" else {})
+def test_a_teacher_needs_no_difference_unless_it_weighs_rewards(
+    tmp_path: Path, logged: str, found: list[str]
+) -> None:
+    fault = (
+        FAULTS["no signal"]
+        | {logged: 0.5}
+        | ({"teacher_kl": 0.5} if logged == "rlsd_lambda" else {})
+    )
     assert list(diagnosed(tmp_path, rows_of(fault, 20)).findings) == found
 
 
@@ -198,7 +252,10 @@ def test_a_task_whose_reward_never_comes(tmp_path: Path) -> None:
     never = {"rewards/right/mean": 0.0, "rewards/right/std": 0.0}
     rows = rows_of(never | {"rewards/other/mean": 0.5, "rewards/other/std": 0.5}, 20)
     found = diagnosed(tmp_path / "never", rows).findings
-    assert list(found) == ["no signal"] and "reward right was 0 for every completion" in found["no signal"].evidence
+    assert (
+        list(found) == ["no signal"]
+        and "reward right was 0 for every completion" in found["no signal"].evidence
+    )
     rows = rows_of(never | {"rewards/right/mean": lambda number: 0.1 * (number == 1)}, 20)
     assert diagnosed(tmp_path / "once", rows).findings == {}
     rows = rows_of({"rewards/other/mean": 1.0, "rewards/other/std": 0.0}, 20)
@@ -212,7 +269,9 @@ def test_whatever_a_log_holds(tmp_path: Path) -> None:
         for step, value in enumerate((None, "x", True, 1e30, -1e30, 0), 1)
     ]
     rows += [{"step": 1e30}, {"loss": 1.0}, {"step": 9}, {}]
-    (tmp_path / "logging.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows * 8) + '{"step": 9')
+    (tmp_path / "logging.jsonl").write_text(
+        "".join(json.dumps(row) + "\n" for row in rows * 8) + '{"step": 9'
+    )
     found = Diagnosis(tmp_path)
     found.refresh()
     assert not [problem for problem in found.problems if "detector" in problem]
@@ -225,7 +284,8 @@ def test_values_that_are_not_known_are_no_evidence(tmp_path: Path) -> None:
         chance = random.Random(seed)
         levels = {name: chance.choice([None, None, 0.0, 1e-5, 0.5, 1.0, 5.0]) for name in names}
         rows = [
-            {"step": step} | {name: value if chance.random() < 0.9 else None for name, value in levels.items()}
+            {"step": step}
+            | {name: value if chance.random() < 0.9 else None for name, value in levels.items()}
             for step in range(1, 40)
         ]
         diagnosed(tmp_path / str(seed), rows)
@@ -247,10 +307,21 @@ def test_the_page_and_the_advice_are_of_these_detectors(tmp_path: Path) -> None:
     page = (ROOT / "docs" / "diagnosis.md").read_text()
     lines = [line for line in page.split("## Why")[0].splitlines() if line.startswith("| ")]
     rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in lines][1:]
-    table = {name: (re.findall("`([^`]+)`", needs), int(rounds), under) for name, needs, _, rounds, under in rows}
-    assert table == {one.name: (list(one.needs), one.rounds, ", ".join(one.under)) for one in DETECTORS}
-    code = "".join(path.read_text() for path in (ROOT / "swift_r1" / "lab" / "diagnosis").glob("*.py"))
-    assert set(re.findall(r"--([a-z_]+)", code + page)) <= set(spellings(RlhfArguments)) | {"json", "faults", "runs"}
+    table = {
+        name: (re.findall("`([^`]+)`", needs), int(rounds), under)
+        for name, needs, _, rounds, under in rows
+    }
+    assert table == {
+        one.name: (list(one.needs), one.rounds, ", ".join(one.under)) for one in DETECTORS
+    }
+    code = "".join(
+        path.read_text() for path in (ROOT / "swift_r1" / "lab" / "diagnosis").glob("*.py")
+    )
+    assert set(re.findall(r"--([a-z_]+)", code + page)) <= set(spellings(RlhfArguments)) | {
+        "json",
+        "faults",
+        "runs",
+    }
 
 
 def test_what_is_saturated_is_what_is_trained(tmp_path: Path) -> None:
@@ -259,7 +330,10 @@ def test_what_is_saturated_is_what_is_trained(tmp_path: Path) -> None:
     rows, names = rows_of(FAULTS["no signal"] | groups, 20), ["right", "other"]
     found = diagnosed(tmp_path / "a", rows, reward_funcs=names, reward_weights=[0, 1]).findings
     assert list(found) == ["rewards saturated"]
-    assert "reward other is 1 for nearly all completions, and right 0" in found["rewards saturated"].evidence
+    assert (
+        "reward other is 1 for nearly all completions, and right 0"
+        in found["rewards saturated"].evidence
+    )
     found = diagnosed(tmp_path / "b", rows, reward_funcs=names, reward_weights=[1, 0.1]).findings
     assert "no signal" in found
 

@@ -19,7 +19,10 @@ from swift_r1.training.grpo import changed_share, weight_sample
 def trajectory(request_id: str, prompt: str, text: str, ids: list[int]) -> Any:
     asked = SimpleNamespace(text=prompt, token_ids=tuple(prompt.encode()))
     return SimpleNamespace(
-        request_id=request_id, prompt=asked, text=text, sequences=[SimpleNamespace(token_ids=tuple(ids))]
+        request_id=request_id,
+        prompt=asked,
+        text=text,
+        sequences=[SimpleNamespace(token_ids=tuple(ids))],
     )
 
 
@@ -70,11 +73,14 @@ def test_a_pace_is_of_what_was_computed_since() -> None:
 
 
 def test_weights_that_round_to_what_they_were() -> None:
-    model = torch.nn.Sequential(torch.nn.Linear(40, 30), torch.nn.Linear(30, 2000)).to(torch.bfloat16)
+    model = torch.nn.Sequential(torch.nn.Linear(40, 30), torch.nn.Linear(30, 2000)).to(
+        torch.bfloat16
+    )
     model[0].requires_grad_(False)
     ranks = Ranks(0, 1, torch.device("cpu"), None)
     before = weight_sample(model)
-    assert before.dtype == torch.bfloat16 and len(before) == len(range(0, 60_000, 234))  # of the matrix alone
+    # of the matrix alone
+    assert before.dtype == torch.bfloat16 and len(before) == len(range(0, 60_000, 234))
     with torch.no_grad():
         model[1].bias += 1e3
         model[1].weight[:100] = 0.0

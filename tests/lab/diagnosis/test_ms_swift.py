@@ -22,12 +22,26 @@ LINE = json.loads(
 
 
 def test_signs(tmp_path: Path) -> None:
-    (tmp_path / "args.json").write_text(json.dumps({"rlhf_type": "grpo", "reward_funcs": ["digits"], "max_steps": 60}))
-    silent = {"frac_reward_zero_std": 1.0, "rewards/Digits/mean": 0.0, "rewards/Digits/std": 0.0, "reward": 0.0}
+    (tmp_path / "args.json").write_text(
+        json.dumps({"rlhf_type": "grpo", "reward_funcs": ["digits"], "max_steps": 60})
+    )
+    silent = {
+        "frac_reward_zero_std": 1.0,
+        "rewards/Digits/mean": 0.0,
+        "rewards/Digits/std": 0.0,
+        "reward": 0.0,
+    }
     lines = [LINE | silent | {"global_step/max_steps": f"{step}/60"} for step in range(5, 61, 5)]
-    write_rows(tmp_path / "logging.jsonl", [*lines, {"model_parameter_info": "LlamaForCausalLM: 134.5150M Params"}])
+    write_rows(
+        tmp_path / "logging.jsonl",
+        [*lines, {"model_parameter_info": "LlamaForCausalLM: 134.5150M Params"}],
+    )
     [run] = find_runs([tmp_path])
-    assert (run.status, run.args["reward_funcs"], run.plan["total_steps"]) == ("ended", ["digits"], 60)
+    assert (run.status, run.args["reward_funcs"], run.plan["total_steps"]) == (
+        "ended",
+        ["digits"],
+        60,
+    )
     found = Diagnosis(tmp_path)
     found.refresh()
     assert list(found.findings) == ["no signal"]

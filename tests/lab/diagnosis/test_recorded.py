@@ -27,7 +27,10 @@ def test_what_is_found(tmp_path: Path, run: Mapping[str, Any]) -> None:
     rows = zip(*columns.values(), strict=True)
     write_rows(
         tmp_path / "logging.jsonl",
-        [{name: value for name, value in zip(columns, row, strict=True) if value is not None} for row in rows],
+        [
+            {name: value for name, value in zip(columns, row, strict=True) if value is not None}
+            for row in rows
+        ],
     )
     found = Diagnosis(tmp_path)
     found.refresh()

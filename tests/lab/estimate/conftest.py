@@ -10,8 +10,18 @@ import pytest
 
 SMALL = {"model_type": "llama", "hidden_size": 4, "num_hidden_layers": 2, "num_attention_heads": 2}
 SMALL |= {"num_key_value_heads": 1, "head_dim": 2, "intermediate_size": 8, "vocab_size": 10}
-EIGHT_B = {"model_type": "llama", "hidden_size": 4096, "num_hidden_layers": 32, "num_attention_heads": 32}
-EIGHT_B |= {"num_key_value_heads": 8, "intermediate_size": 14336, "vocab_size": 128256, "dtype": "bfloat16"}
+EIGHT_B = {
+    "model_type": "llama",
+    "hidden_size": 4096,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 32,
+}
+EIGHT_B |= {
+    "num_key_value_heads": 8,
+    "intermediate_size": 14336,
+    "vocab_size": 128256,
+    "dtype": "bfloat16",
+}
 HUGE = EIGHT_B | {
     "hidden_size": 16384,
     "num_hidden_layers": 126,

@@ -16,7 +16,8 @@ def test_a_row_is_plausible(chip: Chip) -> None:
     assert chip.inter_node < chip.intra_node < chip.bandwidth < chip.flops
     if not chip.is_cpu:
         assert 1e14 < chip.flops < 3e15 and 16e9 < chip.memory < 300e9
-        assert 20 < chip.flops / chip.bandwidth < 500  # FLOP per byte: where decoding turns from memory to arithmetic
+        # FLOP per byte: where decoding turns from memory to arithmetic
+        assert 20 < chip.flops / chip.bandwidth < 500
 
 
 @pytest.mark.parametrize("chip", CHIPS.values(), ids=lambda chip: chip.name)

@@ -32,14 +32,29 @@ def test_experts_count_where_they_are_chosen() -> None:
     model = from_config(config | {"moe_intermediate_size": 8})
     assert model.expert_numbers == 2 * 8 * 3 * 4 * 8  # layers, experts, matrices of 4 x 8
     assert model.active_numbers == model.dense_numbers + model.expert_numbers / 4
-    assert model.read_numbers(1) == pytest.approx(model.dense_numbers + 40 + model.expert_numbers / 4)
-    assert model.read_numbers(1000) == pytest.approx(model.dense_numbers + 40 + model.expert_numbers)
+    assert model.read_numbers(1) == pytest.approx(
+        model.dense_numbers + 40 + model.expert_numbers / 4
+    )
+    assert model.read_numbers(1000) == pytest.approx(
+        model.dense_numbers + 40 + model.expert_numbers
+    )
 
 
-BASE = {"hidden_size": 64, "num_hidden_layers": 3, "num_attention_heads": 4, "num_key_value_heads": 2}
+BASE = {
+    "hidden_size": 64,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+}
 BASE |= {"intermediate_size": 96, "vocab_size": 128}
 EXPERTS = {"num_experts_per_tok": 2, "moe_intermediate_size": 48}
-LATENT = {"q_lora_rank": 24, "kv_lora_rank": 16, "qk_rope_head_dim": 8, "qk_nope_head_dim": 16, "v_head_dim": 16}
+LATENT = {
+    "q_lora_rank": 24,
+    "kv_lora_rank": 16,
+    "qk_rope_head_dim": 8,
+    "qk_nope_head_dim": 16,
+    "v_head_dim": 16,
+}
 FAMILIES: list[tuple[str, dict[str, Any]]] = [
     ("LlamaConfig", {"tie_word_embeddings": True}),
     ("LlamaConfig", {"attention_bias": True, "mlp_bias": True}),
@@ -50,7 +65,12 @@ FAMILIES: list[tuple[str, dict[str, Any]]] = [
     ("MixtralConfig", {"num_local_experts": 4, "num_experts_per_tok": 2}),
     (
         "DeepseekV3Config",
-        {"num_key_value_heads": 4, "n_routed_experts": 8, "n_shared_experts": 1, "first_k_dense_replace": 1}
+        {
+            "num_key_value_heads": 4,
+            "n_routed_experts": 8,
+            "n_shared_experts": 1,
+            "first_k_dense_replace": 1,
+        }
         | {"n_group": 2, "topk_group": 1, **EXPERTS, **LATENT},
     ),
 ]

@@ -25,8 +25,11 @@ from swift_r1.lab.estimate.work import Efficiency, Round, alive, lengths
 from swift_r1.sync.writer import levels_of, parent_of
 from tests.lab.estimate.conftest import SMALL
 
-MODEL = from_config(SMALL)  # 308 numbers without embedding and head (40), 2 layers, 8 numbers in the cache per token
-CHIP = Chip("test", flops=1e6, bandwidth=1e3, memory=1e6, intra_node=100.0, inter_node=10.0, source="")
+# 308 numbers without embedding and head (40), 2 layers, 8 numbers in the cache per token
+MODEL = from_config(SMALL)
+CHIP = Chip(
+    "test", flops=1e6, bandwidth=1e3, memory=1e6, intra_node=100.0, inter_node=10.0, source=""
+)
 ALL = Efficiency(
     train=1.0,
     forward=1.0,
@@ -39,36 +42,50 @@ ALL = Efficiency(
     gather_seconds=0.0,
 )
 SERVER = ServerRoofline(tensor_parallel=1, width=2, cache_width=2, cache_tokens=1e9, most=100)
-TRAINER = TrainerRoofline(4, 8, None, micro_batches=3, width=2, passes=1, recomputes=False, trained=388)
+TRAINER = TrainerRoofline(
+    4, 8, None, micro_batches=3, width=2, passes=1, recomputes=False, trained=388
+)
 ROUND = Round(prompts=2, group=4, prompt_tokens=10, completion_tokens=20, longest=20)
 
 
 def test_a_decoding_step() -> None:
     # Two completions at 10 positions: 348 numbers of 2 bytes, and a cache of 2 x 10 x 8 x 2, at 1,000 bytes/s;
     # 2 x (2 x 308 + 4 x 2 layers x width 4 x 10) + 2 x 2 x 40 = 2,032 FLOP take less; and 0.01 s a layer.
-    assert decode_seconds(MODEL, CHIP, SERVER, ALL, 2, 10) == pytest.approx((696 + 320) / 1e3 + 0.02)
+    assert decode_seconds(MODEL, CHIP, SERVER, ALL, 2, 10) == pytest.approx(
+        (696 + 320) / 1e3 + 0.02
+    )
     # With little arithmetic to be had that is the limit.
     slow = replace(CHIP, flops=1e3)
     assert decode_seconds(MODEL, slow, SERVER, ALL, 2, 10) == pytest.approx(2032 / 1e3 + 0.02)
     # Two devices halve that, and exchange twice a layer 2 x 1/2 of two hidden states of 4 numbers of 2 bytes.
     pair = replace(SERVER, tensor_parallel=2)
     exchanges = 2 * 2 * (2 * 0.5 * 2 * 4 * 2) / 100.0
-    assert decode_seconds(MODEL, CHIP, pair, ALL, 2, 10) == pytest.approx(1.016 / 2 + 0.02 + exchanges)
+    assert decode_seconds(MODEL, CHIP, pair, ALL, 2, 10) == pytest.approx(
+        1.016 / 2 + 0.02 + exchanges
+    )
     far = replace(pair, per_node=1)
-    assert decode_seconds(MODEL, CHIP, far, ALL, 2, 10) == pytest.approx(1.016 / 2 + 0.02 + 10 * exchanges)
+    assert decode_seconds(MODEL, CHIP, far, ALL, 2, 10) == pytest.approx(
+        1.016 / 2 + 0.02 + 10 * exchanges
+    )
 
 
 def test_generation_of_equal_lengths_is_a_step_a_token() -> None:
     # All 8 at once for 20 tokens; a step's context on average is 10 + 10. Two prompts of 10 tokens before that.
     step = decode_seconds(MODEL, CHIP, SERVER, ALL, 8, 20)
     prefill = MODEL.forward_flops(20, 2, 5) / 1e6
-    assert generate_seconds(MODEL, CHIP, SERVER, ALL, ROUND, 1) == pytest.approx(20 * step + prefill)
+    assert generate_seconds(MODEL, CHIP, SERVER, ALL, ROUND, 1) == pytest.approx(
+        20 * step + prefill
+    )
     # In two halves: twice the steps, each of 4.
     halves = replace(SERVER, most=4)
     four = decode_seconds(MODEL, CHIP, halves, ALL, 4, 20)
-    assert generate_seconds(MODEL, CHIP, halves, ALL, ROUND, 1) == pytest.approx(40 * four + prefill)
+    assert generate_seconds(MODEL, CHIP, halves, ALL, ROUND, 1) == pytest.approx(
+        40 * four + prefill
+    )
     factor = replace(ALL, generate_factor=3.0)
-    assert generate_seconds(MODEL, CHIP, halves, factor, ROUND, 1) == pytest.approx(3 * (40 * four + prefill))
+    assert generate_seconds(MODEL, CHIP, halves, factor, ROUND, 1) == pytest.approx(
+        3 * (40 * four + prefill)
+    )
 
 
 def test_a_long_tail_costs_unless_the_next_round_fills_it() -> None:
@@ -85,7 +102,9 @@ def test_completions_at_once() -> None:
     assert at_once(replace(SERVER, cache_tokens=0.0), ROUND) == 1
 
 
-@pytest.mark.parametrize(("mean", "longest"), [(10.0, 10), (10.0, 1000), (600.0, 1000), (1.0, 4096), (2048.0, 4096)])
+@pytest.mark.parametrize(
+    ("mean", "longest"), [(10.0, 10), (10.0, 1000), (600.0, 1000), (1.0, 4096), (2048.0, 4096)]
+)
 def test_lengths_have_the_mean(mean: float, longest: int) -> None:
     found = lengths(mean, longest)
     assert list(found) == sorted(found) and found[-1] <= longest
@@ -98,15 +117,23 @@ def test_training() -> None:
     forward = 240 * (2 * 308 + 4 * 2 * 4 * 20) + 160 * 80
     assert training_flops(MODEL, ROUND, recomputes=False) == 3 * forward
     assert training_flops(MODEL, ROUND, recomputes=True) == 4 * forward
-    assert training_flops(MODEL, replace(ROUND, shares_prompts=True), recomputes=False) < 3 * forward
+    assert (
+        training_flops(MODEL, replace(ROUND, shares_prompts=True), recomputes=False) < 3 * forward
+    )
     assert logprob_seconds(MODEL, CHIP, TRAINER, ALL, ROUND) == pytest.approx(forward / 4e6)
     # The gradients' sum, 2 x 3/4 of 388 numbers of 2 bytes at 100 bytes/s, takes longer than computing.
     updated = 32 * 388 / 1e3
-    assert train_seconds(MODEL, CHIP, TRAINER, ALL, ROUND) == pytest.approx(2 * 0.75 * 388 * 2 / 100 + updated)
+    assert train_seconds(MODEL, CHIP, TRAINER, ALL, ROUND) == pytest.approx(
+        2 * 0.75 * 388 * 2 / 100 + updated
+    )
     fast = replace(CHIP, intra_node=1e9)
-    assert train_seconds(MODEL, fast, TRAINER, ALL, ROUND) == pytest.approx(3 * forward / 4e6 + updated, rel=1e-3)
+    assert train_seconds(MODEL, fast, TRAINER, ALL, ROUND) == pytest.approx(
+        3 * forward / 4e6 + updated, rel=1e-3
+    )
     sharded = replace(TRAINER, stage=1)
-    assert train_seconds(MODEL, fast, sharded, ALL, ROUND) == pytest.approx(3 * forward / 4e6 + updated / 4, rel=1e-3)
+    assert train_seconds(MODEL, fast, sharded, ALL, ROUND) == pytest.approx(
+        3 * forward / 4e6 + updated / 4, rel=1e-3
+    )
 
 
 def test_what_ranks_exchange() -> None:
@@ -121,15 +148,20 @@ def test_a_push() -> None:
     use = replace(ALL, shm=100.0, http=50.0, load=200.0, changed=0.1)
     fast = replace(CHIP, inter_node=1e9)
 
-    def seconds(servers: int, devices: int, transport: str, delta: bool = False, fanout: int = 0) -> float:
+    def seconds(
+        servers: int, devices: int, transport: str, delta: bool = False, fanout: int = 0
+    ) -> float:
         return push_seconds(1000, 2, fast, TRAINER, use, servers, devices, transport, delta, fanout)
 
     assert seconds(3, 1, "shm") == pytest.approx(2000 / 100 + 2000 / 200)  # one copy for all
-    assert seconds(1, 2, "shm") == pytest.approx(2000 / 100 + 1000 / 200)  # each device loads its half
+    # each device loads its half
+    assert seconds(1, 2, "shm") == pytest.approx(2000 / 100 + 1000 / 200)
     assert seconds(3, 1, "http") == pytest.approx(2000 / 50 + 3 * 2000 / 75 + 10)
     assert seconds(3, 1, "http", delta=True) == pytest.approx(2000 / 50 + 3 * 200 / 75 + 10)
     # Down a tree: 2 + 4 + 3 servers, and all is one bucket.
-    assert seconds(9, 1, "http", fanout=2) == pytest.approx(2000 / 50 + 2 * (2000 + 2 * 2000) / 75 + 10)
+    assert seconds(9, 1, "http", fanout=2) == pytest.approx(
+        2000 / 50 + 2 * (2000 + 2 * 2000) / 75 + 10
+    )
 
 
 @pytest.mark.parametrize(("fanout", "measured"), [(0, 10.8), (4, 3.4), (2, 2.0), (1, 1.7)])
@@ -144,7 +176,9 @@ def test_a_push_down_a_tree_takes_about_what_was_measured(
     assert 0.7 * measured < found < measured
 
 
-@pytest.mark.parametrize(("servers", "fanout", "levels"), [(7, 0, 1), (2, 2, 1), (3, 2, 2), (7, 2, 3), (5, 1, 5)])
+@pytest.mark.parametrize(
+    ("servers", "fanout", "levels"), [(7, 0, 1), (2, 2, 1), (3, 2, 2), (7, 2, 3), (5, 1, 5)]
+)
 def test_levels_of_a_tree(servers: int, fanout: int, levels: int) -> None:
     assert levels_of(servers, fanout) == levels
     deepest, place = 1, servers - 1

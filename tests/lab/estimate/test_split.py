@@ -16,7 +16,16 @@ from swift_r1.lab.estimate.split import best_split, layouts
 from swift_r1.lab.estimate.work import GPU
 from tests.lab.estimate.conftest import HUGE, folder_of
 
-FLAGS = ("--use_vllm", "true", "--num_generations", "16", "--per_device_train_batch_size", "4", "--max_length", "512")
+FLAGS = (
+    "--use_vllm",
+    "true",
+    "--num_generations",
+    "16",
+    "--per_device_train_batch_size",
+    "4",
+    "--max_length",
+    "512",
+)
 FLAGS += ("--gradient_accumulation_steps", "128", "--max_completion_length", "4096")
 
 
@@ -37,7 +46,11 @@ def test_more_gpus_are_never_slower(model_folder: Path, more: tuple[str, ...]) -
 
 def test_fewer_replicas_are_tried(model_folder: Path) -> None:
     """By http each is sent the weights, so that more of them may be slower."""
-    tried = (one for one in layouts(job(model_folder), 64) if one.mode == "server" and one.tensor_parallel == 1)
+    tried = (
+        one
+        for one in layouts(job(model_folder), 64)
+        if one.mode == "server" and one.tensor_parallel == 1
+    )
     assert {one.replicas for one in tried if one.ranks == 8} == {56, 28, 14, 7, 3, 1}
 
 
@@ -50,12 +63,20 @@ def test_a_push_goes_down_a_tree_unless_the_flag_says_no(model_folder: Path) -> 
 
     several, one = Layout(8, 3, "server", 32, 1), Layout(2, 3, "server", 6, 1)
     directly = push(several, "--weight_fanout", "0")
-    assert push(several) == push(several, "--weight_fanout", "2") < push(several, "--weight_fanout", "8") < directly
+    assert (
+        push(several)
+        == push(several, "--weight_fanout", "2")
+        < push(several, "--weight_fanout", "8")
+        < directly
+    )
     assert push(one) == push(one, "--weight_fanout", "0")
 
 
 def test_a_better_chip_is_never_slower(model_folder: Path) -> None:
-    steps = [best_split(job(model_folder, chip=chip), 16).best[0].step for chip in ("a100", "h100", "h200", "b200")]
+    steps = [
+        best_split(job(model_folder, chip=chip), 16).best[0].step
+        for chip in ("a100", "h100", "h200", "b200")
+    ]
     assert steps == sorted(steps, reverse=True)
 
 
@@ -85,7 +106,10 @@ def test_too_few_gpus_say_how_many_it_takes(model_folder: Path) -> None:
     asked = job(model_folder)
     found = best_split(asked, 1)
     assert not found.best
-    assert "too few of 75 GiB: training needs 3 (ZeRO-3), a replica 1, so at least 4, or 3" in found.why_not
+    assert (
+        "too few of 75 GiB: training needs 3 (ZeRO-3), a replica 1, so at least 4, or 3"
+        in found.why_not
+    )
     assert best_split(asked, 4).best  # and that is so
 
 
@@ -107,15 +131,26 @@ def test_memory_of_a_rank_is_that_of_rlhf(model_folder: Path) -> None:
     assert ours.parts == theirs.parts and ours.phases == theirs.phases
 
 
-def test_memory_of_a_rank_depends_on_the_batch_not_on_the_ranks_it_was_written_for(model_folder: Path) -> None:
-    flags = [{"128": "2"}.get(word, word) for word in FLAGS]  # of an optimizer step: 4 x 128 = 4 x 2 x 64
-    args = parse_arguments(EstimateArguments, ["--model", str(model_folder), *flags, "--nproc_per_node", "64"], {})
+def test_memory_of_a_rank_depends_on_the_batch_not_on_the_ranks_it_was_written_for(
+    model_folder: Path,
+) -> None:
+    # of an optimizer step: 4 x 128 = 4 x 2 x 64
+    flags = [{"128": "2"}.get(word, word) for word in FLAGS]
+    args = parse_arguments(
+        EstimateArguments, ["--model", str(model_folder), *flags, "--nproc_per_node", "64"], {}
+    )
     on_64 = trainer_memory(job_of(args, 64, chip_of("h100"), GPU), 64, 3)
     assert trainer_memory(job(model_folder), 64, 3).phases == on_64.phases
 
 
 def test_a_replica_without_room(model_folder: Path) -> None:
     one = estimate_layout(job(model_folder, chip="l4"), Layout(8, 3, "server", 1, 1))
-    assert any("the longest prompt and completion" in fault for fault in one.faults) or "a rank needs" in one.faults[0]
+    assert (
+        any("the longest prompt and completion" in fault for fault in one.faults)
+        or "a rank needs" in one.faults[0]
+    )
     assert estimate_layout(job(model_folder), Layout(1, None)).faults[0].startswith("a rank needs")
-    assert "ranks for" in estimate_layout(job(model_folder, "--deepspeed", "zero3"), Layout(1024, 3)).faults[-1]
+    assert (
+        "ranks for"
+        in estimate_layout(job(model_folder, "--deepspeed", "zero3"), Layout(1024, 3)).faults[-1]
+    )

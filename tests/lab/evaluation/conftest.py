@@ -52,4 +52,7 @@ def eval_words(model: Any, **flags: Any) -> list[str]:
 def rows_of(folder: Path) -> list[dict[str, Any]]:
     """The completions, in the order of the questions."""
     rows = [json.loads(line) for line in (folder / "completions.jsonl").read_text().splitlines()]
-    return sorted(rows, key=lambda row: (row["benchmark"], int(row["prompt_id"].rpartition(":")[2]), row["index"]))
+    return sorted(
+        rows,
+        key=lambda row: (row["benchmark"], int(row["prompt_id"].rpartition(":")[2]), row["index"]),
+    )

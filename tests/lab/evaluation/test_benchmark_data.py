@@ -49,7 +49,9 @@ def test_gsm8ks_test_set_shares_no_question_with_its_training_set() -> None:
     ]
     (task,) = read_tasks("--benchmarks", ["gsm8k"], {})
     questions = load_questions(task)
-    (training,) = read_tasks("--benchmarks", [f"gsm8k={DATA / 'gsm8k_train.jsonl'}"], {"instruction": ""})
+    (training,) = read_tasks(
+        "--benchmarks", [f"gsm8k={DATA / 'gsm8k_train.jsonl'}"], {"instruction": ""}
+    )
     rows = load_questions(training).rows
     assert (len(questions.rows), len(rows)) == (1319, 7473)
     assert shared_questions(questions, rows) == 0

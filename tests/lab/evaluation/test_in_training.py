@@ -50,8 +50,16 @@ def train(model: Path, folder: Path, **flags: Any) -> list[dict[str, Any]]:
     return [line for line in lines if any(name.startswith("eval/") for name in line)]
 
 
-def test_in_training_and_alone_agree(swift_eval: Evaluate, tiny_model: Path, gsm8k_file: Path, tmp_path: Path) -> None:
-    own = {"name": "second", "dataset": f"gsm8k={gsm8k_file}", "limit": 5, "num_generations": 2, "temperature": 0.7}
+def test_in_training_and_alone_agree(
+    swift_eval: Evaluate, tiny_model: Path, gsm8k_file: Path, tmp_path: Path
+) -> None:
+    own = {
+        "name": "second",
+        "dataset": f"gsm8k={gsm8k_file}",
+        "limit": 5,
+        "num_generations": 2,
+        "temperature": 0.7,
+    }
     own |= {"max_completion_length": 20, "system": "Count.", "instruction": "In digits."}
     own |= {"prompt_template": "no", "response_prefix": "<think>"}
     lines = train(
@@ -71,13 +79,24 @@ def test_in_training_and_alone_agree(swift_eval: Evaluate, tiny_model: Path, gsm
     )
     # Two optimizer steps a round: every second round is every fourth step.
     assert [line["step"] for line in lines] == [0, 4, 8]
-    rows = [json.loads(line) for line in (tmp_path / "run" / "eval_completions.jsonl").read_text().splitlines()]
-    flags: dict[str, Any] = {"n": 1, "temperature": 0, "max_completion_length": 40, "per_device_eval_batch_size": 6}
+    rows = [
+        json.loads(line)
+        for line in (tmp_path / "run" / "eval_completions.jsonl").read_text().splitlines()
+    ]
+    flags: dict[str, Any] = {
+        "n": 1,
+        "temperature": 0,
+        "max_completion_length": 40,
+        "per_device_eval_batch_size": 6,
+    }
     for step in (4, 8):
         line = next(line for line in lines if line["step"] == step)
         folder = swift_eval(
             tmp_path / "run" / f"checkpoint-{step}",
-            benchmarks=[json.dumps({"dataset": f"gsm8k={gsm8k_file}", "instruction": BOXED}), json.dumps(own)],
+            benchmarks=[
+                json.dumps({"dataset": f"gsm8k={gsm8k_file}", "instruction": BOXED}),
+                json.dumps(own),
+            ],
             **flags,
             output_dir=tmp_path / f"alone-{step}",
         )
@@ -106,17 +125,21 @@ def test_in_training_and_alone_agree(swift_eval: Evaluate, tiny_model: Path, gsm
     ]
 
 
-WORDS = (
-    "--rlhf_type grpo --model m --dataset d --reward_funcs format --num_generations 2 --per_device_train_batch_size 2"
-)
+WORDS = "--rlhf_type grpo --model m --dataset d --reward_funcs format --num_generations 2 --per_device_train_batch_size 2"
 
 
 @pytest.mark.parametrize(
     ("words", "said"),
     [
         ("--eval_datasets gsm8k", "--eval_datasets has no effect without --eval_steps"),
-        ("--eval_on_start true --eval_unit rollout", "--eval_unit has no effect without --eval_steps"),
-        ("--eval_steps 1 --eval_datasets gsm9k=f.jsonl", "there is not a benchmark gsm9k: did you mean gsm8k?"),
+        (
+            "--eval_on_start true --eval_unit rollout",
+            "--eval_unit has no effect without --eval_steps",
+        ),
+        (
+            "--eval_steps 1 --eval_datasets gsm9k=f.jsonl",
+            "there is not a benchmark gsm9k: did you mean gsm8k?",
+        ),
         ("--eval_steps 1 --eval_datasets gsm8k gsm8k#2", "has two of the name gsm8k"),
         (
             "--eval_steps 1 --save_steps 1 --eval_unit rollout --metric_for_best_model accuracy",
@@ -132,12 +155,21 @@ def test_bad_flags(words: str, said: str) -> None:
 
 def test_flags_of_evaluation_reach_each_data_set() -> None:
     words = "--eval_steps 5 --eval_datasets gsm8k math500#7 --eval_limit 20 --num_generations_eval 4 --eval_top_p 0.9"
-    args = parse_arguments(RlhfArguments, [*WORDS.split(), *words.split(), "--eval_max_completion_length", "99"], {})
+    args = parse_arguments(
+        RlhfArguments, [*WORDS.split(), *words.split(), "--eval_max_completion_length", "99"], {}
+    )
     gsm8k, math500 = args.eval_tasks()
-    assert (gsm8k.limit, gsm8k.num_generations, gsm8k.top_p, gsm8k.max_completion_length) == (20, 4, 0.9, 99)
+    assert (gsm8k.limit, gsm8k.num_generations, gsm8k.top_p, gsm8k.max_completion_length) == (
+        20,
+        4,
+        0.9,
+        99,
+    )
     assert (math500.limit, math500.reward, math500.temperature) == (7, "math", 1.0)
     # Without --eval_limit a benchmark is whole, and the run's own held-out prompts are 64.
-    plain = parse_arguments(RlhfArguments, [*WORDS.split(), "--eval_steps", "5", "--eval_datasets", "gsm8k"], {})
+    plain = parse_arguments(
+        RlhfArguments, [*WORDS.split(), "--eval_steps", "5", "--eval_datasets", "gsm8k"], {}
+    )
     assert plain.eval_tasks()[0].limit is None and plain.eval_limit == 64
 
 
@@ -152,13 +184,19 @@ def test_the_plain_mean_of_several_sets() -> None:
         "eval/aime24/pass@1": 0.1,
     }
     wanted = {"accuracy": 0.3, "reward": 0.3, "completions/mean_length": 20.0}
-    assert plain_means(metrics) == pytest.approx({f"eval/mean/{key}": value for key, value in wanted.items()})
+    assert plain_means(metrics) == pytest.approx(
+        {f"eval/mean/{key}": value for key, value in wanted.items()}
+    )
     assert plain_means({key: value for key, value in metrics.items() if "gsm8k" in key}) == {}
 
 
 @pytest.mark.long
 def test_through_vllm_too(
-    swift_eval: Evaluate, rollout_server: Callable[..., str], tiny_model: Path, gsm8k_file: Path, tmp_path: Path
+    swift_eval: Evaluate,
+    rollout_server: Callable[..., str],
+    tiny_model: Path,
+    gsm8k_file: Path,
+    tmp_path: Path,
 ) -> None:
     """In float32, greedily: the server that trains along, and a server that starts with the checkpoint."""
     url = rollout_server(tiny_model, torch_dtype="float32")
@@ -185,7 +223,10 @@ def test_through_vllm_too(
         torch_dtype="float32",
         vllm_engine_kwargs=json.dumps({"kv_cache_memory_bytes": 64 << 20}),
     )
-    rows = [json.loads(text) for text in (tmp_path / "run" / "eval_completions.jsonl").read_text().splitlines()]
+    rows = [
+        json.loads(text)
+        for text in (tmp_path / "run" / "eval_completions.jsonl").read_text().splitlines()
+    ]
     assert [row["completion"] for row in rows_of(folder)] == [row["completion"] for row in rows]
     metrics = json.loads((folder / "report.json").read_text())["benchmarks"]["gsm8k"]["metrics"]
     assert line["eval/gsm8k/avg@1"] == metrics["avg@1"]["value"]

@@ -21,14 +21,20 @@ INSTRUCTION = "Please reason step by step, and end with the number."
 QUESTIONS, TOKENS = 100, 128
 
 pytestmark = [
-    pytest.mark.skipif(importlib.util.find_spec("lm_eval") is None, reason="no lm-eval here: make test-lm-eval"),
+    pytest.mark.skipif(
+        importlib.util.find_spec("lm_eval") is None, reason="no lm-eval here: make test-lm-eval"
+    ),
     pytest.mark.long,
     pytest.mark.timeout(5400),
 ]
 
 
 def run(words: list[str], folder: Path) -> None:
-    environ = os.environ | {"PYTHONPATH": str(REPO), "HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1"}
+    environ = os.environ | {
+        "PYTHONPATH": str(REPO),
+        "HF_HUB_OFFLINE": "1",
+        "HF_DATASETS_OFFLINE": "1",
+    }
     done = subprocess.run(
         [sys.executable, "-m", *words],
         cwd=folder,
@@ -51,7 +57,15 @@ def test_the_accuracy_is_lm_evals(tmp_path: Path) -> None:
     (tmp_path / "gsm8k_local.yaml").write_text(task.replace("INSTRUCTION", INSTRUCTION))
     run(
         [
-            *("lm_eval", "--model", "hf", "--model_args", f"pretrained={MODEL},dtype=float32", "--device", "cpu"),
+            *(
+                "lm_eval",
+                "--model",
+                "hf",
+                "--model_args",
+                f"pretrained={MODEL},dtype=float32",
+                "--device",
+                "cpu",
+            ),
             *("--tasks", "gsm8k_local", "--include_path", str(tmp_path), "--limit", str(QUESTIONS)),
             *(
                 "--apply_chat_template",
@@ -66,8 +80,24 @@ def test_the_accuracy_is_lm_evals(tmp_path: Path) -> None:
     )
     run(
         [
-            *("swift_r1", "eval", "--model", str(MODEL), "--infer_backend", "transformers", "--torch_dtype", "float32"),
-            *("--benchmarks", f"gsm8k={file}#{QUESTIONS}", "--instruction", INSTRUCTION, "--temperature", "0"),
+            *(
+                "swift_r1",
+                "eval",
+                "--model",
+                str(MODEL),
+                "--infer_backend",
+                "transformers",
+                "--torch_dtype",
+                "float32",
+            ),
+            *(
+                "--benchmarks",
+                f"gsm8k={file}#{QUESTIONS}",
+                "--instruction",
+                INSTRUCTION,
+                "--temperature",
+                "0",
+            ),
             *("--max_completion_length", str(TOKENS), "--output_dir", str(tmp_path / "ours")),
         ],
         tmp_path,
@@ -78,7 +108,11 @@ def test_the_accuracy_is_lm_evals(tmp_path: Path) -> None:
     assert all(their["arguments"]["gen_args_0"]["arg_0"] == our["prompt"] for their, our in pairs)
     right = sum(int(their["exact_match"]) for their in theirs), sum(our["right"] for our in ours)
     same = sum(their["resps"][0][0].strip() == our["completion"].strip() for their, our in pairs)
-    other = [number for number, (their, our) in enumerate(pairs) if bool(their["exact_match"]) != our["right"]]
+    other = [
+        number
+        for number, (their, our) in enumerate(pairs)
+        if bool(their["exact_match"]) != our["right"]
+    ]
     print(
         f"of {QUESTIONS}: lm-eval {right[0]} right, swift eval {right[1]}; {same} texts alike; other verdict: {other}"
     )
@@ -87,7 +121,9 @@ def test_the_accuracy_is_lm_evals(tmp_path: Path) -> None:
 
 def their_samples(folder: Path) -> list[dict[str, Any]]:
     (path,) = folder.rglob("samples_gsm8k_local_*.jsonl")
-    return sorted(map(json.loads, path.read_text().splitlines()), key=lambda sample: sample["doc_id"])
+    return sorted(
+        map(json.loads, path.read_text().splitlines()), key=lambda sample: sample["doc_id"]
+    )
 
 
 def our_rows(folder: Path) -> list[dict[str, Any]]:

@@ -45,10 +45,25 @@ class Endpoint(BaseHTTPRequestHandler):
         fault = type(self).faults(text, times)
         if fault is None:
             answer = f"It is {int(text.split()[2]) + 1}."
-            choice = {"index": 0, "message": {"role": "assistant", "content": answer}, "finish_reason": "stop"}
-            self._answer(200, {"object": "chat.completion", "choices": [choice], "usage": {"completion_tokens": 4}})
+            choice = {
+                "index": 0,
+                "message": {"role": "assistant", "content": answer},
+                "finish_reason": "stop",
+            }
+            self._answer(
+                200,
+                {
+                    "object": "chat.completion",
+                    "choices": [choice],
+                    "usage": {"completion_tokens": 4},
+                },
+            )
         elif fault[0] == 1:
-            choice = {"index": 0, "message": {"role": "assistant", "content": "I"}, "finish_reason": "abort"}
+            choice = {
+                "index": 0,
+                "message": {"role": "assistant", "content": "I"},
+                "finish_reason": "abort",
+            }
             self._answer(200, {"object": "chat.completion", "choices": [choice]})
         elif fault[0] == 0:
             self.close_connection = True  # hangs up
@@ -89,7 +104,9 @@ def test_transient_failures_leave_nothing_out(
     """Every request fails at first, each kind in its turn; every question is answered n times in the end."""
     url, handler = endpoint
     kinds = [(429, {"Retry-After": "0"}), (500, {}), (503, {}), (0, {}), (1, {})]
-    handler.faults = staticmethod(lambda text, times: kinds[int(text.split()[2]) % 5] if times == 1 else None)
+    handler.faults = staticmethod(
+        lambda text, times: kinds[int(text.split()[2]) % 5] if times == 1 else None
+    )
     asked = {"benchmarks": [f"gsm8k={gsm8k_file}"], "n": 3, "enable_thinking": False}
     folder = swift_eval(f"{url}/v1", **asked, vllm_server_timeout=60)
     rows = rows_of(folder)
@@ -99,7 +116,12 @@ def test_transient_failures_leave_nothing_out(
     assert report["benchmarks"]["gsm8k"]["metrics"]["avg@3"]["value"] == 1.0
     assert report["settings"]["engine"]["served_model"] == "adder"
     body = handler.bodies[0]
-    assert (body["model"], body["max_tokens"], body["temperature"], body["top_p"]) == ("adder", 8, 1.0, 1.0)
+    assert (body["model"], body["max_tokens"], body["temperature"], body["top_p"]) == (
+        "adder",
+        8,
+        1.0,
+        1.0,
+    )
     assert body["chat_template_kwargs"] == {"enable_thinking": False}
 
 
@@ -110,7 +132,9 @@ def test_a_persistent_failure_ends_it_in_time_and_it_goes_on_later(
     flags: dict[str, Any] = {"benchmarks": [f"gsm8k={gsm8k_file}"], "vllm_server_timeout": 1.5}
     handler.faults = staticmethod(lambda text, times: (502, {}) if " 7 " in text else None)
     started = time.monotonic()
-    with pytest.raises(ServerUnreachable, match=r"gsm8k:7: 502 not like this \(nothing was answered for 1.5 s\)"):
+    with pytest.raises(
+        ServerUnreachable, match=r"gsm8k:7: 502 not like this \(nothing was answered for 1.5 s\)"
+    ):
         swift_eval(url, **flags)
     assert time.monotonic() - started < 60
     assert not (gsm8k_file.parent / "eval" / "report.json").exists()
@@ -125,8 +149,12 @@ def test_a_persistent_failure_ends_it_in_time_and_it_goes_on_later(
     assert {text for text, _ in handler.seen} == {"What is 7 + 1?"}
 
 
-def test_nobody_there_is_waited_for_no_longer_than_said(swift_eval: Evaluate, gsm8k_file: Path) -> None:
-    with pytest.raises(ServerUnreachable, match=r"nothing answers at http://127\.0\.0\.1:9 within 1 s"):
+def test_nobody_there_is_waited_for_no_longer_than_said(
+    swift_eval: Evaluate, gsm8k_file: Path
+) -> None:
+    with pytest.raises(
+        ServerUnreachable, match=r"nothing answers at http://127\.0\.0\.1:9 within 1 s"
+    ):
         swift_eval("http://127.0.0.1:9", benchmarks=[f"gsm8k={gsm8k_file}"], vllm_server_timeout=1)
 
 
@@ -142,12 +170,18 @@ def test_the_model_must_be_one_that_is_there(
 
 
 def test_our_server_and_the_folder_agree_greedily(
-    swift_eval: Evaluate, start_tiny: Callable[..., Any], tiny_model: Path, gsm8k_file: Path, tmp_path: Path
+    swift_eval: Evaluate,
+    start_tiny: Callable[..., Any],
+    tiny_model: Path,
+    gsm8k_file: Path,
+    tmp_path: Path,
 ) -> None:
     """By token ids through `/v1/rollouts`; a server that is killed on the way is waited for."""
     flags: dict[str, Any] = {"benchmarks": [f"gsm8k={gsm8k_file}"], "temperature": 0, "n": 1}
     flags["max_completion_length"] = 40
-    local = rows_of(swift_eval(tiny_model, **flags, output_dir=tmp_path / "local", per_device_eval_batch_size=1))
+    local = rows_of(
+        swift_eval(tiny_model, **flags, output_dir=tmp_path / "local", per_device_eval_batch_size=1)
+    )
     server = start_tiny(tiny_model)
     wait_until_serving(server)
     folder = swift_eval(server.url, **flags, output_dir=tmp_path / "served")
@@ -155,7 +189,9 @@ def test_our_server_and_the_folder_agree_greedily(
     assert [row["completion"] for row in served] == [row["completion"] for row in local]
     assert [row["tokens"] for row in served] == [row["tokens"] for row in local]
     assert {row["weight_version"] for row in served} == {0}
-    assert json.loads((folder / "settings.json").read_text())["engine"]["served_model"] == str(tiny_model)
+    assert json.loads((folder / "settings.json").read_text())["engine"]["served_model"] == str(
+        tiny_model
+    )
 
 
 @pytest.mark.long
@@ -184,7 +220,11 @@ def test_our_server_may_die_on_the_way(
     killer.start()
     try:
         folder = swift_eval(
-            server.url, benchmarks=[f"gsm8k={gsm8k_file}"], n=4, max_completion_length=300, vllm_server_timeout=90
+            server.url,
+            benchmarks=[f"gsm8k={gsm8k_file}"],
+            n=4,
+            max_completion_length=300,
+            vllm_server_timeout=90,
         )
     finally:
         killer.join(130)
@@ -197,15 +237,26 @@ def test_our_server_may_die_on_the_way(
 
 @pytest.mark.long
 def test_the_templates_end_of_a_turn_in_all_ways(
-    swift_eval: Evaluate, rollout_server: Callable[..., str], thinking_base: Path, gsm8k_file: Path, tmp_path: Path
+    swift_eval: Evaluate,
+    rollout_server: Callable[..., str],
+    thinking_base: Path,
+    gsm8k_file: Path,
+    tmp_path: Path,
 ) -> None:
     """A base model's own end token is another: our server by token ids, its two OpenAI routes, and transformers."""
-    flags: dict[str, Any] = {"benchmarks": [f"gsm8k={gsm8k_file}"], "temperature": 0, "n": 1, "seed": 5}
+    flags: dict[str, Any] = {
+        "benchmarks": [f"gsm8k={gsm8k_file}"],
+        "temperature": 0,
+        "n": 1,
+        "seed": 5,
+    }
     flags["max_completion_length"] = 200
     url = rollout_server(thinking_base, torch_dtype="float32")
     tokenizer = {"tokenizer": thinking_base}
     ours = rows_of(swift_eval(url, **flags, **tokenizer, output_dir=tmp_path / "a"))
-    plain = rows_of(swift_eval(url, **flags, **tokenizer, endpoint="completions", output_dir=tmp_path / "b"))
+    plain = rows_of(
+        swift_eval(url, **flags, **tokenizer, endpoint="completions", output_dir=tmp_path / "b")
+    )
     chat = rows_of(swift_eval(url, **flags, endpoint="chat", output_dir=tmp_path / "c"))
     local = rows_of(swift_eval(thinking_base, **flags, output_dir=tmp_path / "d"))
     assert "stop" in {row["finish_reason"] for row in ours}
@@ -219,7 +270,11 @@ def test_the_templates_end_of_a_turn_in_all_ways(
 
 @pytest.mark.long
 def test_vllm_in_all_its_ways(
-    swift_eval: Evaluate, rollout_server: Callable[..., str], tiny_model: Path, gsm8k_file: Path, tmp_path: Path
+    swift_eval: Evaluate,
+    rollout_server: Callable[..., str],
+    tiny_model: Path,
+    gsm8k_file: Path,
+    tmp_path: Path,
 ) -> None:
     """Our own vLLM server by token ids, the same server as an OpenAI endpoint, and one that `swift eval` starts and
     ends: the same greedy completions."""

@@ -29,7 +29,9 @@ def test_pass_at_k_is_the_mean_over_all_subsets(n: int) -> None:
         outcomes = [index < right for index in range(n)]
         for k in range(1, n + 1):
             subsets = list(combinations(outcomes, k))
-            assert pass_at_k(n, right, k) == pytest.approx(sum(map(any, subsets)) / len(subsets), abs=1e-15)
+            assert pass_at_k(n, right, k) == pytest.approx(
+                sum(map(any, subsets)) / len(subsets), abs=1e-15
+            )
 
 
 def test_majority_is_the_mean_over_all_subsets() -> None:
@@ -43,7 +45,9 @@ def test_majority_is_the_mean_over_all_subsets() -> None:
         for k in range(1, n + 1):
             subsets = list(combinations(answers, k))
             mean = sum(_vote(subset, good) for subset in subsets) / len(subsets)
-            assert majority_at_k(classes, answers.count(None), k) == pytest.approx(mean, abs=1e-12), (answers, good, k)
+            assert majority_at_k(classes, answers.count(None), k) == pytest.approx(
+                mean, abs=1e-12
+            ), (answers, good, k)
 
 
 def _vote(subset: tuple[str | None, ...], good: set[str]) -> float:
@@ -57,7 +61,8 @@ def test_many_completions_are_quick_and_exact_at_the_ends() -> None:
     classes = [(9, True), (30, False), *[(1, False)] * 20]
     assert majority_at_k(classes, 5, 1) == pytest.approx(9 / 64)
     values = [majority_at_k(classes, 5, k) for k in ks(64)]
-    assert values[0] > values[-2] > values[-1] == 0.0  # what is in the minority loses more often, the more vote
+    # what is in the minority loses more often, the more vote
+    assert values[0] > values[-2] > values[-1] == 0.0
 
 
 def test_what_cannot_be_is_refused() -> None:
@@ -112,7 +117,9 @@ def test_the_mean_over_benchmarks_counts_each_alike() -> None:
     parts = [mean_estimate([1.0, 0.0]), mean_estimate([1.0] * 100)]
     both = mean_of(parts)
     assert both.value == pytest.approx(0.75)
-    assert both.standard_error == pytest.approx(math.hypot(parts[0].standard_error, parts[1].standard_error) / 2)
+    assert both.standard_error == pytest.approx(
+        math.hypot(parts[0].standard_error, parts[1].standard_error) / 2
+    )
 
 
 def test_the_bootstrap_is_paired_seeded_and_says_nothing_of_equal_runs() -> None:
@@ -134,7 +141,9 @@ def test_the_bootstrap_is_paired_seeded_and_says_nothing_of_equal_runs() -> None
     assert (same.value, same.low, same.high, same.p_value) == (0.0, 0.0, 0.0, 1.0)
 
 
-@pytest.mark.parametrize(("better", "equal", "p_value"), [(5, 25, 0.0625), (2, 0, 0.5), (1, 99, 1.0), (8, 22, 2**-7)])
+@pytest.mark.parametrize(
+    ("better", "equal", "p_value"), [(5, 25, 0.0625), (2, 0, 0.5), (1, 99, 1.0), (8, 22, 2**-7)]
+)
 def test_a_few_questions_that_differ_prove_little(better: int, equal: int, p_value: float) -> None:
     found = paired_difference([[(0.0, 1.0)] * better + [(1.0, 1.0)] * equal], seed=1)
     assert found.p_value == p_value and (found.low > 0) is (p_value < 0.05)
@@ -142,9 +151,14 @@ def test_a_few_questions_that_differ_prove_little(better: int, equal: int, p_val
 
 def test_the_p_value_counts_all_swaps_of_pairs() -> None:
     rng = random.Random(2)
-    pairs = [[(rng.randrange(5) / 4, rng.randrange(5) / 4) for _ in range(count)] for count in (7, 4)]
+    pairs = [
+        [(rng.randrange(5) / 4, rng.randrange(5) / 4) for _ in range(count)] for count in (7, 4)
+    ]
     gains = [(second - first) / (2 * len(one)) for one in pairs for first, second in one]
-    sums = [sum(map(math.prod, zip(signs, gains, strict=True))) for signs in product((-1, 1), repeat=len(gains))]
+    sums = [
+        sum(map(math.prod, zip(signs, gains, strict=True)))
+        for signs in product((-1, 1), repeat=len(gains))
+    ]
     as_far = sum(abs(one) >= abs(sum(gains)) - 1e-9 for one in sums) / len(sums)
     assert 0.01 < as_far < 1 and paired_difference(pairs, seed=1).p_value == pytest.approx(as_far)
 
@@ -152,7 +166,14 @@ def test_the_p_value_counts_all_swaps_of_pairs() -> None:
 @pytest.mark.parametrize(("better", "worse"), [(14, 6), (40, 20), (60, 0)])
 def test_the_sampled_p_value_is_the_sign_tests(better: int, worse: int) -> None:
     count = better + worse
-    exact = sum(math.comb(count, one) for one in range(count + 1) if abs(2 * one - count) >= better - worse) / 2**count
+    exact = (
+        sum(
+            math.comb(count, one)
+            for one in range(count + 1)
+            if abs(2 * one - count) >= better - worse
+        )
+        / 2**count
+    )
     pairs = [(0.0, 1.0)] * better + [(1.0, 0.0)] * worse + [(0.5, 0.5)] * 50
     found = paired_difference([pairs], seed=3).p_value
     assert found == pytest.approx(exact, abs=0.01) and found >= 1 / 10_001
@@ -167,8 +188,14 @@ def test_benchmarks_count_alike_in_the_bootstrap() -> None:
     ("rule", "completions", "sizes", "silent"),
     [
         ("gsm8k", ["it is 1,000", "#### 1000", r"\boxed{1000.0}", "7", "no idea"], [3, 1], 1),
-        ("math", [r"\boxed{\frac12}", r"\boxed{\dfrac{1}{2}}", r"\boxed{0.5}", "0.5", r"\boxed{x}"], [3, 1], 1),
-        ("math", [r"\boxed{\frac{2}{4}}", r"\boxed{\frac{1}{2}}"], [2], 0),  # however it was written first
+        (
+            "math",
+            [r"\boxed{\frac12}", r"\boxed{\dfrac{1}{2}}", r"\boxed{0.5}", "0.5", r"\boxed{x}"],
+            [3, 1],
+            1,
+        ),
+        # however it was written first
+        ("math", [r"\boxed{\frac{2}{4}}", r"\boxed{\frac{1}{2}}"], [2], 0),
     ],
 )
 def test_answers_that_the_grader_takes_as_one_vote_together(
@@ -180,7 +207,10 @@ def test_answers_that_the_grader_takes_as_one_vote_together(
 
 
 def test_a_class_is_as_right_as_its_most_frequent_spelling() -> None:
-    answers, right = [r"\frac{2}{4}", r"\frac{1}{2}", r"\frac{1}{2}", "3"], [False, True, True, False]
+    answers, right = (
+        [r"\frac{2}{4}", r"\frac{1}{2}", r"\frac{1}{2}", "3"],
+        [False, True, True, False],
+    )
     assert vote_classes(answers, right, RULES["math"].same) == ([(3, True), (1, False)], 0)
 
 

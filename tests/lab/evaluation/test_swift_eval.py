@@ -39,14 +39,20 @@ def test_every_completion_is_there_and_the_report_is_theirs(
     for row in rows:
         assert row["reward"] == grade_gsm8k(row["completion"], row["columns"]["solution"]).score
         assert row["right"] == (row["reward"] == 1.0) and row["prompt"].endswith("assistant\n")
-        assert (row["finish_reason"] == "length") == (row["tokens"] == 8) or row["finish_reason"] == "stop"
+        assert (row["finish_reason"] == "length") == (row["tokens"] == 8) or row[
+            "finish_reason"
+        ] == "stop"
     report = json.loads((folder / "report.json").read_text())
     own = report["benchmarks"]["gsm8k"]
     assert own["metrics"]["avg@4"]["value"] == pytest.approx(sum(row["right"] for row in rows) / 48)
-    by_question = [any(row["right"] for row in rows[start : start + 4]) for start in range(0, 48, 4)]
+    by_question = [
+        any(row["right"] for row in rows[start : start + 4]) for start in range(0, 48, 4)
+    ]
     assert own["metrics"]["pass@4"]["value"] == pytest.approx(sum(by_question) / 12)
     assert own["mean_length"] == pytest.approx(sum(row["tokens"] for row in rows) / 48)
-    assert own["truncated"] == pytest.approx(sum(row["finish_reason"] == "length" for row in rows) / 48)
+    assert own["truncated"] == pytest.approx(
+        sum(row["finish_reason"] == "length" for row in rows) / 48
+    )
     assert {"avg@4", "pass@1", "pass@2", "pass@4", "maj@4"} == set(own["metrics"])
     settings = report["settings"]
     assert len(settings["model_sha256"]) == len(settings["tasks"]["gsm8k"]["sha256"]) == 64
@@ -69,11 +75,15 @@ def test_every_completion_has_a_seed_of_its_own() -> None:
     assert evaluation_seeds(1, "a:0", 8)[:3] == evaluation_seeds(1, "a:0", 3)
 
 
-@pytest.mark.parametrize("end", ['{"benchmark": "gsm', '{"benchmark": "gsm8k", "prompt_id": "gsm8k:5", "ind', ""])
+@pytest.mark.parametrize(
+    "end", ['{"benchmark": "gsm', '{"benchmark": "gsm8k", "prompt_id": "gsm8k:5", "ind', ""]
+)
 def test_what_a_kill_cut_off_is_asked_again(
     swift_eval: Evaluate, tiny_model: Path, gsm8k_file: Path, tmp_path: Path, end: str
 ) -> None:
-    whole = swift_eval(tiny_model, benchmarks=[f"gsm8k={gsm8k_file}"], output_dir=tmp_path / "whole")
+    whole = swift_eval(
+        tiny_model, benchmarks=[f"gsm8k={gsm8k_file}"], output_dir=tmp_path / "whole"
+    )
     cut = swift_eval(tiny_model, benchmarks=[f"gsm8k={gsm8k_file}"], output_dir=tmp_path / "cut")
     path = cut / "completions.jsonl"
     lines = path.read_text().splitlines(keepends=True)
@@ -86,7 +96,11 @@ def test_what_a_kill_cut_off_is_asked_again(
 def test_killed_at_any_moment_it_goes_on(
     swift_eval: Evaluate, tiny_model: Path, gsm8k_file: Path, tmp_path: Path
 ) -> None:
-    flags: dict[str, Any] = {"benchmarks": [f"gsm8k={gsm8k_file}"], "n": 4, "per_device_eval_batch_size": 4}
+    flags: dict[str, Any] = {
+        "benchmarks": [f"gsm8k={gsm8k_file}"],
+        "n": 4,
+        "per_device_eval_batch_size": 4,
+    }
     flags |= {"max_completion_length": 200, "output_dir": tmp_path / "killed"}
     process = subprocess.Popen(
         [sys.executable, "-m", "swift_r1", "eval", *eval_words(tiny_model, **flags)],
@@ -96,7 +110,11 @@ def test_killed_at_any_moment_it_goes_on(
     )
     path = tmp_path / "killed" / "completions.jsonl"
     end = time.monotonic() + 120
-    while time.monotonic() < end and process.poll() is None and not (path.is_file() and path.stat().st_size):
+    while (
+        time.monotonic() < end
+        and process.poll() is None
+        and not (path.is_file() and path.stat().st_size)
+    ):
         time.sleep(0.01)
     os.killpg(process.pid, signal.SIGKILL)
     process.wait(10)
@@ -152,7 +170,11 @@ def test_a_question_that_cannot_be_asked_is_no_question_less(
 
 
 def test_a_reward_that_cannot_judge_ends_it(
-    swift_eval: Evaluate, tiny_model: Path, gsm8k_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    swift_eval: Evaluate,
+    tiny_model: Path,
+    gsm8k_file: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setitem(orms, "a_judge", None)  # what the plugin registers goes with the test
     plugin = tmp_path / "judge.py"
@@ -164,13 +186,17 @@ def test_a_reward_that_cannot_judge_ends_it(
         "orms['a_judge'] = Judge\n"
     )
     task = json.dumps({"name": "mine", "dataset": f"gsm8k={gsm8k_file}", "reward": "a_judge"})
-    with pytest.raises(RunFailed, match=r"mine: the reward a_judge cannot judge 2 of .* the first of mine:6"):
+    with pytest.raises(
+        RunFailed, match=r"mine: the reward a_judge cannot judge 2 of .* the first of mine:6"
+    ):
         swift_eval(tiny_model, benchmarks=[task], external_plugins=[plugin])
 
 
 def test_a_config_file_holds_objects_as_they_are(tmp_path: Path) -> None:
     config = tmp_path / "eval.yaml"
-    config.write_text("model: m\nbenchmarks:\n- gsm8k#5\n- {dataset: math500, name: own, num_generations: 3}\n")
+    config.write_text(
+        "model: m\nbenchmarks:\n- gsm8k#5\n- {dataset: math500, name: own, num_generations: 3}\n"
+    )
     first, own = parse_arguments(EvalArguments, [str(config)], {}).tasks()
     assert (first.limit, own.name, own.num_generations, own.reward) == (5, "own", 3, "math")
 
@@ -181,8 +207,14 @@ def test_a_config_file_holds_objects_as_they_are(tmp_path: Path) -> None:
         (["--benchmarks", "gsm8k"], "--model is missing"),
         (["--model", "m"], "--benchmarks is missing"),
         (["--model", "m", "--benchmarks", "sums.jsonl"], "say who judges it: --reward_func math"),
-        (["--model", "m", "--benchmarks", "gsm9k"], "gsm9k: it is not a benchmark (did you mean gsm8k?), so say who"),
-        (["--model", "m", "--benchmarks", "openai/gsm8k"], "openai_gsm8k: it is not a benchmark, so say who judges it"),
+        (
+            ["--model", "m", "--benchmarks", "gsm9k"],
+            "gsm9k: it is not a benchmark (did you mean gsm8k?), so say who",
+        ),
+        (
+            ["--model", "m", "--benchmarks", "openai/gsm8k"],
+            "openai_gsm8k: it is not a benchmark, so say who judges it",
+        ),
         (
             ["--model", "m", "--benchmarks", "gsm9k=a.jsonl"],
             "there is not a benchmark gsm9k: did you mean gsm8k?",
@@ -193,14 +225,23 @@ def test_a_config_file_holds_objects_as_they_are(tmp_path: Path) -> None:
             ["--model", "m", "--benchmarks", '{"dataset": "gsm8k", "limt": 3}'],
             "there is no key limt: did you mean limit?",
         ),
-        (["--model", "m", "--benchmarks", '{"dataset": "gsm8k", "limit": 0}'], "limit must be at least 1, not 0"),
-        (["--model", "m", "--benchmarks", '{"dataset": "gsm8k", "top_p": 2}'], "top_p must be at most 1, not 2"),
+        (
+            ["--model", "m", "--benchmarks", '{"dataset": "gsm8k", "limit": 0}'],
+            "limit must be at least 1, not 0",
+        ),
+        (
+            ["--model", "m", "--benchmarks", '{"dataset": "gsm8k", "top_p": 2}'],
+            "top_p must be at most 1, not 2",
+        ),
         (["--model", "m", "--benchmarks", '{"dataset": "gsm8k"'], "not a JSON object"),
         (
             ["--model", "m", "--benchmarks", "gsm8k", "--api_key", "k"],
             "--api_key has no effect with --infer_backend vllm",
         ),
-        (["--model", "http://h", "--benchmarks", "gsm8k", "--torch_dtype", "float32"], "no effect with the URL of"),
+        (
+            ["--model", "http://h", "--benchmarks", "gsm8k", "--torch_dtype", "float32"],
+            "no effect with the URL of",
+        ),
         (["--compare", "a"], "--compare takes two folders, not 1"),
         (["--compare", "a", "b", "--model", "m"], "leave out --model"),
     ],
@@ -212,16 +253,38 @@ def test_bad_commands(words: list[str], said: str) -> None:
 
 
 def test_each_benchmark_has_its_own_form() -> None:
-    own = {"dataset": "math500", "name": "tagged", "reward": "math_tag", "num_generations": 4, "system": "Think."}
+    own = {
+        "dataset": "math500",
+        "name": "tagged",
+        "reward": "math_tag",
+        "num_generations": 4,
+        "system": "Think.",
+    }
     args = parse_arguments(
         EvalArguments,
-        ["--model", "m", "--n", "2", "--eval_limit", "50", "--benchmarks", "gsm8k", "aime24#7", json.dumps(own)],
+        [
+            "--model",
+            "m",
+            "--n",
+            "2",
+            "--eval_limit",
+            "50",
+            "--benchmarks",
+            "gsm8k",
+            "aime24#7",
+            json.dumps(own),
+        ],
         {},
     )
     gsm8k, aime24, tagged = args.tasks()
     assert (gsm8k.reward, gsm8k.limit, gsm8k.num_generations) == ("gsm8k", 50, 2)
     assert (aime24.reward, aime24.limit, "boxed" in aime24.instruction) == ("math", 7, True)
-    assert (tagged.name, tagged.reward, tagged.num_generations, tagged.system) == ("tagged", "math_tag", 4, "Think.")
+    assert (tagged.name, tagged.reward, tagged.num_generations, tagged.system) == (
+        "tagged",
+        "math_tag",
+        4,
+        "Think.",
+    )
     # Who says how to answer in a system message needs no instruction of the benchmark.
     words = ["--model", "m", "--benchmarks", "gsm8k", "--system", "Answer in tags."]
     assert parse_arguments(EvalArguments, words, {}).tasks()[0].instruction == ""
@@ -235,12 +298,19 @@ def test_a_benchmark_has_its_own_arguments_of_the_template() -> None:
 
     thinks = {"enable_thinking": True}
     assert asked("--enable_thinking", "false") == {"enable_thinking": False}
-    assert asked("--chat_template_kwargs", '{"effort": 1}', enable_thinking=True) == thinks | {"effort": 1}
+    assert asked("--chat_template_kwargs", '{"effort": 1}', enable_thinking=True) == thinks | {
+        "effort": 1
+    }
     assert asked("--enable_thinking", "false", chat_template_kwargs=thinks) == thinks
-    assert asked("--chat_template_kwargs", '{"enable_thinking": false}', enable_thinking=True) == thinks
+    assert (
+        asked("--chat_template_kwargs", '{"enable_thinking": false}', enable_thinking=True)
+        == thinks
+    )
 
 
-def test_a_checkpoint_of_adapters(swift_eval: Evaluate, tiny_model: Path, gsm8k_file: Path, tmp_path: Path) -> None:
+def test_a_checkpoint_of_adapters(
+    swift_eval: Evaluate, tiny_model: Path, gsm8k_file: Path, tmp_path: Path
+) -> None:
     """The model with its adapters writes, not its base; the base's files count for what it is."""
     import torch
     from transformers import AutoTokenizer
@@ -248,7 +318,9 @@ def test_a_checkpoint_of_adapters(swift_eval: Evaluate, tiny_model: Path, gsm8k_
     from swift_r1.flags.adapters import AdapterArguments
     from swift_r1.models.loading import load_model
 
-    lora = AdapterArguments(train_type="lora", lora_rank=4, lora_alpha=32, target_modules=["q_proj", "v_proj"])
+    lora = AdapterArguments(
+        train_type="lora", lora_rank=4, lora_alpha=32, target_modules=["q_proj", "v_proj"]
+    )
     model = load_model(tiny_model, None, gradient_checkpointing=False, trained=lora)
     torch.manual_seed(0)
     for name, parameter in model.named_parameters():
@@ -277,7 +349,9 @@ def test_a_template_for_reasoning(swift_eval: Evaluate, tiny_model: Path, tmp_pa
     folder = swift_eval(tiny_model, **flags, prompt_template="r1", response_prefix="<think>")
     for row in rows_of(folder):
         assert row["prompt"].startswith("A conversation between User and Assistant.")
-        assert row["prompt"].endswith("What is $1+1$?\nAssistant:<think>") and row["completion"].startswith("<think>")
+        assert row["prompt"].endswith("What is $1+1$?\nAssistant:<think>") and row[
+            "completion"
+        ].startswith("<think>")
         assert row["columns"] == {"solution": "2"}
     settings = json.loads((folder / "settings.json").read_text())["tasks"]["math500"]
     assert (settings["reward"], settings["prompt_template"]) == ("math_tag", "r1")
@@ -294,18 +368,29 @@ def test_turns_end_and_begin_as_the_template_says(
     swift_eval: Evaluate, thinking_base: Path, gsm8k_file: Path, tmp_path: Path
 ) -> None:
     """A base model's end token is not the template's; what the template opens is part of the text that is judged."""
-    flags: dict[str, Any] = {"benchmarks": [f"gsm8k={gsm8k_file}"], "n": 4, "max_completion_length": 40}
+    flags: dict[str, Any] = {
+        "benchmarks": [f"gsm8k={gsm8k_file}"],
+        "n": 4,
+        "max_completion_length": 40,
+    }
     rows = rows_of(swift_eval(thinking_base, **flags))
-    assert all(row["prompt"].endswith("<think>\n") and row["completion"].startswith("<think>\n") for row in rows)
+    assert all(
+        row["prompt"].endswith("<think>\n") and row["completion"].startswith("<think>\n")
+        for row in rows
+    )
     assert {row["finish_reason"] for row in rows} == {"stop", "length"}
     short = [row for row in rows if row["finish_reason"] == "stop"]
     assert all("assistant" not in row["completion"] for row in short)
     # In another form of prompt the turn has no such end, and nothing opens it.
-    rows = rows_of(swift_eval(thinking_base, **flags, prompt_template="no", output_dir=tmp_path / "plain"))
+    rows = rows_of(
+        swift_eval(thinking_base, **flags, prompt_template="no", output_dir=tmp_path / "plain")
+    )
     assert not all(row["completion"].startswith("<think>") for row in rows)
 
 
-def test_a_full_disk_is_told_with_the_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: Any) -> None:
+def test_a_full_disk_is_told_with_the_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: Any
+) -> None:
     def full(_args: Any, _command: Any) -> int:
         with open("/dev/full", "w") as file:
             file.write("a row")
@@ -313,7 +398,9 @@ def test_a_full_disk_is_told_with_the_folder(tmp_path: Path, monkeypatch: pytest
 
     monkeypatch.setattr(signal, "signal", lambda *_: None)  # this process keeps its own
     monkeypatch.setattr("swift_r1.lab.evaluation.run.run", full)
-    monkeypatch.setattr("swift_r1.flags.evaluation.EvalArguments.from_dict", lambda content: content)
+    monkeypatch.setattr(
+        "swift_r1.flags.evaluation.EvalArguments.from_dict", lambda content: content
+    )
     content = {"args": {"output_dir": "evaluated"}, "command": []}
     (tmp_path / "args.json").write_text(json.dumps(content))
     assert worker.main([str(tmp_path / "args.json")]) == 5

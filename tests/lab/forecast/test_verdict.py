@@ -14,9 +14,17 @@ from swift_r1.lab.forecast.show import show
 from swift_r1.lab.forecast.verdict import verdict
 
 FLAGS = "--rlhf_type grpo --model m --dataset d --reward_funcs task form --per_device_train_batch_size 32"
-STEP = {"time/train": 3.0, "time/sync": 1.0, "time/step": 4.0, "time/generate": 0.0, "memory/peak_gib": 2.0}
+STEP = {
+    "time/train": 3.0,
+    "time/sync": 1.0,
+    "time/step": 4.0,
+    "time/generate": 0.0,
+    "memory/peak_gib": 2.0,
+}
 FOUND: dict[str, Any] = {
-    "parts": [{"prompts": 8, "generate": seconds, "reward": 1.28} for seconds in (50.0, 12.8, 12.8)],
+    "parts": [
+        {"prompts": 8, "generate": seconds, "reward": 1.28} for seconds in (50.0, 12.8, 12.8)
+    ],
     "steps": [STEP | {"time/train": 9.0, "time/sync": 0.0}, STEP],
     "fault": None,
     "invalid": {},
@@ -49,7 +57,9 @@ def rows(tasks: list[list[float | None]], **more: Any) -> list[dict[str, Any]]:
     ]
 
 
-def seen(rows: list[dict[str, Any]], more: str = "", **found: Any) -> tuple[Outlook, str, list[str]]:
+def seen(
+    rows: list[dict[str, Any]], more: str = "", **found: Any
+) -> tuple[Outlook, str, list[str]]:
     args, plan = run(more)
     figures = outlook(rows, FOUND | found, args, plan)
     said = verdict(figures, args)
@@ -72,7 +82,9 @@ def test_there_is_something_to_learn() -> None:
 def test_what_a_step_costs() -> None:
     cost = seen(rows(HALF))[0].cost
     # 32 completions, 0.1 s each; the part that warms the engine up and the first step are left out.
-    assert cost.seconds == pytest.approx({"generate": 3.2, "reward": 0.32, "train": 3.0, "sync": 1.0})
+    assert cost.seconds == pytest.approx(
+        {"generate": 3.2, "reward": 0.32, "train": 3.0, "sync": 1.0}
+    )
     assert (cost.step, cost.hours, cost.tokens) == pytest.approx((7.52, 100 * 7.52 / 3600, 320))
     several = seen(rows(HALF), "--steps_per_generation 2")[0].cost
     assert several.seconds["generate"] == pytest.approx(3.2) and several.seconds["sync"] == 0.5
@@ -143,7 +155,9 @@ def test_the_form_that_the_prompt_asks_for_is_missing() -> None:
     assert figures.markers == ["</answer>"] and figures.unmarked == 0.875
     assert "format" not in changes  # with it fewer pass
     for row in made:
-        row["rewards/task"] = row["reward"] = float("</answer>" in row["completion"] and row["group"] < 6)
+        row["rewards/task"] = row["reward"] = float(
+            "</answer>" in row["completion"] and row["group"] < 6
+        )
     assert "format" in seen(made)[2]
 
 
@@ -151,8 +165,14 @@ def test_invalid_rewards_are_said_first() -> None:
     made = rows(HALF)
     for row in made[::2]:
         row["rewards/task"] = row["reward"] = None
-    figures, level, changes = seen(made, invalid={"task": {"count": len(made) // 2, "cause": "ZeroDivisionError"}})
-    assert changes[0] == "invalid" and figures.rewards[0].invalid == 0.5 and figures.rewards[0].silent == 0
+    figures, level, changes = seen(
+        made, invalid={"task": {"count": len(made) // 2, "cause": "ZeroDivisionError"}}
+    )
+    assert (
+        changes[0] == "invalid"
+        and figures.rewards[0].invalid == 0.5
+        and figures.rewards[0].silent == 0
+    )
     assert level == "nothing to learn from"  # those that are left are all 1 or all 0
 
 
@@ -163,7 +183,8 @@ def test_groups_larger_than_what_was_sampled() -> None:
 
 
 def test_without_groups_the_whole_step_is_compared() -> None:
-    each: list[list[float | None]] = [[1.0] * 16] * 12 + [[0.0] * 16] * 12  # groups alike in themselves
+    # groups alike in themselves
+    each: list[list[float | None]] = [[1.0] * 16] * 12 + [[0.0] * 16] * 12
     assert seen(rows(each))[1] == "nothing to learn from"
     more = "--advantage_estimator reinforce_plus_plus"
     figures, _, _ = seen(rows(each), more)
@@ -195,4 +216,6 @@ def test_what_is_printed() -> None:
 
 def test_the_plan_is_the_runs() -> None:
     args, plan = run()
-    assert outlook(rows(HALF), FOUND, args, replace(plan, total_steps=3600)).cost.hours == pytest.approx(7.52)
+    assert outlook(
+        rows(HALF), FOUND, args, replace(plan, total_steps=3600)
+    ).cost.hours == pytest.approx(7.52)

@@ -12,7 +12,12 @@ from swift_r1.lab.report.card import model_card
 ARGS = {
     "model": "Qwen/Qwen2.5-3B",
     "train_type": "lora",
-    "dataset": ["AI-MO/NuminaMath-TIR#1000", "ms::modelscope/gsm8k:main", "rows#1.jsonl", "countdown"],
+    "dataset": [
+        "AI-MO/NuminaMath-TIR#1000",
+        "ms::modelscope/gsm8k:main",
+        "rows#1.jsonl",
+        "countdown",
+    ],
     "reward_funcs": ["accuracy", "format"],
     "reward_weights": [1.0, 0.1],
     "rlhf_type": "grpo",
@@ -31,8 +36,14 @@ def test_a_card(tmp_path: Path) -> None:
         "versions": {"torch": "2"},
     }
     (tmp_path / "args.json").write_text(json.dumps(content))
-    rows = [{"step": step, "reward": step / 1000, "kl": None if step % 2 else 0.5} for step in range(1, 201)]
-    rows += [{"step": 100, "eval/math500/accuracy": 0.25}, {"step": 200, "eval/math500/accuracy": 0.5}]
+    rows = [
+        {"step": step, "reward": step / 1000, "kl": None if step % 2 else 0.5}
+        for step in range(1, 201)
+    ]
+    rows += [
+        {"step": 100, "eval/math500/accuracy": 0.25},
+        {"step": 200, "eval/math500/accuracy": 0.5},
+    ]
     (tmp_path / "logging.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     text = model_card(tmp_path, 150)
     card = ModelCard(text)

@@ -8,13 +8,20 @@ from swift_r1.lab.report import colours
 
 
 def test_a_diverging_scale_has_the_page_in_its_middle() -> None:
-    assert colours.diverging(0) == colours.PAGE_LIGHT and colours.diverging(0, dark=True) == colours.PAGE_DARK
+    assert (
+        colours.diverging(0) == colours.PAGE_LIGHT
+        and colours.diverging(0, dark=True) == colours.PAGE_DARK
+    )
     assert colours.diverging(-9) == colours.diverging(-1) == "#0072b2"
     assert colours.diverging(1) == colours.diverging(float("inf")) == "#e69f00"
 
 
 def test_a_sequential_scale_is_viridis_and_grows_lighter() -> None:
-    assert (colours.sequential(0), colours.sequential(0.5), colours.sequential(7)) == ("#440154", "#21918c", "#fde725")
+    assert (colours.sequential(0), colours.sequential(0.5), colours.sequential(7)) == (
+        "#440154",
+        "#21918c",
+        "#fde725",
+    )
     light = [colours.contrast(colour, "#000000") for colour in colours.scale(50)]
     assert light == sorted(light)
 
@@ -26,7 +33,9 @@ def test_what_is_not_known_is_grey(missing: float | None) -> None:
 
 def test_text_can_be_read_on_every_colour() -> None:
     backgrounds = [colours.UNKNOWN, colours.PAGE_LIGHT, colours.PAGE_DARK, *colours.scale(99)]
-    backgrounds += [colours.diverging(place / 49 - 1, dark) for dark in (False, True) for place in range(99)]
+    backgrounds += [
+        colours.diverging(place / 49 - 1, dark) for dark in (False, True) for place in range(99)
+    ]
     assert min(colours.contrast(colours.text_on(colour), colour) for colour in backgrounds) >= 4.5
     assert colours.contrast("#000000", "#ffffff") == pytest.approx(21)
 

@@ -42,12 +42,19 @@ def report(*texts: str) -> Report:
     drawn = [
         curves(
             "Reward",
-            [Curve(texts[0], 0, [1, 2], [0.1, 0.5], [0, 0.4], [0.2, 0.6]), Curve("_$a$", 1, [1], [0])],
+            [
+                Curve(texts[0], 0, [1, 2], [0.1, 0.5], [0, 0.4], [0.2, 0.6]),
+                Curve("_$a$", 1, [1], [0]),
+            ],
         ),
-        shares(texts[0], [Curve("right", 0, [1, 2], [0.2, 0.4]), Curve("wrong", 1, [1, 2], [0.8, 0.6])]),
+        shares(
+            texts[0], [Curve("right", 0, [1, 2], [0.2, 0.4]), Curve("wrong", 1, [1, 2], [0.8, 0.6])]
+        ),
     ]
     sections = [
-        Section(text, [Note(text), CodeBlock(text), Table([text, "n"], [[text, "1.5"]]), Figures(drawn)])
+        Section(
+            text, [Note(text), CodeBlock(text), Table([text, "n"], [[text, "1.5"]]), Figures(drawn)]
+        )
         for text in texts
     ]
     passages = [Passages(text, [Passage(text, text)], prompt=text) for text in texts]
@@ -84,11 +91,16 @@ def test_what_a_model_wrote_is_text_in_html(text: str) -> None:
 @pytest.mark.parametrize("text", HOSTILE)
 def test_what_a_model_wrote_is_text_in_markdown(text: str) -> None:
     reader = MarkdownIt("gfm-like", {"linkify": False})
-    page, own = (Reader(reader.render(markdown(report(one), "files")[0])) for one in (text, "plain"))
+    page, own = (
+        Reader(reader.render(markdown(report(one), "files")[0])) for one in (text, "plain")
+    )
     assert page.tags == own.tags
     assert printable(text).rstrip() in page.text
-    source = re.sub(r"^(`{3,}).*?^\1$", "", markdown(report(text), "files")[0], flags=re.DOTALL | re.MULTILINE)
-    assert not re.search(r"https?://|www\.\w", source, re.IGNORECASE)  # which GitHub makes a link of
+    source = re.sub(
+        r"^(`{3,}).*?^\1$", "", markdown(report(text), "files")[0], flags=re.DOTALL | re.MULTILINE
+    )
+    # which GitHub makes a link of
+    assert not re.search(r"https?://|www\.\w", source, re.IGNORECASE)
 
 
 def test_the_folder_of_the_pictures_may_have_any_name() -> None:
@@ -99,7 +111,9 @@ def test_the_folder_of_the_pictures_may_have_any_name() -> None:
 def test_nothing_is_fetched() -> None:
     page = html(report("plain"))
     assert "<script" not in page and "@import" not in page
-    outside = [value for name, value in Reader(page).attributes if name in ("src", "href", "xlink:href")]
+    outside = [
+        value for name, value in Reader(page).attributes if name in ("src", "href", "xlink:href")
+    ]
     assert outside and all(value is not None and value.startswith("#") for value in outside)
 
 

@@ -38,7 +38,9 @@ def contents(folder: Path) -> dict[str, tuple[bytes, int]]:
     return {str(path): (path.read_bytes(), path.stat().st_mtime_ns) for path in files}
 
 
-def test_the_same_file_from_the_same_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_same_file_from_the_same_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Here and in another process, place, time zone and locale, of a copy without times."""
     run = make_run(tmp_path / "here" / "v0-run", steps=6)
     before = contents(run)
@@ -55,7 +57,9 @@ def test_the_same_file_from_the_same_folder(tmp_path: Path, monkeypatch: pytest.
     }
     command = [sys.executable, "-m", "swift_r1", "report", str(copy), "-o"]
     for name in ("other.html", "other.md"):
-        done = subprocess.run([*command, name], cwd=copy, env={**os.environ, **other}, timeout=120, check=False)
+        done = subprocess.run(
+            [*command, name], cwd=copy, env={**os.environ, **other}, timeout=120, check=False
+        )
         assert done.returncode == 0
     assert (tmp_path / "report-v0-run.html").read_bytes() == (copy / "other.html").read_bytes()
     assert main(["report", str(run), "-o", "other.md"]) == 0
@@ -64,12 +68,16 @@ def test_the_same_file_from_the_same_folder(tmp_path: Path, monkeypatch: pytest.
     assert [path.read_bytes() for path in pictures] == [
         (copy / "other_files" / path.name).read_bytes() for path in pictures
     ]
-    assert len(pictures) > 2 and f"](other_files/{pictures[-1].name})" in (tmp_path / "other.md").read_text()
+    assert (
+        len(pictures) > 2
+        and f"](other_files/{pictures[-1].name})" in (tmp_path / "other.md").read_text()
+    )
     assert contents(run) == before
 
 
 @pytest.mark.parametrize(
-    "how", ["ended", "killed", "failed", "old", "one step", "no step", "logging alone", "args alone"]
+    "how",
+    ["ended", "killed", "failed", "old", "one step", "no step", "logging alone", "args alone"],
 )
 def test_a_report_of_any_run(tmp_path: Path, how: str) -> None:
     run = make_run(
@@ -91,12 +99,17 @@ def test_a_report_of_any_run(tmp_path: Path, how: str) -> None:
     [table, *_] = report.sections[0].blocks
     assert isinstance(table, Table)
     state = dict(table.rows)["state"]
-    assert state.startswith({"killed": "killed", "no step": "killed", "failed": "failed"}.get(how, state))
+    assert state.startswith(
+        {"killed": "killed", "no step": "killed", "failed": "failed"}.get(how, state)
+    )
 
 
 def test_what_is_wrong_with_a_run_is_said_as_swift_why_says_it(tmp_path: Path) -> None:
     run = make_run(tmp_path / "v0-run", steps=4)
-    write_rows(run / "logging.jsonl", [{"step": step, "loss": 0.0, "frac_reward_zero_std": 1.0} for step in range(41)])
+    write_rows(
+        run / "logging.jsonl",
+        [{"step": step, "loss": 0.0, "frac_reward_zero_std": 1.0} for step in range(41)],
+    )
     [section] = [one for one in build(find_runs([run])).sections if one.title == "Diagnosis"]
     [table] = section.blocks
     assert isinstance(table, Table) and table.rows[0][:3] == ["v0-run", "no signal", "1 to 16"]
@@ -107,7 +120,9 @@ def test_damaged_files_cost_a_line_each(tmp_path: Path, capsys: pytest.CaptureFi
     write_rows(run / "logging.jsonl", [{"step": 4, "eval/rewards alone/reward": 0.5}, {"step": 5}])
     for name in ("logging.jsonl", "completions.jsonl"):
         data = (run / name).read_bytes().splitlines(keepends=True)
-        (run / name).write_bytes(b"".join([data[0], b"\xff{not json\n", *data[1:-1], data[-1][:-5]]))
+        (run / name).write_bytes(
+            b"".join([data[0], b"\xff{not json\n", *data[1:-1], data[-1][:-5]])
+        )
     (run / "args.json").write_text('{"args": {"model":')
     (run / "summary.json").write_text("[]")
     write_rows(run / "events.jsonl", [{"time": 1.0, "step": 1, "kind": ["resumed"], "text": "so"}])
@@ -115,7 +130,9 @@ def test_damaged_files_cost_a_line_each(tmp_path: Path, capsys: pytest.CaptureFi
     said = capsys.readouterr().err
     for name in ("args.json", "summary.json", "logging.jsonl", "completions.jsonl"):
         assert f"v0-run: {name}" in said
-    assert "Traceback" not in said and "Worst completions" in (page := (tmp_path / "out.html").read_text())
+    assert "Traceback" not in said and "Worst completions" in (
+        page := (tmp_path / "out.html").read_text()
+    )
     assert "Accuracy on countdown" in page and "Accuracy on rewards alone" not in page
 
 
@@ -124,11 +141,17 @@ def test_the_cost_is_that_of_processes_lost_steps_included(tmp_path: Path) -> No
     write_spans(run, "rank-0", 3, length=600)  # two hours
     write_events(run, (0, 0, "started"), (20_000, 2, "resumed"), (20_000 + 3600, 4, "ended"))
     content = json.loads((run / "args.json").read_text())
-    content |= {"hardware": {"cpu": "C", "cores": 8, "memory_gib": 9.5, "gpus": ["G", "G", "G"]}, "world_size": 2}
+    content |= {
+        "hardware": {"cpu": "C", "cores": 8, "memory_gib": 9.5, "gpus": ["G", "G", "G"]},
+        "world_size": 2,
+    }
     (run / "args.json").write_text(json.dumps(content))
     report = build(find_runs([run]))
     [costs] = report.sections[-1].blocks
-    assert isinstance(costs, Table) and dict(zip(costs.head, costs.rows[0], strict=True))["hours"] == "3.00"
+    assert (
+        isinstance(costs, Table)
+        and dict(zip(costs.head, costs.rows[0], strict=True))["hours"] == "3.00"
+    )
     assert dict(zip(costs.head, costs.rows[0], strict=True))["GPU hours"] == "6.00"
     [facts, *_] = report.sections[0].blocks
     assert isinstance(facts, Table)
@@ -201,7 +224,10 @@ def test_a_file_that_is_no_report_stays(
     for words, message in wrong:
         assert main(["report", *words]) == 2
         assert message in capsys.readouterr().err
-    assert mine.read_text() == "# see swift report\n" and sorted(os.listdir(tmp_path)) == ["my  rün", "train.py"]
+    assert mine.read_text() == "# see swift report\n" and sorted(os.listdir(tmp_path)) == [
+        "my  rün",
+        "train.py",
+    ]
     for _ in range(2):  # a report is made again over the one before
         assert main(["report", str(run), "-o", "."]) == 0
     assert (tmp_path / "report-v0.html").is_file()
@@ -215,12 +241,18 @@ def test_a_gain_is_of_the_evaluations_that_it_stands_beside(tmp_path: Path) -> N
     run = make_run(tmp_path / "v0-run", steps=4)
     before = {
         "step": 0,
-        **{f"eval/countdown/{name}": 0.25 for name in ("accuracy", "avg@2", "avg@2/low", "avg@2/high")},
+        **{
+            f"eval/countdown/{name}": 0.25
+            for name in ("accuracy", "avg@2", "avg@2/low", "avg@2/high")
+        },
     }
     log, completions = run / "logging.jsonl", run / "eval_completions.jsonl"
     log.write_text(json.dumps(before) + "\n" + log.read_text())
     lines = completions.read_text().splitlines(keepends=True)
-    for kept, gains in ((lines, True), ([line for line in lines if json.loads(line)["step"]], False)):
+    for kept, gains in (
+        (lines, True),
+        ([line for line in lines if json.loads(line)["step"]], False),
+    ):
         completions.write_text("".join(kept))
         [section] = [one for one in build(find_runs([run])).sections if one.title == "Evaluation"]
         table = section.blocks[-1]
@@ -241,7 +273,12 @@ def test_what_is_right_and_what_a_difference_is_worth() -> None:
     assert found["gsm8k"] == {"1": 0.0} and sum(found["sums"].values()) == 5
     none = dict.fromkeys(found["sums"], 0.0)
     gained = difference(none, found["sums"])
-    assert gained is not None and gained.value == 0.5 and gained.p_value == 0.0625 and 0 == gained.low < gained.high < 1
+    assert (
+        gained is not None
+        and gained.value == 0.5
+        and gained.p_value == 0.0625
+        and 0 == gained.low < gained.high < 1
+    )
     assert mean_shares([none, found["sums"]])["sums/eval:0"] == 0.5
     assert difference(none, {"other": 1.0}) is None
 

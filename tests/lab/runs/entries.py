@@ -11,7 +11,9 @@ from swift_r1.lab.runs.catalogue import RUN
 def undescribed(paths: Sequence[str]) -> list[str]:
     """Returns the paths in the folder of a run that have no entry."""
     patterns = [_pattern(one.path) for one in RUN]
-    return sorted(path for path in paths if not any(pattern.fullmatch(path) for pattern in patterns))
+    return sorted(
+        path for path in paths if not any(pattern.fullmatch(path) for pattern in patterns)
+    )
 
 
 def _pattern(path: str) -> re.Pattern[str]:

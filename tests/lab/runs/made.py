@@ -38,7 +38,12 @@ def make_run(
     number of a completion. `exit_code` None: killed."""
     folder.mkdir(parents=True)
     words_given = ["swift", "rlhf", "--model", "tiny model", "--seed", str(seed)]
-    args = {"model": "tiny model", "seed": seed, "max_steps": steps, "reward_funcs": ["countdown", "format"]}
+    args = {
+        "model": "tiny model",
+        "seed": seed,
+        "max_steps": steps,
+        "reward_funcs": ["countdown", "format"],
+    }
     args |= {"num_generations": per_group, "rlhf_type": "grpo", "output_dir": str(folder.parent)}
     content: dict[str, Any] = {
         "args": args,
@@ -64,7 +69,13 @@ def make_run(
     write_rows(folder / "eval_completions.jsonl", held_out)
     _write(folder / "invalid_rewards.jsonl", "")
     if exit_code is not None:
-        summary = {"steps": steps, "seconds": 60.0, "exit_code": exit_code, "eval_before": 0.1, "eval_after": 0.5}
+        summary = {
+            "steps": steps,
+            "seconds": 60.0,
+            "exit_code": exit_code,
+            "eval_before": 0.1,
+            "eval_after": 0.5,
+        }
         _write(folder / "summary.json", json.dumps(summary))
     if not old:
         events = [(0, "started", "from the beginning"), (steps, "saved", f"checkpoint-{steps}")]
@@ -72,7 +83,10 @@ def make_run(
             events.append((steps, "ended", f"after step {steps}"))
         write_rows(
             folder / "events.jsonl",
-            [{"time": 1_790_000_000.0 + step, "step": step, "kind": kind, "text": text} for step, kind, text in events],
+            [
+                {"time": 1_790_000_000.0 + step, "step": step, "kind": kind, "text": text}
+                for step, kind, text in events
+            ],
         )
         make_tokens(folder, rows, steps)
     return folder
@@ -97,7 +111,11 @@ def completion(
     kind: str, step: int, group: int, number: int, prompt_id: str, words: int, chance: random.Random
 ) -> dict[str, Any]:
     thought = " ".join(chance.choices(_WORDS, k=words))
-    answer = "" if kind in ("no answer", "truncated") else f"<answer>{chance.randint(1, 99)} + 1</answer>"
+    answer = (
+        ""
+        if kind in ("no answer", "truncated")
+        else f"<answer>{chance.randint(1, 99)} + 1</answer>"
+    )
     right = float(kind == "right")
     formatted = float(kind in ("right", "wrong value"))
     invalid = kind == "invalid reward"
@@ -136,8 +154,13 @@ def logged(steps: int, rows: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
             "time/step": 2.5,
         }
         if step == steps:
-            yield {"step": step, "eval/countdown/accuracy": 0.5, "eval/countdown/completions": 4.0} | {
-                f"eval/countdown/avg@2{end}": value for end, value in (("", 0.5), ("/low", 0.2), ("/high", 0.8))
+            yield {
+                "step": step,
+                "eval/countdown/accuracy": 0.5,
+                "eval/countdown/completions": 4.0,
+            } | {
+                f"eval/countdown/avg@2{end}": value
+                for end, value in (("", 0.5), ("/low", 0.2), ("/high", 0.8))
             }
 
 
@@ -147,7 +170,9 @@ def make_tokens(folder: Path, rows: list[dict[str, Any]], steps: int) -> None:
     (folder / "tokens").mkdir()
     for step in range(1, steps + 1):
         round_step = step - (step - 1) % STEPS_PER_ROUND
-        own = [recorded(row, step) for row in rows if row["step"] == round_step and row["group"] == 0]
+        own = [
+            recorded(row, step) for row in rows if row["step"] == round_step and row["group"] == 0
+        ]
         write_tokens(folder / "tokens" / f"step-{step:06d}.parquet", own)
     probes = [recorded(row, steps, probe=True) for row in completions(1, 2, 1, 4)]
     write_tokens(folder / "tokens" / f"probe-{steps:06d}.parquet", probes)
@@ -157,7 +182,11 @@ def make_tokens(folder: Path, rows: list[dict[str, Any]], steps: int) -> None:
         "special": [i == 258 for i in VOCABULARY],
     }
     kinds = [("token_id", pa.int32()), ("bytes", pa.binary()), ("special", pa.bool_())]
-    parquet.write_table(pa.table(table, pa.schema(kinds)), folder / "tokens" / "vocabulary.parquet", compression="zstd")
+    parquet.write_table(
+        pa.table(table, pa.schema(kinds)),
+        folder / "tokens" / "vocabulary.parquet",
+        compression="zstd",
+    )
 
 
 def token_ids(text: str) -> list[int]:
@@ -196,14 +225,25 @@ def recorded(row: Mapping[str, Any], step: int, probe: bool = False) -> dict[str
 
 
 def write_tokens(path: Path, rows: list[dict[str, Any]]) -> None:
-    kinds = {"step": pa.int32(), "round_step": pa.int32(), "prompt_id": pa.string(), "request_id": pa.string()}
+    kinds = {
+        "step": pa.int32(),
+        "round_step": pa.int32(),
+        "prompt_id": pa.string(),
+        "request_id": pa.string(),
+    }
     kinds |= {"number": pa.int16(), "group": pa.int32(), "sequence": pa.int16()}
     kinds |= {"prompt_token_ids": pa.list_(pa.int32())}
-    kinds |= {"token_ids": pa.list_(pa.int32()), "mask": pa.list_(pa.bool_()), "clipped": pa.list_(pa.int8())}
+    kinds |= {
+        "token_ids": pa.list_(pa.int32()),
+        "mask": pa.list_(pa.bool_()),
+        "clipped": pa.list_(pa.int8()),
+    }
     kinds |= dict.fromkeys(("rollout_logps", "logps", "ratios"), pa.list_(pa.float32()))
     kinds |= dict.fromkeys(("entropies", "advantages", "ref_logps"), pa.list_(pa.float32()))
     kinds |= {"weight_versions": pa.list_(pa.int32())}
-    parquet.write_table(pa.Table.from_pylist(rows, pa.schema(list(kinds.items()))), path, compression="zstd")
+    parquet.write_table(
+        pa.Table.from_pylist(rows, pa.schema(list(kinds.items()))), path, compression="zstd"
+    )
 
 
 def write_rows(path: Path, rows: Any) -> None:

@@ -24,5 +24,15 @@ def test_fields_are_those_that_are_written() -> None:
 
 
 def test_a_file_without_an_entry_is_named() -> None:
-    known = ["args.json", "spans/rank-0.jsonl", "checkpoint-5/state/run.json", "tokens/step-000012.parquet", "last"]
-    assert undescribed([*known, "new.json", "spans", "spans/a/b.jsonl"]) == ["new.json", "spans", "spans/a/b.jsonl"]
+    known = [
+        "args.json",
+        "spans/rank-0.jsonl",
+        "checkpoint-5/state/run.json",
+        "tokens/step-000012.parquet",
+        "last",
+    ]
+    assert undescribed([*known, "new.json", "spans", "spans/a/b.jsonl"]) == [
+        "new.json",
+        "spans",
+        "spans/a/b.jsonl",
+    ]

@@ -23,7 +23,9 @@ def rows_of(path: Path) -> list[dict[str, Any]]:
 
 def plain(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Without the columns that the table adds."""
-    return [{key: value for key, value in row.items() if key not in (LENGTH, FAILURE)} for row in rows]
+    return [
+        {key: value for key, value in row.items() if key not in (LENGTH, FAILURE)} for row in rows
+    ]
 
 
 @pytest.fixture
@@ -75,13 +77,19 @@ def test_filters(run, table, name):
     assert table.count(query) == len(expected)
 
 
-@pytest.mark.parametrize("column", ["reward", "advantage", "rewards/countdown", "target", "prompt_id", LENGTH])
+@pytest.mark.parametrize(
+    "column", ["reward", "advantage", "rewards/countdown", "target", "prompt_id", LENGTH]
+)
 @pytest.mark.parametrize("descending", [False, True])
 def test_sorting_puts_null_last(run, table, column, descending):
     rows = rows_of(run / "completions.jsonl")
     for row in rows:
         row[LENGTH] = len(row["completion"])
-    known = sorted((row for row in rows if row[column] is not None), key=lambda row: row[column], reverse=descending)
+    known = sorted(
+        (row for row in rows if row[column] is not None),
+        key=lambda row: row[column],
+        reverse=descending,
+    )
     null = [row for row in rows if row[column] is None]
     found = table.page(CompletionQuery(order_by=column, descending=descending), 0, 1000)
     assert [row[column] for row in found] == [row[column] for row in [*known, *null]]
@@ -91,7 +99,12 @@ def test_classes_and_shares(run, table):
     made = Counter()
     for place, row in enumerate(rows_of(run / "completions.jsonl")):
         made[row["step"], "right" if row["group"] == 0 else KINDS[place % 6]] += 1
-    found = {(row["step"], name): row[name] for row in table.failure_classes() for name in FAILURES if row[name]}
+    found = {
+        (row["step"], name): row[name]
+        for row in table.failure_classes()
+        for name in FAILURES
+        if row[name]
+    }
     assert found == made
     rights: dict[tuple[int, int], list[bool]] = {}
     for row in rows_of(run / "completions.jsonl"):
@@ -112,7 +125,9 @@ def test_new_lines_come_without_reading_anew(run, table):
     path = run / "completions.jsonl"
     before = table.count(CompletionQuery())
     classes = table.failure_classes()
-    line = json.dumps({"step": 9, "prompt_id": "new", "completion": "x", "reward": 1, "late column": 5})
+    line = json.dumps(
+        {"step": 9, "prompt_id": "new", "completion": "x", "reward": 1, "late column": 5}
+    )
     with path.open("a") as file:
         file.write(line[:20])
         file.flush()
@@ -124,7 +139,10 @@ def test_new_lines_come_without_reading_anew(run, table):
     assert table.count(CompletionQuery()) == before + 1
     assert plain(table.page(CompletionQuery(prompt_id="new"))) == [json.loads(line)]
     assert table.columns[-3] == "late column"
-    assert table.failure_classes() == [*classes, {"step": 9} | dict.fromkeys(FAILURES, 0) | {"wrong value": 1}]
+    assert table.failure_classes() == [
+        *classes,
+        {"step": 9} | dict.fromkeys(FAILURES, 0) | {"wrong value": 1},
+    ]
 
 
 def test_a_file_that_is_cut_or_replaced_is_read_anew(run, table):
@@ -153,11 +171,26 @@ def test_a_file_that_is_cut_or_replaced_is_read_anew(run, table):
 def test_damage_is_left_out_and_said(tmp_path):
     path = tmp_path / "completions.jsonl"
     good = [
-        {"step": 1, "prompt_id": "a", "completion": "nul \0 é", "reward": "high", "A": 1, "a": "two", "q'\"/~": [1]},
+        {
+            "step": 1,
+            "prompt_id": "a",
+            "completion": "nul \0 é",
+            "reward": "high",
+            "A": 1,
+            "a": "two",
+            "q'\"/~": [1],
+        },
         {"step": 1, "prompt_id": "b", "completion": "x" * 5_000_000, "reward": 2, "A": {"z": 1}},
     ]
     lines = [json.dumps(row).encode() for row in good]
-    bad = [b'{"step": 1, "prompt', b"\0" * 50, b"[1]", b"", b'{"step": "one"}', b'{"step": 1, "completion": "\xff"}']
+    bad = [
+        b'{"step": 1, "prompt',
+        b"\0" * 50,
+        b"[1]",
+        b"",
+        b'{"step": "one"}',
+        b'{"step": 1, "completion": "\xff"}',
+    ]
     path.write_bytes(b"\n".join([lines[0], *bad, lines[1], b""]))
     with CompletionTable(path) as table:
         table.refresh()
@@ -171,7 +204,15 @@ def test_damage_is_left_out_and_said(tmp_path):
             "completions.jsonl: bytes that are not UTF-8 are replaced, in 1 lines",
             "completions.jsonl: reward is not a number in 1 rows",
         ]
-        assert table.columns[:-2] == ["step", "prompt_id", "completion", "reward", "A", "a", "q'\"/~"]
+        assert table.columns[:-2] == [
+            "step",
+            "prompt_id",
+            "completion",
+            "reward",
+            "A",
+            "a",
+            "q'\"/~",
+        ]
         for column, value in (("A", 1), ("a", "two"), ("q'\"/~", "[1]")):
             assert table.count(CompletionQuery(where=[(column, "=", value)], order_by=column)) == 1
         assert table.count(CompletionQuery(text="NUL \0 É")) == 1
@@ -197,7 +238,9 @@ def test_lines_that_only_one_of_two_parsers_takes(tmp_path):
 
 def test_what_could_not_be_judged_is_judged_later(run, table, monkeypatch):
     with monkeypatch.context() as closed:
-        closed.setattr("os.open", lambda *_: (_ for _ in ()).throw(OSError(24, "Too many open files")))
+        closed.setattr(
+            "os.open", lambda *_: (_ for _ in ()).throw(OSError(24, "Too many open files"))
+        )
         assert table.failure_classes() == []
     assert sum(row[name] for row in table.failure_classes() for name in FAILURES) == 64
 
@@ -215,7 +258,9 @@ def test_very_long_completions(tmp_path):
         assert table.count(CompletionQuery(text="3 3 3 3", order_by="target")) == 2
         assert sum(table.failure_classes()[0][name] for name in FAILURES) == len(rows)
         found = table.page(CompletionQuery(), longest=10)
-        assert [row["completion"] for row in found] == [row["completion"][:10] + "…" for row in rows]
+        assert [row["completion"] for row in found] == [
+            row["completion"][:10] + "…" for row in rows
+        ]
         assert found[0][LENGTH] == len(rows[0]["completion"])
 
 
@@ -223,7 +268,11 @@ def test_no_file_yet(tmp_path):
     with CompletionTable(tmp_path / "completions.jsonl") as table:
         assert table.refresh() == 0
         assert (table.columns, table.steps(), table.problems) == ([LENGTH, FAILURE], [], [])
-        assert (table.page(CompletionQuery()), table.group_shares(), table.failure_classes()) == ([], [], [])
+        assert (table.page(CompletionQuery()), table.group_shares(), table.failure_classes()) == (
+            [],
+            [],
+            [],
+        )
         assert table.heatmap("reward").counts == []
         write_rows(table.path, completions(2, 1, 2, 3))
         assert table.refresh() == 2
@@ -239,7 +288,11 @@ def test_groups_and_prompts(run, table, tmp_path):
     known = [row["reward"] for row in of_prompt if row["reward"] is not None]
     steps = {row["step"] for row in of_prompt}
     assert found["prompt"] == of_prompt[0]["prompt"]
-    assert (found["completions"], found["steps"], found["last"]) == (len(of_prompt), len(steps), max(steps))
+    assert (found["completions"], found["steps"], found["last"]) == (
+        len(of_prompt),
+        len(steps),
+        max(steps),
+    )
     assert found["reward"] == pytest.approx(sum(known) / len(known))
     old = make_run(tmp_path / "old", old=True)
     with CompletionTable(old / "completions.jsonl") as other:
@@ -254,11 +307,20 @@ def test_heatmap(run, table):
     assert heat.edges == pytest.approx([0, 0.275, 0.55, 0.825, 1.1])
     for step, counts in zip(heat.steps, heat.counts, strict=True):
         known = [row["reward"] for row in rows if row["step"] == step and row["reward"] is not None]
-        assert counts == [sum(value < 0.275 for value in known), 0, 0, sum(value > 0.825 for value in known)]
+        assert counts == [
+            sum(value < 0.275 for value in known),
+            0,
+            0,
+            sum(value > 0.825 for value in known),
+        ]
 
 
 def test_heatmap_of_odd_numbers(tmp_path):
-    for values, counts in (((1e17, 1e17), [2]), ((-1e299, 1e299, 0.0), [1, 2]), ((1e308, "1e400", None, "x"), [])):
+    for values, counts in (
+        ((1e17, 1e17), [2]),
+        ((-1e299, 1e299, 0.0), [1, 2]),
+        ((1e308, "1e400", None, "x"), []),
+    ):
         path = tmp_path / f"{len(values)}.jsonl"
         write_rows(path, ({"step": 1, "odd": value} for value in values))
         with CompletionTable(path) as table:

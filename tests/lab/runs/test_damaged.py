@@ -21,14 +21,28 @@ from tests.lab.runs.made import make_run, write_rows
 pytest.importorskip("duckdb")
 
 FILES = (
-    *("args.json", "summary.json", "logging.jsonl", "completions.jsonl", "eval_completions.jsonl", "events.jsonl"),
-    *("spans/rank-0.jsonl", "tokens/step-000001.parquet", "tokens/vocabulary.parquet", "tokens/probe-000002.parquet"),
+    *(
+        "args.json",
+        "summary.json",
+        "logging.jsonl",
+        "completions.jsonl",
+        "eval_completions.jsonl",
+        "events.jsonl",
+    ),
+    *(
+        "spans/rank-0.jsonl",
+        "tokens/step-000001.parquet",
+        "tokens/vocabulary.parquet",
+        "tokens/probe-000002.parquet",
+    ),
 )
 
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    run = make_run(tmp_path_factory.mktemp("whole") / "run", steps=2, groups=2, per_group=2, words=3)
+    run = make_run(
+        tmp_path_factory.mktemp("whole") / "run", steps=2, groups=2, per_group=2, words=3
+    )
     (run / "spans").mkdir()
     spans = [{"start": 1.0 + at, "end": 1.5 + at, "name": "train", "step": at} for at in range(4)]
     write_rows(run / "spans" / "rank-0.jsonl", spans)

@@ -44,18 +44,28 @@ def test_an_answer_is_found_as_the_grader_finds_it(reward, completion, prompt, a
 def row(
     reward: float | None = 0.0, text: str = "<answer>1</answer>", reason: str = "stop", **more: Any
 ) -> dict[str, Any]:
-    return {"step": 1, "prompt": TAGS, "completion": text, "reward": reward, "finish_reason": reason} | more
+    return {
+        "step": 1,
+        "prompt": TAGS,
+        "completion": text,
+        "reward": reward,
+        "finish_reason": reason,
+    } | more
 
 
 ROWS = {
     "right": [
         row(1.1, **{"rewards/mine": 1.0, "rewards/format": 0.0}),
         row(1.0, "none", "length", **{"rewards/a/b~c": 2.0}),
-        row(0.0, **{"rewards/mine": 1, "rewards/other": 0.0}),  # the first function decides, not the sum
+        # the first function decides, not the sum
+        row(0.0, **{"rewards/mine": 1, "rewards/other": 0.0}),
     ],
     "invalid reward": [row(None, **{"rewards/mine": 1.0}), row(None, "none", "length")],
     "truncated": [row(0.1, reason="length", **{"rewards/mine": 0.0}), row(reason="length")],
-    "no answer": [row(0.0, "1", **{"rewards/mine": 0.0, "rewards/format": 0.0}), row(0.0, "<answer>", "stop")],
+    "no answer": [
+        row(0.0, "1", **{"rewards/mine": 0.0, "rewards/format": 0.0}),
+        row(0.0, "<answer>", "stop"),
+    ],
     "wrong format": [
         row(0.0, **{"rewards/mine": 0.0, "rewards/format": 0.0}),
         row(-1.0, **{"rewards/mine": 0.9, "rewards/my_FORMAT_too": -1.0, "rewards/format": None}),
@@ -76,5 +86,7 @@ def test_the_first_class_that_holds(tmp_path: Path):
         table.refresh()
         found = [one[FAILURE] for one in table.page(CompletionQuery())]
         assert found == [name for name, rows in ROWS.items() for _ in rows]
-        assert table.failure_classes() == [{"step": 1} | {name: len(rows) for name, rows in ROWS.items()}]
+        assert table.failure_classes() == [
+            {"step": 1} | {name: len(rows) for name, rows in ROWS.items()}
+        ]
         assert table.count(CompletionQuery(where=[(CORRECT, ">=", 1)])) == 4

@@ -65,7 +65,9 @@ def test_what_a_run_says_of_itself(tmp_path):
     assert (new.problems, new.versions) == ([], {"swift-r1": "0.1.0"})
 
 
-@pytest.mark.parametrize(("code", "status"), [(0, "ended"), (5, "failed"), (130, "interrupted"), (None, "killed")])
+@pytest.mark.parametrize(
+    ("code", "status"), [(0, "ended"), (5, "failed"), (130, "interrupted"), (None, "killed")]
+)
 def test_how_a_run_ended(tmp_path, code, status):
     for old in (False, True):
         run = make_run(tmp_path / str(old), exit_code=code, old=old)
@@ -74,9 +76,14 @@ def test_how_a_run_ended(tmp_path, code, status):
 
 def test_a_failure_without_a_summary(tmp_path):
     run = make_run(tmp_path / "run", exit_code=None)
-    write_rows(run / "events.jsonl", [{"time": 1.0, "step": 4, "kind": "failed", "text": "no memory"}])
+    write_rows(
+        run / "events.jsonl", [{"time": 1.0, "step": 4, "kind": "failed", "text": "no memory"}]
+    )
     assert find_runs([run])[0].status == "failed"
-    write_rows(run / "events.jsonl", [{"time": 2.0, "step": 4, "kind": "resumed", "text": "from checkpoint-4"}])
+    write_rows(
+        run / "events.jsonl",
+        [{"time": 2.0, "step": 4, "kind": "resumed", "text": "from checkpoint-4"}],
+    )
     assert find_runs([run])[0].status == "killed"
 
 
@@ -98,13 +105,18 @@ def test_looking_does_not_release_the_own_lock(tmp_path):
     other = "import sys; from swift_r1.runtime.processes import *; sys.exit(run_folder_is_held(Path(sys.argv[1])))"
     with run_folder_held(tmp_path):
         assert run_folder_is_held(tmp_path)
-        assert subprocess.run([sys.executable, "-c", other, str(tmp_path)], timeout=60).returncode == 1
+        assert (
+            subprocess.run([sys.executable, "-c", other, str(tmp_path)], timeout=60).returncode == 1
+        )
     assert not run_folder_is_held(tmp_path)
 
 
 def test_damaged_args(tmp_path):
     run = make_run(tmp_path / "run")
-    for content, problem in (("{", "args.json is damaged: "), ("[]", "args.json is damaged: not a JSON object")):
+    for content, problem in (
+        ("{", "args.json is damaged: "),
+        ("[]", "args.json is damaged: not a JSON object"),
+    ):
         (run / "args.json").write_text(content)
         [found] = find_runs([run])
         assert (found.args, found.command, found.plan, found.started) == ({}, [], {}, None)
@@ -115,7 +127,10 @@ def test_damaged_args(tmp_path):
     assert (found.args, found.command, found.plan, found.started) == ({}, [], {}, None)
     (run / "args.json").unlink()
     [found] = find_runs([run])
-    assert (found.args, found.problems) == ({}, ["args.json is missing: it is not known what was run"])
+    assert (found.args, found.problems) == (
+        {},
+        ["args.json is missing: it is not known what was run"],
+    )
 
 
 def test_a_folder_that_cannot_be_read(tmp_path):

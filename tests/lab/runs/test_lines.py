@@ -54,7 +54,9 @@ def test_lines_come_whole_and_once(tmp_path, most):
 def test_lines_that_are_too_long_are_left_out(tmp_path, monkeypatch):
     monkeypatch.setattr(lines, "LONGEST_LINE", 64)
     path = tmp_path / "file"
-    path.write_bytes(b'{"a": 1}\n' + b"\0" * 500 + b'\n{"a": 2}\n' + b"x" * 70 + b'\n{"a": 3}\n' + b"y" * 300)
+    path.write_bytes(
+        b'{"a": 1}\n' + b"\0" * 500 + b'\n{"a": 2}\n' + b"x" * 70 + b'\n{"a": 3}\n' + b"y" * 300
+    )
     for most in (16, 100):
         file = GrowingFile(path)
         rows, damaged = json_rows(b"".join(everything(file, most)))
@@ -75,7 +77,9 @@ def test_while_another_process_writes(tmp_path):
     data = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows).encode()
     with (
         CompletionTable(path) as table,
-        subprocess.Popen([sys.executable, "-c", WRITE, str(path)], stdin=subprocess.PIPE) as process,
+        subprocess.Popen(
+            [sys.executable, "-c", WRITE, str(path)], stdin=subprocess.PIPE
+        ) as process,
     ):
         assert process.stdin is not None
         process.stdin.write(data)
@@ -100,7 +104,9 @@ def test_several_threads_ask_while_it_grows(tmp_path):
     path.touch()
     asked = [
         lambda table: table.count(CompletionQuery(text="think", order_by="target")),
-        lambda table: len(table.page(CompletionQuery(where=[("nums", "contains", "3")]), limit=10_000)),
+        lambda table: len(
+            table.page(CompletionQuery(where=[("nums", "contains", "3")]), limit=10_000)
+        ),
         lambda table: sum(row["groups"] for row in table.group_shares()) * 4,
         lambda table: sum(map(sum, table.heatmap("target").counts)),
     ]

@@ -11,7 +11,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from swift_r1.flags import RlhfArguments, parse_arguments
-from swift_r1.record.metric_log import MetricLog, Series, at_steps, over_seeds, same_but_seed, smoothed, thinned
+from swift_r1.record.metric_log import (
+    MetricLog,
+    Series,
+    at_steps,
+    over_seeds,
+    same_but_seed,
+    smoothed,
+    thinned,
+)
 
 
 def written(folder: Path, *rows: dict[str, object] | str) -> MetricLog:
@@ -63,7 +71,13 @@ def test_a_file_that_a_resume_has_cut_is_read_again(tmp_path: Path) -> None:
 
 def test_damage_is_left_out_and_said(tmp_path: Path) -> None:
     log = written(
-        tmp_path, {"step": 1, "loss": 1}, "\0\0{\n", "[]\n", {"loss": 2}, {"step": "3"}, {"step": 4, "loss": None}
+        tmp_path,
+        {"step": 1, "loss": 1},
+        "\0\0{\n",
+        "[]\n",
+        {"loss": 2},
+        {"step": "3"},
+        {"step": 4, "loss": None},
     )
     log.refresh()
     assert log.get("loss").steps.tolist() == [1, 4]
@@ -72,21 +86,31 @@ def test_damage_is_left_out_and_said(tmp_path: Path) -> None:
 
 
 def test_steps_that_an_old_run_wrote_twice_count_once(tmp_path: Path) -> None:
-    log = written(tmp_path, *({"step": step, "loss": 0} for step in (1, 2, 3)), {"step": 2, "loss": 9})
+    log = written(
+        tmp_path, *({"step": step, "loss": 0} for step in (1, 2, 3)), {"step": 2, "loss": 9}
+    )
     log.refresh()
     assert pairs(log.get("loss")) == [(1, 0.0), (2, 9.0)]
 
 
 def test_evaluations_with_their_intervals(tmp_path: Path) -> None:
     name = "eval/math/hard"
-    found = {f"{name}/accuracy": 0.5, f"{name}/avg@4": 0.5, f"{name}/avg@4/low": 0.4, f"{name}/avg@4/high": 0.6}
+    found = {
+        f"{name}/accuracy": 0.5,
+        f"{name}/avg@4": 0.5,
+        f"{name}/avg@4/low": 0.4,
+        f"{name}/avg@4/high": 0.6,
+    }
     other = {"step": 1, "loss": 1, "rewards/format/mean": 1}
     log = written(tmp_path, {"step": 0, **found}, other, {"step": 9, **found})
     log.refresh()
     assert log.benchmarks() == {"math/hard": ["accuracy", "avg@4"]}
     assert log.rewards() == ["format"]
     for estimate in ("accuracy", "avg@4"):
-        assert [(one.step, one.value, one.low, one.high) for one in log.evaluations("math/hard", estimate)] == [
+        assert [
+            (one.step, one.value, one.low, one.high)
+            for one in log.evaluations("math/hard", estimate)
+        ] == [
             (0, 0.5, 0.4, 0.6),
             (9, 0.5, 0.4, 0.6),
         ]
@@ -122,11 +146,16 @@ def test_smoothing_is_a_mean_that_forgets() -> None:
 
 @settings(deadline=None)
 @given(st.lists(st.floats(allow_infinity=True, allow_nan=True), max_size=300), st.integers(2, 40))
-def test_thinned_points_are_the_files_own_and_hold_the_extremes(values: list[float], most: int) -> None:
+def test_thinned_points_are_the_files_own_and_hold_the_extremes(
+    values: list[float], most: int
+) -> None:
     shown = thinned(range(len(values)), values, most)
     assert len(shown) <= max(most, 2)
     assert [x for x, _ in shown] == sorted({x for x, _ in shown})
-    assert all(y == values[int(x)] if y is not None else not math.isfinite(values[int(x)]) for x, y in shown)
+    assert all(
+        y == values[int(x)] if y is not None else not math.isfinite(values[int(x)])
+        for x, y in shown
+    )
     known = [value for value in values if math.isfinite(value)]
     if known:
         ys = [y for _, y in shown if y is not None]
@@ -139,19 +168,34 @@ def test_seeds_are_averaged_where_they_have_values() -> None:
         one.add(step, value)
     two.add(2, 4.0)
     assert over_seeds([one, two]) == [(1, 1, 1, 1), (2, 3, 2, 4)]
-    assert same_but_seed({"seed": 1, "beta": 0.1}) == same_but_seed({"beta": 0.1, "seed": 2, "output_dir": "x"})
+    assert same_but_seed({"seed": 1, "beta": 0.1}) == same_but_seed(
+        {"beta": 0.1, "seed": 2, "output_dir": "x"}
+    )
     assert same_but_seed({"beta": 0.1}) != same_but_seed({"beta": 0})
 
 
 def test_runs_of_several_seeds_are_alike_as_their_folders_say() -> None:
-    words = ["--rlhf_type", "grpo", "--model", "m", "--dataset", "countdown", "--reward_funcs", "countdown", "--seed"]
+    words = [
+        "--rlhf_type",
+        "grpo",
+        "--model",
+        "m",
+        "--dataset",
+        "countdown",
+        "--reward_funcs",
+        "countdown",
+        "--seed",
+    ]
     one, two = (parse_arguments(RlhfArguments, [*words, seed], {}).to_dict() for seed in ("1", "2"))
     assert one["data_seed"] == 1 and same_but_seed(one) == same_but_seed(two)
 
 
 def test_numbers_that_no_run_writes_are_left_out(tmp_path: Path) -> None:
     digits = "9" * 400
-    log = written(tmp_path, f'{{"step": {digits}}}\n{{"step": 1e300}}\n{{"step": 1, "loss": {digits}, "kl": 1e999}}\n')
+    log = written(
+        tmp_path,
+        f'{{"step": {digits}}}\n{{"step": 1e300}}\n{{"step": 1, "loss": {digits}, "kl": 1e999}}\n',
+    )
     log.refresh()
     assert math.isnan(log.get("loss").values[0]) and math.isnan(log.get("kl").values[0])
     assert log.problems == ["logging.jsonl: 2 damaged lines are left out"]

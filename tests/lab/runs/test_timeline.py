@@ -32,20 +32,36 @@ def test_a_window_has_what_is_in_it_in_part(tmp_path):
     assert timeline.lanes == ["rank-0", "rollout-ahead-0", "rewards", "server-2", "server-10"]
     assert timeline.problems == []
     found = list(timeline.spans("rank-0", START + 4.5, START + 6.5))
-    assert [(span.name, span.step) for span in found] == [("generate", 2), ("reward", 2), ("train", 2)]
-    assert [(one.start, one.end) for one in found] == [(row["start"], row["end"]) for row in rows[4:7]]
+    assert [(span.name, span.step) for span in found] == [
+        ("generate", 2),
+        ("reward", 2),
+        ("train", 2),
+    ]
+    assert [(one.start, one.end) for one in found] == [
+        (row["start"], row["end"]) for row in rows[4:7]
+    ]
     assert timeline.seconds("rank-0", START + 4.5, START + 6.5, 9) == {
         2: {"generate": 0.5, "reward": 1.0, "train": 0.5}
     }
-    assert timeline.totals("rank-0", START + 4.5, START + 6.5) == {"generate": 0.5, "reward": 1.0, "train": 0.5}
+    assert timeline.totals("rank-0", START + 4.5, START + 6.5) == {
+        "generate": 0.5,
+        "reward": 1.0,
+        "train": 0.5,
+    }
     assert list(timeline.seconds("rank-0", START, START + 20, 2)) == [5, 4]
     with (run / "spans" / "rank-0.jsonl").open("a") as file:
         file.write('{"start": 1, "end"')
     assert not timeline.refresh()
     with (run / "spans" / "rank-0.jsonl").open("a") as file:
-        file.write(': 0, "name": "x", "step": 1}\n{"start": NaN, "end": 2, "name": "x", "step": 1}\n')
-        file.write(json.dumps({"start": START + 20, "end": START + 21, "name": "save", "step": 5}) + "\n")
-    assert timeline.refresh() and [span.name for span in timeline.spans("rank-0", START + 20.5)] == ["save"]
+        file.write(
+            ': 0, "name": "x", "step": 1}\n{"start": NaN, "end": 2, "name": "x", "step": 1}\n'
+        )
+        file.write(
+            json.dumps({"start": START + 20, "end": START + 21, "name": "save", "step": 5}) + "\n"
+        )
+    assert timeline.refresh() and [
+        span.name for span in timeline.spans("rank-0", START + 20.5)
+    ] == ["save"]
     assert timeline.problems == ["rank-0.jsonl: 2 damaged lines are left out"]
 
 
@@ -73,7 +89,9 @@ def test_few_blocks_are_drawn_and_none_of_the_time_is_lost(tmp_path):
         assert (own[0].start, own[-1].end) == (spans[0].start, spans[-1].end)
     assert {block.count for block in blocks if block.lane == "server-0"} == {1}
     near = timeline.blocks(start, start + 1.0)
-    assert {block.count for block in near} == {1} and len([one for one in near if one.lane == "rank-0"]) in (100, 101)
+    assert {block.count for block in near} == {1} and len(
+        [one for one in near if one.lane == "rank-0"]
+    ) in (100, 101)
     few = timeline.blocks(start, end, most=50)
     assert len(few) <= 50 and sum(block.count for block in few) == 40_012
 
@@ -98,7 +116,11 @@ def test_kills_are_found_in_what_is_missing(tmp_path):
     )  # fmt: skip
     found = [(mark.time - START, mark.step, mark.kind) for mark in timeline_of(run).marks]
     assert [one for one in found if one[2] == "killed"] == [(12, 3, "killed"), (75, 3, "killed")]
-    assert [time for time, *_ in found] == sorted(time for time, *_ in found) and found[2] == (12, 3, "killed")
+    assert [time for time, *_ in found] == sorted(time for time, *_ in found) and found[2] == (
+        12,
+        3,
+        "killed",
+    )
     with run_folder_held(run):
         assert [mark.kind for mark in timeline_of(run).marks].count("killed") == 1
         assert timeline_of(run).alive_s == 12 + 6 + 1 + 5
@@ -107,7 +129,9 @@ def test_kills_are_found_in_what_is_missing(tmp_path):
     own = Timeline(run, "rank-0")
     own.refresh()
     assert (own.lanes, own.alive_s) == (["rank-0"], 12 + 6 + 1 + 5)
-    write_events(run, (0, 0, "started"), (9, 2, "ended"), (-3600, 2, "resumed"), (-3700, 2, "ended"))
+    write_events(
+        run, (0, 0, "started"), (9, 2, "ended"), (-3600, 2, "resumed"), (-3700, 2, "ended")
+    )
     assert timeline_of(run).alive_s == 9  # a clock that was set back takes nothing away
 
 
@@ -115,11 +139,26 @@ def test_an_old_run_has_the_times_of_its_log(tmp_path):
     run = make_run(tmp_path / "run", old=True)
     with (run / "logging.jsonl").open("w") as file:
         for step in (2, 4):
-            file.write(json.dumps({"step": step, "time/step": 3, "time/generate": 1.0, "time/train": 2.0}) + "\n")
+            file.write(
+                json.dumps({"step": step, "time/step": 3, "time/generate": 1.0, "time/train": 2.0})
+                + "\n"
+            )
     timeline = timeline_of(run)
-    spans = [(span.name, span.start - START, span.end - START, span.step) for span in timeline.spans("rank-0")]
-    assert spans == [("generate", 0, 2, 2), ("train", 2, 6, 2), ("generate", 6, 8, 4), ("train", 8, 12, 4)]
-    assert len(timeline.problems) == 1 and "reconstructed" in timeline.problems[0] and timeline.marks == []
+    spans = [
+        (span.name, span.start - START, span.end - START, span.step)
+        for span in timeline.spans("rank-0")
+    ]
+    assert spans == [
+        ("generate", 0, 2, 2),
+        ("train", 2, 6, 2),
+        ("generate", 6, 8, 4),
+        ("train", 8, 12, 4),
+    ]
+    assert (
+        len(timeline.problems) == 1
+        and "reconstructed" in timeline.problems[0]
+        and timeline.marks == []
+    )
     write_spans(run, "rank-0", 1)
     timeline.refresh()
     assert timeline.problems == [] and len(list(timeline.spans("rank-0"))) == 4
@@ -146,13 +185,17 @@ def test_a_trace_has_the_spans_of_the_files(tmp_path):
     from perfetto.protos.perfetto.trace.perfetto_trace_pb2 import Trace, TrackEvent
 
     run = make_run(tmp_path / "a run")
-    written = {lane: write_spans(run, lane, 3, 0.1) for lane in ("rank-0", "rollout-ahead-1", "server-0")}
+    written = {
+        lane: write_spans(run, lane, 3, 0.1) for lane in ("rank-0", "rollout-ahead-1", "server-0")
+    }
     path = tmp_path / "out.pftrace"
     [folder] = find_runs([run])
     write_trace(folder, path)
     packets = Trace.FromString(path.read_bytes()).packet
     names = {
-        one.track_descriptor.uuid: one.track_descriptor.name for one in packets if one.HasField("track_descriptor")
+        one.track_descriptor.uuid: one.track_descriptor.name
+        for one in packets
+        if one.HasField("track_descriptor")
     }
     assert list(names.values()) == ["a run", "events", *written]
     begins: dict[str, list[tuple[float, str, int]]] = {lane: [] for lane in written}
@@ -162,13 +205,17 @@ def test_a_trace_has_the_spans_of_the_files(tmp_path):
         event = packet.track_event
         notes = {note.name: note.int_value or note.string_value for note in event.debug_annotations}
         if event.type == TrackEvent.TYPE_SLICE_BEGIN:
-            begins[names[event.track_uuid]].append((packet.timestamp / 1e9, event.name, notes["step"]))
+            begins[names[event.track_uuid]].append(
+                (packet.timestamp / 1e9, event.name, notes["step"])
+            )
         elif event.type == TrackEvent.TYPE_SLICE_END:
             ends[names[event.track_uuid]].append(packet.timestamp / 1e9)
         elif event.type == TrackEvent.TYPE_INSTANT:
             marks.append((event.name, notes["text"]))
     for lane, rows in written.items():
-        assert begins[lane] == [(pytest.approx(row["start"], abs=1e-6), row["name"], row["step"]) for row in rows]
+        assert begins[lane] == [
+            (pytest.approx(row["start"], abs=1e-6), row["name"], row["step"]) for row in rows
+        ]
         assert ends[lane] == pytest.approx([row["end"] for row in rows], abs=1e-6)
     assert [kind for kind, _ in marks] == ["started", "saved", "ended"]
 
@@ -183,7 +230,11 @@ def test_a_trace_replaces_nothing_else(tmp_path):
     [run] = find_runs([make_run(tmp_path / "run")])
     (tmp_path / "plugin.py").write_text("x")
     missing = tmp_path / "missing" / "out.pftrace"
-    for path, why in ((tmp_path / "plugin.py", "there already"), (run.path, "a folder"), (missing, "No such file")):
+    for path, why in (
+        (tmp_path / "plugin.py", "there already"),
+        (run.path, "a folder"),
+        (missing, "No such file"),
+    ):
         with pytest.raises(UsageError, match=why):
             write_trace(run, path)
     assert (tmp_path / "plugin.py").read_text() == "x"

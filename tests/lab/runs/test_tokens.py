@@ -28,10 +28,16 @@ def test_a_completion_in_each_step_that_trained_on_it(run):
         made = recorded(row, one.step)
         assert one.token_ids == made["token_ids"]
         assert one.ratios == pytest.approx(made["ratios"])
-        assert (one.clipped, one.weight_versions, one.ref_logps) == (made["clipped"], made["weight_versions"], None)
+        assert (one.clipped, one.weight_versions, one.ref_logps) == (
+            made["clipped"],
+            made["weight_versions"],
+            None,
+        )
         assert record.text(one.token_ids) == row["completion"] + "<|im_end|>"
         assert record.text(one.prompt_token_ids) == row["prompt"]
-    assert [(one.number, one.token_ids) for one in record.completions(5)] == [(n, None) for n in range(4)]
+    assert [(one.number, one.token_ids) for one in record.completions(5)] == [
+        (n, None) for n in range(4)
+    ]
     assert record.completion(3, "other", 2) == []
     assert record.problems == []
 
@@ -41,7 +47,15 @@ def test_a_character_over_several_tokens(run):
     ids = token_ids("a€<answer>\x80")
     pieces = record.pieces(ids)
     assert pieces == ["a", "", "", "€", "<answer>", "", "\x80", "<|im_end|>"]
-    assert record.pieces([259, 0xAC, 259, 97, 259, 700, 259]) == ["", "€", "", "\ufffda", "", "\ufffd<700>", "\ufffd"]
+    assert record.pieces([259, 0xAC, 259, 97, 259, 700, 259]) == [
+        "",
+        "€",
+        "",
+        "\ufffda",
+        "",
+        "\ufffd<700>",
+        "\ufffd",
+    ]
     assert [record.is_special(one) for one in (258, 257)] == [True, False]
     assert record.pieces([]) == []
     assert b"".join(VOCABULARY[one] for one in ids).decode() == "".join(pieces)
@@ -57,12 +71,18 @@ def test_probes_of_a_step(run):
 
 def test_what_is_missing_or_damaged(run, tmp_path):
     old = TokenRecord(make_run(tmp_path / "old", old=True))
-    assert (old.steps(), old.probe_steps(), old.completion(1, "a", 0), old.problems) == ([], [], [], [])
+    assert (old.steps(), old.probe_steps(), old.completion(1, "a", 0), old.problems) == (
+        [],
+        [],
+        [],
+        [],
+    )
     tokens = run / "tokens"
     whole = (tokens / "step-000003.parquet").read_bytes()
     (tokens / "step-000003.parquet").write_bytes(whole[:-100])
     (tokens / ".writing-step-000004.parquet").write_bytes(b"half")
-    (tokens / "vocabulary.parquet").rename(run / "vocabulary")  # a run writes it in its first second
+    # a run writes it in its first second
+    (tokens / "vocabulary.parquet").rename(run / "vocabulary")
     record = TokenRecord(run)
     assert record.completions(3) == []
     [problem] = record.problems
@@ -81,6 +101,9 @@ def test_bytes_that_are_no_text(run):
     bad = pa.BinaryArray.from_buffers(pa.string(), 1, pa.array([b"\xff"]).buffers())
     parquet.write_table(pa.table({"step": pa.array([3], pa.int32()), "request_id": bad}), path)
     record = TokenRecord(run)
-    assert (record.completions(3), [one.step for one in record.completion(3, "run/1/0", 0)]) == ([], [4])
+    assert (record.completions(3), [one.step for one in record.completion(3, "run/1/0", 0)]) == (
+        [],
+        [4],
+    )
     [problem] = record.problems
     assert problem.startswith("tokens/step-000003.parquet cannot be read: ")

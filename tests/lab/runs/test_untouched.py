@@ -55,7 +55,12 @@ def state(folder: Path) -> dict[str, tuple[int, int, int, bytes]]:
     found = {}
     for path in [folder, *sorted(folder.rglob("*"))]:
         own = path.stat()
-        found[str(path)] = own.st_mtime_ns, own.st_ctime_ns, own.st_mode, path.read_bytes() if path.is_file() else b""
+        found[str(path)] = (
+            own.st_mtime_ns,
+            own.st_ctime_ns,
+            own.st_mode,
+            path.read_bytes() if path.is_file() else b"",
+        )
     return found
 
 
@@ -64,7 +69,9 @@ def test_a_run_is_only_read(tmp_path):
     (run / ".lock").touch()
     (tmp_path / "closed").mkdir(mode=0)  # another's, beside it
     (run / "spans").mkdir()
-    write_rows(run / "spans" / "rank-0.jsonl", [{"start": 1.0, "end": 2.0, "name": "train", "step": 1}])
+    write_rows(
+        run / "spans" / "rank-0.jsonl", [{"start": 1.0, "end": 2.0, "name": "train", "step": 1}]
+    )
     for path in [run, *run.rglob("*")]:
         path.chmod(0o555 if path.is_dir() else 0o444)
     before = state(run)

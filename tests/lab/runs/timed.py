@@ -10,7 +10,9 @@ START = 1_790_000_000.0
 PHASES = ("generate", "reward", "train", "sync")
 
 
-def write_spans(run: Path, lane: str, steps: int, length: float = 1.0, first: float = START) -> list[dict[str, Any]]:
+def write_spans(
+    run: Path, lane: str, steps: int, length: float = 1.0, first: float = START
+) -> list[dict[str, Any]]:
     """Four phases of `length` seconds a step, one after the other; returns them."""
     rows = [
         {"start": now, "end": now + length, "name": name, "step": step}
@@ -26,5 +28,8 @@ def write_spans(run: Path, lane: str, steps: int, length: float = 1.0, first: fl
 
 def write_events(run: Path, *events: tuple[float, int, str]) -> None:
     """Each with its seconds since the start, step and kind."""
-    rows = [{"time": START + time, "step": step, "kind": kind, "text": "so"} for time, step, kind in events]
+    rows = [
+        {"time": START + time, "step": step, "kind": kind, "text": "so"}
+        for time, step, kind in events
+    ]
     (run / "events.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))

@@ -38,15 +38,20 @@ def test_a_point_is_set_against_the_best_at_the_same_step() -> None:
         "ahead": "0 at step 6, more than 0.5 behind rising (3.5)"
     }
     assert hopeless({"slow": [slow]}, **rule) == {}  # nothing to compare with
-    assert hopeless({"slow": [slow]}, **rule | {"behind": None, "below": 0.7}) == {"slow": "0.6 at step 4, below 0.7"}
-    assert hopeless({"none": [series(math.nan, math.nan, math.nan)], "rising": [rising]}, **rule) == {}
+    assert hopeless({"slow": [slow]}, **rule | {"behind": None, "below": 0.7}) == {
+        "slow": "0.6 at step 4, below 0.7"
+    }
+    assert (
+        hopeless({"none": [series(math.nan, math.nan, math.nan)], "rising": [rising]}, **rule) == {}
+    )
 
 
 def test_seeds_count_together() -> None:
     rule = {"over": 1, "after": 2, "behind": 0.5, "below": None}
     good, lucky, unlucky = series(1, 1, 1), series(1, 1, 1), series(0.2, 0.2)
     assert hopeless({"good": [good], "other": [lucky, unlucky]}, **rule) == {}
-    found = hopeless({"good": [good], "other": [unlucky, unlucky, series(1)]}, **rule)  # the third is not there yet
+    # the third is not there yet
+    found = hopeless({"good": [good], "other": [unlucky, unlucky, series(1)]}, **rule)
     assert list(found) == ["other"] and "0.2 at step 2" in found["other"]
 
 

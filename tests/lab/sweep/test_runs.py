@@ -34,7 +34,10 @@ def test_the_other_seeds_of_a_stopped_point_do_not_begin(tmp_path: Path) -> None
     runs = "runs: [{name: good}, {name: bad}]\nstop_after: 3\nstop_below: "
     sweep = made(tmp_path, runs + "2", {})  # it has no place where a run could begin
     sweep.run()
-    assert {run.state for run in sweep.runs} == {"stopped"} and set(sweep.stopped) == {"good", "bad"}
+    assert {run.state for run in sweep.runs} == {"stopped"} and set(sweep.stopped) == {
+        "good",
+        "bad",
+    }
     assert sweep.runs[3].why == "reward 0 at step 3, below 2"
 
 
@@ -43,7 +46,9 @@ def test_a_metric_that_no_step_has(tmp_path: Path) -> None:
     log = tmp_path / sweep.runs[0].plan.folder.name / "logging.jsonl"
     log.write_text(json.dumps({"step": 4, "loss": 0.5, "reward": 1}) + "\n")
     sweep.runs[0].log.refresh()
-    with pytest.raises(UsageError, match=r"--metric rewrd: .* have no such metric; did you mean reward"):
+    with pytest.raises(
+        UsageError, match=r"--metric rewrd: .* have no such metric; did you mean reward"
+    ):
         sweep.run()
 
 

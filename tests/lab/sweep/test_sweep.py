@@ -36,7 +36,9 @@ def write(file: Path, model: Path, flags: dict[str, Any], **keys: Any) -> Path:
         "report_to": "none",
         "max_steps": 2,
     }
-    file.write_text(yaml.safe_dump({"output_dir": str(file.with_suffix("")), "flags": common | flags, **keys}))
+    file.write_text(
+        yaml.safe_dump({"output_dir": str(file.with_suffix("")), "flags": common | flags, **keys})
+    )
     return file
 
 
@@ -76,7 +78,11 @@ def test_points_beside_each_other(tiny_model: Path, tmp_path: Path) -> None:
     args = [json.loads((folder / "args.json").read_text())["args"] for folder in folders]
     assert [(one["learning_rate"], one["seed"]) for one in args] == [(1e-3, 1), (3e-3, 1)]
     points = record(file)["points"]
-    assert len(points) == 2 and points[0]["against_best"] == "best" and points[0]["mean"] >= points[1]["mean"]
+    assert (
+        len(points) == 2
+        and points[0]["against_best"] == "best"
+        and points[0]["mean"] >= points[1]["mean"]
+    )
     assert f"Best: {points[0]['point']}" in said and "[2/2]" in said
     report = (tmp_path / "rates" / "report.html").read_text()
     assert "The sweep" in report and f"Best: {points[0]['point']}" in report
@@ -152,6 +158,11 @@ def test_interrupted_and_killed_it_goes_on(tiny_model: Path, tmp_path: Path, sta
 
     code, _ = sweep(file)
     assert code == 0 and set(states(file).values()) == {"ended"}
-    steps = [json.loads(line)["step"] for line in (folder / "logging.jsonl").read_text().splitlines()]
+    steps = [
+        json.loads(line)["step"] for line in (folder / "logging.jsonl").read_text().splitlines()
+    ]
     assert steps == list(range(1, 151))
-    assert re.findall(r'"kind": "(resumed)"', (folder / "events.jsonl").read_text()) == ["resumed", "resumed"]
+    assert re.findall(r'"kind": "(resumed)"', (folder / "events.jsonl").read_text()) == [
+        "resumed",
+        "resumed",
+    ]

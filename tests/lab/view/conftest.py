@@ -23,7 +23,12 @@ from tests.live_servers import client, server_url
 
 __all__ = ["client", "server_url"]
 CHROMIUM = shutil.which("chromium")
-_FLAGS = ("--no-sandbox", "--disable-gpu", "--disable-background-networking", "--disable-component-update")
+_FLAGS = (
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-background-networking",
+    "--disable-component-update",
+)
 _START_S = 60
 
 
@@ -73,7 +78,9 @@ def viewer(tmp_path: Path) -> Iterator[Callable[..., Viewer]]:
         process.wait(60)
 
 
-def first_line(process: subprocess.Popen[str] | forks.ForkedProcess, within_s: float = _START_S) -> str:
+def first_line(
+    process: subprocess.Popen[str] | forks.ForkedProcess, within_s: float = _START_S
+) -> str:
     """The first line that a process prints."""
     assert process.stdout is not None
     with selectors.DefaultSelector() as waiting:
@@ -82,7 +89,8 @@ def first_line(process: subprocess.Popen[str] | forks.ForkedProcess, within_s: f
     return process.stdout.readline()
 
 
-@pytest.fixture(scope="module")  # while it is there, no other test of the process can run an event loop
+# while it is there, no other test of the process can run an event loop
+@pytest.fixture(scope="module")
 def chromium() -> Iterator[Any]:
     """A browser, without a screen."""
     playwright = pytest.importorskip("playwright.sync_api", reason="pip install playwright")
@@ -101,7 +109,10 @@ def tab(chromium: Any) -> Iterator[Callable[..., Any]]:
     contexts, faults = [], []
 
     def look_at(request: Any) -> None:
-        if urlsplit(request.url).scheme not in ("data", "blob") and urlsplit(request.url).hostname != "127.0.0.1":
+        if (
+            urlsplit(request.url).scheme not in ("data", "blob")
+            and urlsplit(request.url).hostname != "127.0.0.1"
+        ):
             faults.append(f"asked for {request.url}")
 
     def open_tab(width: int = 1280, theme: str = "light", calm: bool = True) -> Any:
@@ -111,7 +122,12 @@ def tab(chromium: Any) -> Iterator[Callable[..., Any]]:
         page = context.new_page()
         page.on("request", look_at)
         if calm:
-            page.on("console", lambda said: faults.append(said.text) if said.type in ("error", "warning") else None)
+            page.on(
+                "console",
+                lambda said: (
+                    faults.append(said.text) if said.type in ("error", "warning") else None
+                ),
+            )
             page.on("pageerror", lambda error: faults.append(str(error)))
         return page
 

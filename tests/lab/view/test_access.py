@@ -22,7 +22,11 @@ def client(api_key: str | None, host: str = "127.0.0.1:7860", loopback: bool = T
     async def page(_request: Any) -> PlainTextResponse:
         return PlainTextResponse("the page")
 
-    routes = [Route("/health", page), Route("/{path:path}", page), WebSocketRoute("/_socket", socket)]
+    routes = [
+        Route("/health", page),
+        Route("/{path:path}", page),
+        WebSocketRoute("/_socket", socket),
+    ]
     guard = Guard(Starlette(routes=routes), 7860, api_key, loopback=loopback)
     return TestClient(guard, base_url=f"http://{host}", follow_redirects=False)
 
@@ -32,7 +36,9 @@ def test_loopback_is_open_under_its_own_names(host: str) -> None:
     assert client(None, host).get("/").status_code == 200
 
 
-@pytest.mark.parametrize("host", ["evil.example", "evil.example:7860", "127.0.0.1.evil.example", "[::1"])
+@pytest.mark.parametrize(
+    "host", ["evil.example", "evil.example:7860", "127.0.0.1.evil.example", "[::1"]
+)
 def test_a_name_that_points_here_gives_no_access(host: str) -> None:
     answer = client(None).get("/", headers={"host": host})
     assert answer.status_code == 421

@@ -13,8 +13,21 @@ from hypothesis import strategies as some
 from swift_r1.errors import RunFailed, UsageError
 from swift_r1.lab.runs.completions import Heatmap
 from swift_r1.lab.runs.query import read_conditions
-from swift_r1.lab.view.answer_sources import check_memory, newest_checkpoint, own_key, server_urls, weight_bytes
-from swift_r1.lab.view.completion_html import card, data_columns, is_long, reasons_of, rows_table, shown
+from swift_r1.lab.view.answer_sources import (
+    check_memory,
+    newest_checkpoint,
+    own_key,
+    server_urls,
+    weight_bytes,
+)
+from swift_r1.lab.view.completion_html import (
+    card,
+    data_columns,
+    is_long,
+    reasons_of,
+    rows_table,
+    shown,
+)
 
 TEXT = some.text(some.characters(), max_size=20) | some.sampled_from(
     ["<script>x</script>", '"><img src=x>', "'", "\x00"]
@@ -25,11 +38,30 @@ VALUE = some.recursive(
     max_leaves=6,
 )
 NAMES = (
-    some.sampled_from(["step", "completion", "prompt", "reward", "rewards/<b>", "messages", "advantage", "number"])
+    some.sampled_from(
+        ["step", "completion", "prompt", "reward", "rewards/<b>", "messages", "advantage", "number"]
+    )
     | TEXT
 )
 OURS = {
-    *("table", "thead", "tbody", "tr", "th", "td", "a", "b", "button", "p", "nav", "article", "h3", "dl", "dt", "dd")
+    *(
+        "table",
+        "thead",
+        "tbody",
+        "tr",
+        "th",
+        "td",
+        "a",
+        "b",
+        "button",
+        "p",
+        "nav",
+        "article",
+        "h3",
+        "dl",
+        "dt",
+        "dd",
+    )
 } | {*("pre", "div", "details", "summary")}
 
 
@@ -50,7 +82,9 @@ class _Tags(HTMLParser):
 @given(some.dictionaries(NAMES, VALUE, max_size=8), some.dictionaries(NAMES, VALUE, max_size=4))
 def test_any_row_is_shown_with_our_tags_alone(row: dict[str, Any], reason: dict[str, Any]) -> None:
     columns = list(row)
-    html = rows_table([row], columns, columns[0] if columns else None, True, lambda _row: '/group?x="&y=<')
+    html = rows_table(
+        [row], columns, columns[0] if columns else None, True, lambda _row: '/group?x="&y=<'
+    )
     html += card(row, [reason], {"tokens": "/tokens?a=b&c=d"}) + card(row, [], {}, whole=True)
     found = _Tags(html)
     assert found.found <= OURS
@@ -62,9 +96,14 @@ def test_any_row_is_shown_with_our_tags_alone(row: dict[str, Any], reason: dict[
 
 
 def test_all_conversations_of_an_episode_are_there() -> None:
-    said = [[{"role": "user", "content": name}, {"role": "assistant", "content": f"{name}!"}] for name in "abc"]
+    said = [
+        [{"role": "user", "content": name}, {"role": "assistant", "content": f"{name}!"}]
+        for name in "abc"
+    ]
     html = card({"messages": said[2], "other_messages": said[:2], "sequences": 3}, [], {})
-    assert html.index("c!") < html.index("conversation 1 of 3") < html.index("a!") < html.index("b!")
+    assert (
+        html.index("c!") < html.index("conversation 1 of 3") < html.index("a!") < html.index("b!")
+    )
     assert "<h3>completion " in html
     assert not is_long({"messages": said[2], "other_messages": said[:2]})
     said[0][1]["content"] *= 10_000
@@ -78,7 +117,9 @@ def test_values_are_short() -> None:
 
 
 def test_conditions() -> None:
-    assert read_conditions('reward>=0.5; finish_reason = length;nums contains 25; a != "1"; b=null;') == [
+    assert read_conditions(
+        'reward>=0.5; finish_reason = length;nums contains 25; a != "1"; b=null;'
+    ) == [
         ("reward", ">=", 0.5),
         ("finish_reason", "=", "length"),
         ("nums", "contains", 25.0),
@@ -108,7 +149,11 @@ def test_any_condition_is_read_or_refused(text: str) -> None:
 
 def test_reasons_belong_to_their_completion() -> None:
     row = {"request_id": "r/0", "number": 1, "completion": "same"}
-    rows = [{"request_id": "r/0/1", "cause": "mine"}, {"request_id": "r/0/11", "cause": "not"}, {"completion": "same"}]
+    rows = [
+        {"request_id": "r/0/1", "cause": "mine"},
+        {"request_id": "r/0/11", "cause": "not"},
+        {"completion": "same"},
+    ]
     assert [one.get("cause") for one in reasons_of(row, rows)] == ["mine"]
     assert reasons_of({"completion": "same"}, rows) == [{"completion": "same"}]
 
@@ -116,11 +161,16 @@ def test_reasons_belong_to_their_completion() -> None:
 def test_a_key_is_for_this_machine_only(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SWIFT_API_KEY", "secret")
     assert own_key("http://127.0.0.1:8000") == own_key("http://[::1]:8000") == "secret"
-    assert own_key("http://example.org:8000") is None and own_key("http://127.0.0.1.example.org") is None
+    assert (
+        own_key("http://example.org:8000") is None
+        and own_key("http://127.0.0.1.example.org") is None
+    )
 
 
 def test_the_servers_of_a_run(tmp_path: Path) -> None:
-    assert server_urls({"use_vllm": True, "vllm_server_host": ["a"], "vllm_server_port": [1, 2]}) == (
+    assert server_urls(
+        {"use_vllm": True, "vllm_server_host": ["a"], "vllm_server_port": [1, 2]}
+    ) == (
         "http://a:1",
         "http://a:2",
     )
@@ -153,7 +203,10 @@ def test_charts_of_distributions() -> None:
     from swift_r1.lab.view.pages.prompt import in_groups, mean_reward
 
     counts = {"step": 1} | dict.fromkeys(FAILURES, 0) | {"right": 3, "truncated": 1}
-    assert of_all([counts])[0] == {"step": 1} | dict.fromkeys(FAILURES, 0.0) | {"right": 0.75, "truncated": 0.25}
+    assert of_all([counts])[0] == {"step": 1} | dict.fromkeys(FAILURES, 0.0) | {
+        "right": 0.75,
+        "truncated": 0.25,
+    }
     lines = shares([{"step": step, "a": step / 1000} for step in range(1000)], {"A": "a"})
     assert len(lines[0].points) == 334 and lines[0].points[1] == (3.0, pytest.approx(0.004))
     heat = heat_options("x", Heatmap([1, 5], [0.0, 0.5, 1.0], [[3, 1], [0, 2]]))
@@ -164,7 +217,9 @@ def test_charts_of_distributions() -> None:
         {"step": 5, "number": 0, "reward": 1.0},
         {"step": 2, "reward": 0.5},
     ]
-    assert {step: [row.get("number") for row in group] for step, group in in_groups(rows).items()} == {
+    assert {
+        step: [row.get("number") for row in group] for step, group in in_groups(rows).items()
+    } == {
         2: [None],
         5: [0, 1],
     }

@@ -45,7 +45,9 @@ def recorded(run: Path, step: int, number: int) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("theme", ["light", "dark"])
-def test_tokens_have_the_colours_of_their_numbers(viewer: Any, tab: Tab, run: Path, theme: str) -> None:
+def test_tokens_have_the_colours_of_their_numbers(
+    viewer: Any, tab: Tab, run: Path, theme: str
+) -> None:
     page, url, row = tab(theme=theme), viewer(run).url, recorded(run, 3, 2)
     row["mask"][10:14] = [False] * 4
     write_tokens(run / "tokens" / "step-000003.parquet", [row])
@@ -54,10 +56,14 @@ def test_tokens_have_the_colours_of_their_numbers(viewer: Any, tab: Tab, run: Pa
         page.goto(f"{url}/tokens?run=made&step=3&request={request}&number=2&colour={colour}")
         page.wait_for_selector(".tokens.text i")
         shown = page.eval_on_selector_all(
-            ".tokens.text i", "all => all.map((one) => [getComputedStyle(one).backgroundColor, one.textContent])"
+            ".tokens.text i",
+            "all => all.map((one) => [getComputedStyle(one).backgroundColor, one.textContent])",
         )
         assert len(shown) == len(row["token_ids"])
-        assert "".join(text for _, text in shown).replace("·", " ").replace("‥", "").count("<answer>") <= 1
+        assert (
+            "".join(text for _, text in shown).replace("·", " ").replace("‥", "").count("<answer>")
+            <= 1
+        )
         values = values_of(row, colour)
         assert values is not None
         scale = scale_of(colour, values)
@@ -81,7 +87,9 @@ def test_tokens_have_the_colours_of_their_numbers(viewer: Any, tab: Tab, run: Pa
     page.wait_for_function("document.querySelector('.token-panel').innerText.includes('6 of')")
 
 
-def test_another_colour_is_in_the_address_and_the_next_completion_a_key_away(viewer: Any, tab: Tab, run: Path) -> None:
+def test_another_colour_is_in_the_address_and_the_next_completion_a_key_away(
+    viewer: Any, tab: Tab, run: Path
+) -> None:
     page, url = tab(), viewer(run).url
     page.goto(f"{url}/tokens?run=made&step=3&colour=version")
     page.wait_for_selector(".tokens.text i.s0")
@@ -92,19 +100,30 @@ def test_another_colour_is_in_the_address_and_the_next_completion_a_key_away(vie
     page.reload()
     page.wait_for_selector(".tokens.text i.d-16")
     page.keyboard.press("j")
-    page.wait_for_function("location.search.includes('number=1') && location.search.includes('colour=clipped')")
+    page.wait_for_function(
+        "location.search.includes('number=1') && location.search.includes('colour=clipped')"
+    )
 
 
 def test_each_sequence_of_an_episode_is_a_page(viewer: Any, tab: Tab, run: Path) -> None:
     row = recorded(run, 3, 2)
-    own = [row | {"sequence": number, "token_ids": [97 + number] * len(row["token_ids"])} for number in range(3)]
+    own = [
+        row | {"sequence": number, "token_ids": [97 + number] * len(row["token_ids"])}
+        for number in range(3)
+    ]
     for step in (3, 4):  # two optimizer steps trained on it
-        write_tokens(run / "tokens" / f"step-{step:06d}.parquet", [one | {"step": step} for one in own])
+        write_tokens(
+            run / "tokens" / f"step-{step:06d}.parquet", [one | {"step": step} for one in own]
+        )
     page, url = tab(), viewer(run).url
-    page.goto(f"{url}/tokens?run=made&step=3&request={row['request_id'].replace('/', '%2F')}&number=2")
+    page.goto(
+        f"{url}/tokens?run=made&step=3&request={row['request_id'].replace('/', '%2F')}&number=2"
+    )
     for number in range(3):
         page.wait_for_selector(f"text={number + 1} of 3 that are recorded")
-        page.wait_for_function(f"document.querySelector('.tokens.text').innerText.startsWith('{'abc'[number] * 3}')")
+        page.wait_for_function(
+            f"document.querySelector('.tokens.text').innerText.startsWith('{'abc'[number] * 3}')"
+        )
         if number < 2:
             page.get_by_title("next completion").click()
     page.get_by_label("optimizer step").click()
@@ -128,7 +147,9 @@ def test_the_table_shows_the_rows_of_the_file(viewer: Any, tab: Tab, run: Path) 
 
     page.goto(f"{url}/completions?run=made")
     assert shown() == expected(rows)
-    page.goto(f"{url}/completions?run=made&where=reward>=0.5; finish_reason=stop&sort=completion/characters&desc=1")
+    page.goto(
+        f"{url}/completions?run=made&where=reward>=0.5; finish_reason=stop&sort=completion/characters&desc=1"
+    )
     right = [row for row in rows if (row["reward"] or 0) >= 0.5 and row["finish_reason"] == "stop"]
     assert shown() == expected(sorted(right, key=lambda row: -len(row["completion"])))
     assert f"of {len(right)}" in page.inner_text(".said")
@@ -142,7 +163,9 @@ def test_the_table_shows_the_rows_of_the_file(viewer: Any, tab: Tab, run: Path) 
     page.reload()
     assert shown() == expected(found)
     page.click(".rows th button[data-sort=reward]")
-    page.wait_for_function("location.search.includes('sort=reward') && location.search.includes('desc=1')")
+    page.wait_for_function(
+        "location.search.includes('sort=reward') && location.search.includes('desc=1')"
+    )
     page.goto(f"{url}/completions?run=made&where=reward is high")
     page.wait_for_function("document.querySelector('.said').innerText.includes('no condition')")
 
@@ -175,21 +198,35 @@ def test_a_group_says_why_each_got_what_it_got(viewer: Any, tab: Tab, run: Path)
     ]
     (run / "completions.jsonl").unlink()
     write_rows(run / "completions.jsonl", rows)
-    bad = {"step": 3, "reward": "countdown", "kind": "exception", "cause": "ZeroDivisionError: <i>", "completion": ""}
+    bad = {
+        "step": 3,
+        "reward": "countdown",
+        "kind": "exception",
+        "cause": "ZeroDivisionError: <i>",
+        "completion": "",
+    }
     named = {"prompt_id": mine[2]["prompt_id"], "request_id": f"{mine[2]['request_id']}/2"}
     write_rows(run / "invalid_rewards.jsonl", [bad | named])
     page, url = tab(), viewer(run).url
     page.goto(f"{url}/group?run=made&step=3&group=0")
     cards = page.locator(".card")
     assert cards.count() == 4
-    assert "document.title" in cards.nth(0).inner_text() and "␀␛[31mU+202E" in cards.nth(0).inner_text()
+    assert (
+        "document.title" in cards.nth(0).inner_text()
+        and "␀␛[31mU+202E" in cards.nth(0).inner_text()
+    )
     assert page.title() != "taken"
-    assert page.locator(".turn.tool pre").inner_text() == "12" and "<b>" in cards.nth(1).inner_text()
+    assert (
+        page.locator(".turn.tool pre").inner_text() == "12" and "<b>" in cards.nth(1).inner_text()
+    )
     assert "countdown is invalid (exception): ZeroDivisionError: <i>" in cards.nth(2).inner_text()
     assert page.locator(".why").count() == 1
     for place, row in enumerate(mine):
         said = cards.nth(place).inner_text()
-        assert f"rewards/format\n{row['rewards/format']:g}" in said and f"advantage\n{row['advantage']:g}" in said
+        assert (
+            f"rewards/format\n{row['rewards/format']:g}" in said
+            and f"advantage\n{row['advantage']:g}" in said
+        )
     assert '"3", 9 and 8' in page.locator("pre.prompt").inner_text()
     cards.nth(1).get_by_text("tokens").click()
     page.wait_for_selector(".tokens.text i")
@@ -198,7 +235,8 @@ def test_a_group_says_why_each_got_what_it_got(viewer: Any, tab: Tab, run: Path)
 
 def test_a_prompt_over_time_and_what_changed(viewer: Any, tab: Tab, run: Path) -> None:
     everything = [
-        row | {"finish_reason": HOSTILE, "weight_version": HOSTILE} for row in lines(run / "completions.jsonl")
+        row | {"finish_reason": HOSTILE, "weight_version": HOSTILE}
+        for row in lines(run / "completions.jsonl")
     ]
     (run / "completions.jsonl").unlink()
     write_rows(run / "completions.jsonl", everything)
@@ -210,8 +248,12 @@ def test_a_prompt_over_time_and_what_changed(viewer: Any, tab: Tab, run: Path) -
     page.wait_for_function("document.querySelectorAll('.rows tbody tr').length == 2")
     page.get_by_text("countdown:1", exact=True).last.click()
     page.wait_for_selector(".versions .card")
-    assert page.locator(".versions .card h3 a").all_inner_texts() == [f"step {step}" for step in steps]
-    first, second = [next(row for row in rows if (row["step"], row["number"]) == (step, 0)) for step in steps[:2]]
+    assert page.locator(".versions .card h3 a").all_inner_texts() == [
+        f"step {step}" for step in steps
+    ]
+    first, second = [
+        next(row for row in rows if (row["step"], row["number"]) == (step, 0)) for step in steps[:2]
+    ]
     texts = page.eval_on_selector_all(
         ".versions pre",
         "all => all.map((one) => (one.querySelectorAll('del').forEach((gone) => gone.remove()), one.textContent))",
@@ -248,7 +290,9 @@ def test_a_link_to_a_changed_prompt_stays_raw_text(viewer: Any, tab: Tab, run: P
         page.reload()
 
 
-def test_the_checkpoint_answers_and_is_stopped(viewer: Any, tab: Tab, run: Path, tiny_model: Path) -> None:
+def test_the_checkpoint_answers_and_is_stopped(
+    viewer: Any, tab: Tab, run: Path, tiny_model: Path
+) -> None:
     shutil.copytree(tiny_model, run / "checkpoint-6")
     served = viewer(run)
     page, url = tab(), served.url
@@ -264,9 +308,15 @@ def test_the_checkpoint_answers_and_is_stopped(viewer: Any, tab: Tab, run: Path,
     page.get_by_role("button", name="stop").click()
     page.wait_for_selector("text=stopped")
     row = recorded(run, 3, 0)
-    write_tokens(run / "tokens" / "step-000003.parquet", [row | {"token_ids": [5, 6, 7], "prompt_token_ids": [8, 9]}])
+    write_tokens(
+        run / "tokens" / "step-000003.parquet",
+        [row | {"token_ids": [5, 6, 7], "prompt_token_ids": [8, 9]}],
+    )
     (run / "tokens" / "step-000004.parquet").unlink()
-    for number, said in ((1, "not of this model's vocabulary"), (3, "instead of '\\x07' (token 3), by checkpoint-6")):
+    for number, said in (
+        (1, "not of this model's vocabulary"),
+        (3, "instead of '\\x07' (token 3), by checkpoint-6"),
+    ):
         page.goto(f"{url}/tokens?run=made&step={number}&source=checkpoint-6")
         page.click(".tokens.text i:nth-of-type(3)")
         page.wait_for_selector(f"text={said}", timeout=60_000)

@@ -12,9 +12,23 @@ import httpx
 from tests.lab.runs.made import make_run
 
 PATHS = (
-    *("/completions?run={}&sort=reward&desc=1&where=nums contains 3", "/completions?run={}&of=eval", "/group?run={}"),
-    *("/group?run={}&step=3&group=1", "/group?run={}&step=nan&group=1e400", "/tokens?run={}", "/tokens?run={}&step=3"),
-    *("/?run={}", "/time?run={}", "/tokens?run={}&probe=²", "/completions?run={}&step=1-1" + 40 * "0"),
+    *(
+        "/completions?run={}&sort=reward&desc=1&where=nums contains 3",
+        "/completions?run={}&of=eval",
+        "/group?run={}",
+    ),
+    *(
+        "/group?run={}&step=3&group=1",
+        "/group?run={}&step=nan&group=1e400",
+        "/tokens?run={}",
+        "/tokens?run={}&step=3",
+    ),
+    *(
+        "/?run={}",
+        "/time?run={}",
+        "/tokens?run={}&probe=²",
+        "/completions?run={}&step=1-1" + 40 * "0",
+    ),
     *(
         "/tokens?run={}&probe=4",
         "/prompt?run={}",
@@ -48,7 +62,10 @@ def test_every_page_answers(viewer: Any, tmp_path: Path) -> None:
         rows = [json.loads(line) for line in (run / "completions.jsonl").read_text().splitlines()]
         (run / "completions.jsonl").unlink()
         columns = [name for name in rows[0] if name != "step"]
-        changes = [{name: chance.choice(VALUES) for name in columns if chance.random() < 0.25} for _ in rows]
+        changes = [
+            {name: chance.choice(VALUES) for name in columns if chance.random() < 0.25}
+            for _ in rows
+        ]
         content = json.loads((run / "args.json").read_text())
         content["args"] |= {"temperature": "hot", "max_completion_length": [1], "model": "\ud800"}
         (run / "args.json").write_text(json.dumps(content))

@@ -11,19 +11,45 @@ import httpx
 
 from tests.security.hostile import ALL, NAME, TAKEN, hostile_run
 
-PATHS = ("/", "/completions", "/group?step=1&group=0", "/tokens?step=1", "/time", "/prompt?prompt=countdown:1")
-OUT = ("../..", "../../../../../../etc", "/etc", "..%2f..", "....//....//etc", "%2e%2e/%2e%2e", ".", "\x00")
-RAW = (b"/static/../../../../../../etc/passwd", b"/static/..%2f..%2f..%2f..%2fetc/passwd", b"//etc/passwd")
+PATHS = (
+    "/",
+    "/completions",
+    "/group?step=1&group=0",
+    "/tokens?step=1",
+    "/time",
+    "/prompt?prompt=countdown:1",
+)
+OUT = (
+    "../..",
+    "../../../../../../etc",
+    "/etc",
+    "..%2f..",
+    "....//....//etc",
+    "%2e%2e/%2e%2e",
+    ".",
+    "\x00",
+)
+RAW = (
+    b"/static/../../../../../../etc/passwd",
+    b"/static/..%2f..%2f..%2f..%2fetc/passwd",
+    b"//etc/passwd",
+)
 ACTS = "iframe, img[src=x], [onerror], [onload], [onfocus], [onmouseover]"
 
 
-def test_nothing_of_a_run_acts_in_its_pages(viewer: Any, tab: Callable[..., Any], tmp_path: Path) -> None:
+def test_nothing_of_a_run_acts_in_its_pages(
+    viewer: Any, tab: Callable[..., Any], tmp_path: Path
+) -> None:
     run = hostile_run(tmp_path / "runs")
     page, url = tab(), viewer(run.parent).url
     said: list[str] = []
     page.on("dialog", lambda one: said.append(one.message) or one.dismiss())
     hostile = quote(ALL)
-    for path in (*PATHS, f"/completions?q={hostile}&where={hostile}&sort={hostile}", f"/prompt?prompt={hostile}"):
+    for path in (
+        *PATHS,
+        f"/completions?q={hostile}&where={hostile}&sort={hostile}",
+        f"/prompt?prompt={hostile}",
+    ):
         more = "&" if "?" in path else "?"
         page.goto(f"{url}{path}{more}run={quote(NAME)}")
         page.wait_for_function("document.body.innerText.length > 100")
@@ -40,7 +66,12 @@ def test_no_path_leads_out_of_the_runs(viewer: Any, tmp_path: Path) -> None:
     run = hostile_run(tmp_path / "runs")
     with httpx.Client(base_url=viewer(run.parent).url, trust_env=False, timeout=60) as http:
         for out in (quote(one) for one in OUT):
-            for path in ("/?run={}", "/completions?run={}", "/tokens?run={}", "/static/{}/secret.txt"):
+            for path in (
+                "/?run={}",
+                "/completions?run={}",
+                "/tokens?run={}",
+                "/static/{}/secret.txt",
+            ):
                 assert "pl4nted" not in http.get(path.format(out)).text
         request = http.build_request("GET", "/static/x")
         for raw in RAW:

@@ -29,7 +29,10 @@ def logged(run: Path, name: str) -> list[list[float]]:
 
 
 def query(page: Any) -> dict[str, str]:
-    return {name: values[0] for name, values in parse_qs(urlsplit(page.evaluate("location.href")).query).items()}
+    return {
+        name: values[0]
+        for name, values in parse_qs(urlsplit(page.evaluate("location.href")).query).items()
+    }
 
 
 @pytest.fixture
@@ -42,7 +45,9 @@ def test_the_page_follows_a_run_that_trains_and_shows_what_its_files_say(
 ) -> None:
     run = tmp_path / "run"
     words = words_of(tiny_model, run, max_steps=400, eval_steps=10, save_steps=10, eval_limit=8)
-    training = forks.start(["-m", "swift_r1", "rlhf", *words], environ={"OMP_NUM_THREADS": "1"}, stdout=forks.DEVNULL)
+    training = forks.start(
+        ["-m", "swift_r1", "rlhf", *words], environ={"OMP_NUM_THREADS": "1"}, stdout=forks.DEVNULL
+    )
     try:
         until(lambda: (run / "logging.jsonl").is_file() and rows(run), 120)
         page = tab()
@@ -64,7 +69,11 @@ def test_the_page_follows_a_run_that_trains_and_shows_what_its_files_say(
             ("Trainer against engine", "logp_diff", "rollout/logp_diff"),
             ("Evaluation: counting", "accuracy", "eval/counting/accuracy"),
         ):
-            until(lambda title=title, name=name, metric=metric: series(page, title)[name] == logged(run, metric))
+            until(
+                lambda title=title, name=name, metric=metric: (
+                    series(page, title)[name] == logged(run, metric)
+                )
+            )
     finally:
         training.kill()
         training.wait(60)
@@ -86,7 +95,8 @@ def test_zoom_and_scroll_stay_while_a_run_grows_and_a_link_restores_them(
     asked = until(lambda: "from" in (found := query(page)) and found)
     low, high = float(asked["from"]), float(asked["to"])
     assert 0 < low < high < 30
-    assert zoom(page, "Loss") == pytest.approx((low, high), rel=1e-4)  # all charts of the page follow
+    # all charts of the page follow
+    assert zoom(page, "Loss") == pytest.approx((low, high), rel=1e-4)
     page.evaluate("window.scrollTo(0, 300)")
     with (made / "logging.jsonl").open("a") as file:
         file.write(json.dumps({"step": 31, "loss": 5, "reward": 0.5}) + "\n")
@@ -125,7 +135,11 @@ def test_what_a_control_changes_is_in_the_link(
     until(lambda: query(page).get("smooth") == "0.01")
     page.locator(".q-slider__track-container").press("ArrowLeft")
     until(lambda: query(page).get("smooth") == "0")
-    until(lambda: series(page, "Entropy of the policy")["entropy"][-1][0] == pytest.approx(30 * 2.5 / 60))
+    until(
+        lambda: (
+            series(page, "Entropy of the policy")["entropy"][-1][0] == pytest.approx(30 * 2.5 / 60)
+        )
+    )
     other = tab()
     other.goto(page.url.replace("smooth=0", "smooth=0.6"))
     smooth = until(lambda: series(other, "Entropy of the policy"))["entropy"]
@@ -153,7 +167,8 @@ def test_seeds_are_one_line_with_a_band_unless_the_link_says_otherwise(
     assert until(lambda: series(page, "Reward")) == {"seed-2": two, "seed-1": one}
     page.goto(f"{url}/?run=seed-1")
     assert until(lambda: series(page, "Reward")) == {"reward": one}
-    for chosen, title in (("", "Time: seed-2"), ("?run=seed-1", "Time")):  # of several a page of one names its run
+    # of several a page of one names its run
+    for chosen, title in (("", "Time: seed-2"), ("?run=seed-1", "Time")):
         page.goto(f"{url}/time{chosen}")
         assert page.inner_text(".view-title") == title
     page.goto(f"{url}/?run=seed-1&log=1")
@@ -171,7 +186,9 @@ def test_no_page_is_wider_than_the_window_and_keys_go_to_each(
     page, url = tab(400, "dark"), viewer(made).url
     page.goto(url)
     links = until(
-        lambda: page.eval_on_selector_all("[data-go]", "all => all.map((one) => [one.dataset.go, one.pathname])")
+        lambda: page.eval_on_selector_all(
+            "[data-go]", "all => all.map((one) => [one.dataset.go, one.pathname])"
+        )
     )
     assert len(links) >= 6
     for key, path in (*links[1:], links[0]):  # it is at the first
@@ -220,7 +237,9 @@ def test_an_address_that_names_no_run_says_so(
     assert page.inner_text(".view-problem") == "there is no run '<b>none</b>' here: a run"
 
 
-def test_damage_is_said_in_one_line(viewer: Callable[..., Viewer], tab: Callable[..., Any], made: Path) -> None:
+def test_damage_is_said_in_one_line(
+    viewer: Callable[..., Viewer], tab: Callable[..., Any], made: Path
+) -> None:
     with (made / "logging.jsonl").open("a") as file:
         file.write('\0\0\0\n{"step": 31, "loss": 1}\n{"step": 32, "lo')
     (made / "diagnosis.jsonl").write_text(
@@ -242,7 +261,12 @@ def test_damage_is_said_in_one_line(viewer: Callable[..., Viewer], tab: Callable
     ]
     with (made / "logging.jsonl").open("a") as file:
         file.write('ss": 2}\n')
-    until(lambda: page.locator(".view-problem").all_inner_texts() == ["logging.jsonl: 1 damaged line is left out"])
+    until(
+        lambda: (
+            page.locator(".view-problem").all_inner_texts()
+            == ["logging.jsonl: 1 damaged line is left out"]
+        )
+    )
 
 
 def test_two_tabs_follow_a_run_until_its_folder_is_gone(
@@ -263,10 +287,14 @@ def test_two_tabs_follow_a_run_until_its_folder_is_gone(
         until(lambda one=one: not series(one, "Loss"))
     page.goto(url)
     until(lambda: series(page, "Loss"))
-    assert page.locator(".view-problem").all_inner_texts() == [f"{made}: there is no such folder any more"]
+    assert page.locator(".view-problem").all_inner_texts() == [
+        f"{made}: there is no such folder any more"
+    ]
 
 
-def test_what_the_curves_mean_is_below_them(viewer: Callable[..., Viewer], tab: Callable[..., Any], made: Path) -> None:
+def test_what_the_curves_mean_is_below_them(
+    viewer: Callable[..., Viewer], tab: Callable[..., Any], made: Path
+) -> None:
     page = tab()
     page.goto(viewer(made).url)
     page.click("text=what the curves mean")

@@ -18,13 +18,17 @@ from tests.conftest import free_port, until
 from tests.live_servers import push_weights
 
 
-def test_answers_and_alternatives_are_the_models(server_url: str, client: RolloutClient, tiny_model: Path) -> None:
+def test_answers_and_alternatives_are_the_models(
+    server_url: str, client: RolloutClient, tiny_model: Path
+) -> None:
     model = AutoModelForCausalLM.from_pretrained(tiny_model, dtype=torch.float32).eval()
     version = client.info().weight_version + 1
     push_weights(client, version, [list(model.named_parameters())])
     source = ServerSource(server_url, None)
     for chat in (True, False):
-        answers = asyncio.run(source.ask(PageQuestion("count from 7", chat=chat, n=2, max_tokens=9)))
+        answers = asyncio.run(
+            source.ask(PageQuestion("count from 7", chat=chat, n=2, max_tokens=9))
+        )
         assert source.name == f"the server at {server_url}, weight version {version}"
         assert len(answers) == 2
         for one in answers:
@@ -39,7 +43,9 @@ def test_answers_and_alternatives_are_the_models(server_url: str, client: Rollou
 
 def test_what_cannot_be_answered_is_one_line(server_url: str) -> None:
     source = ServerSource(server_url, None)
-    with pytest.raises(RunFailed, match=r"refuses: .*too long: .*new tokens, max_model_len") as long:
+    with pytest.raises(
+        RunFailed, match=r"refuses: .*too long: .*new tokens, max_model_len"
+    ) as long:
         asyncio.run(source.ask(PageQuestion("x", max_tokens=100_000)))
     assert "\n" not in str(long.value)
     nobody = f"http://127.0.0.1:{free_port()}"
@@ -54,7 +60,9 @@ def test_a_question_that_is_taken_back_ends_the_work(server_url: str) -> None:
 
     async def ask_and_stop() -> None:
         while True:  # a random model may have ended its answers before anybody looks
-            work = asyncio.ensure_future(ServerSource(server_url, None).ask(PageQuestion("x", n=16, max_tokens=900)))
+            work = asyncio.ensure_future(
+                ServerSource(server_url, None).ask(PageQuestion("x", n=16, max_tokens=900))
+            )
             await asyncio.to_thread(until, lambda task=work: task.done() or running())
             if work.cancel():
                 break

@@ -18,11 +18,16 @@ from swift_r1.lab.view.pages.tokens import _Tokens
 from tests.lab.runs.made import make_run
 
 
-def test_a_reader_that_a_page_still_has_is_not_closed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_reader_that_a_page_still_has_is_not_closed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(shell, "_opened", OrderedDict())
     monkeypatch.setattr(shell, "_MOST_OPENED", 1)
     path = make_run(tmp_path / "run", steps=2) / "completions.jsonl"
-    with shell.opened(CompletionTable, path) as table, shell.opened(CompletionTable, tmp_path / "other"):
+    with (
+        shell.opened(CompletionTable, path) as table,
+        shell.opened(CompletionTable, tmp_path / "other"),
+    ):
         assert shell.opened(CompletionTable, tmp_path / "other") is not table
         assert table.refresh() == table.count(CompletionQuery()) > 0
         with shell.opened(CompletionTable, path) as again:
@@ -77,4 +82,6 @@ def test_of_tokens_that_are_clicked_one_after_the_other_the_last_is_asked_for() 
 
     asyncio.run(click())
     assert asked == [([1], 0.5), ([1, 5, 6], 0.5)]
-    assert [one for one in said if "instead of" in one] == said[-1:] and "instead of &#x27;c&#x27;" in said[-1]
+    assert [one for one in said if "instead of" in one] == said[
+        -1:
+    ] and "instead of &#x27;c&#x27;" in said[-1]

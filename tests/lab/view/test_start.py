@@ -31,7 +31,11 @@ def made(tmp_path: Path) -> Path:
 
 def state(folder: Path) -> dict[str, tuple[int, int]]:
     """Size and time of the last change of everything in a folder."""
-    return {str(path): (one.st_size, one.st_mtime_ns) for path in (folder, *folder.rglob("*")) for one in [path.stat()]}
+    return {
+        str(path): (one.st_size, one.st_mtime_ns)
+        for path in (folder, *folder.rglob("*"))
+        for one in [path.stat()]
+    }
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
@@ -74,7 +78,11 @@ def test_what_is_wrong_is_said_before_anything_is_loaded(
             2,
             "swift view: --host 0.0.0.0 accepts connections from other machines: set --api_key",
         ),
-        ([made, "--text", "--port", "1"], 2, "swift view: --port has no effect without the page (--text, --trace)"),
+        (
+            [made, "--text", "--port", "1"],
+            2,
+            "swift view: --port has no effect without the page (--text, --trace)",
+        ),
         ([made, "--portt", "1"], 2, "swift view: unknown flag --portt: did you mean --port?"),
     ):
         assert main(["view", *map(str, words)]) == code
@@ -86,9 +94,15 @@ def test_without_the_extra_one_line_says_how_to_get_it(
     made: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "duckdb", None)
-    for words in (["view", str(made)], ["report", str(made)], ["rlhf", "--view", "true", *words_of(made, made)]):
+    for words in (
+        ["view", str(made)],
+        ["report", str(made)],
+        ["rlhf", "--view", "true", *words_of(made, made)],
+    ):
         assert main(words) == 2
-        assert capsys.readouterr().err.endswith(": duckdb not installed: pip install 'swift-r1[view]'\n")
+        assert capsys.readouterr().err.endswith(
+            ": duckdb not installed: pip install 'swift-r1[view]'\n"
+        )
 
 
 def test_help_and_faults_load_nothing_heavy() -> None:
@@ -99,7 +113,11 @@ def test_help_and_faults_load_nothing_heavy() -> None:
             "sys.exit(code)"
         )
         done = subprocess.run(
-            [sys.executable, "-c", script, *words], capture_output=True, text=True, timeout=60, check=False
+            [sys.executable, "-c", script, *words],
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
         )
         assert done.returncode == code
         assert done.stdout.splitlines()[-1] == "[]"
@@ -138,7 +156,9 @@ def test_the_page_beside_a_run_ends_with_it(tiny_model: Path, tmp_path: Path, ho
     try:
         lines: list[str] = []
         until(lambda: lines.append(first_line(training)) or "swift view" in lines[-1], 120)
-        assert re.fullmatch(rf"swift view: http://127.0.0.1:{port} \(it ends with the run\)\n", lines[-1])
+        assert re.fullmatch(
+            rf"swift view: http://127.0.0.1:{port} \(it ends with the run\)\n", lines[-1]
+        )
         children = living(psutil.Process(training.pid).children())
         [page] = [one for one in children if "swift_r1.lab.view.server" in one.cmdline()]
         if how == "SIGKILL":

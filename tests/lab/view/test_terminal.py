@@ -48,7 +48,9 @@ def test_an_overview_and_the_last_groups(tmp_path, capsys):
     rows = [json.loads(line) for line in (run / "completions.jsonl").read_bytes().splitlines()]
     for group in range(3):
         own = [row for row in rows if (row["step"], row["group"]) == (7, group)]
-        place = lines.index(f"step 7, group {group}, {own[0]['prompt_id']}: {own[0]['prompt'].strip()}")
+        place = lines.index(
+            f"step 7, group {group}, {own[0]['prompt_id']}: {own[0]['prompt'].strip()}"
+        )
         for row, line in zip(own, lines[place + 2 :], strict=False):
             reward = "-" if row["reward"] is None else f"{row['reward']:.3f}"
             assert line.split()[:2] == [str(row["number"]), reward]
@@ -60,7 +62,13 @@ def test_a_row_of_metrics_is_one_line(tmp_path, capsys):
     run = make_run(tmp_path / "run", steps=60)
     log = run / "logging.jsonl"
     rows = [json.loads(line) for line in log.read_text().splitlines()]
-    write_rows(log, [row | {"completions/clipped_ratio": 0.15625, "rollout/logp_diff": 2.3211e-07} for row in rows])
+    write_rows(
+        log,
+        [
+            row | {"completions/clipped_ratio": 0.15625, "rollout/logp_diff": 2.3211e-07}
+            for row in rows
+        ],
+    )
     lines = shown(capsys, run)
     assert [line for line in lines if line and set(line) <= set("▁▂▃▄▅▆▇█ ")] == []
 
@@ -78,7 +86,9 @@ def test_an_agents_calls_are_shown(tmp_path, capsys):
         {"role": "assistant", "content": "so 3"},
     ]
     rows = [json.loads(line) for line in (run / "completions.jsonl").read_bytes().splitlines()]
-    write_rows(run / "completions.jsonl", [row | {"turns": 2, "messages": messages} for row in rows])
+    write_rows(
+        run / "completions.jsonl", [row | {"turns": 2, "messages": messages} for row in rows]
+    )
     lines = shown(capsys, run)
     assert 'environment          trl:game.py {"size": 4}' in lines
     assert any('[assistant] add({"to": 2}) [tool] 3 [assista' in line for line in lines)
@@ -86,14 +96,18 @@ def test_an_agents_calls_are_shown(tmp_path, capsys):
 
 def test_a_step_and_a_prompt(tmp_path, capsys):
     run = make_run(tmp_path / "run", steps=8)
-    assert [line.split(",")[1] for line in shown(capsys, run, step=3) if line.startswith("step 3")] == [
-        f" group {group}" for group in range(4)
-    ]
+    assert [
+        line.split(",")[1] for line in shown(capsys, run, step=3) if line.startswith("step 3")
+    ] == [f" group {group}" for group in range(4)]
     heads = [line for line in shown(capsys, run, prompt="countdown:2") if line.startswith("step ")]
     assert len(heads) > 1 and all("countdown:2" in head for head in heads)
-    with pytest.raises(UsageError, match="--step 4: no completions at this step; recorded steps: 1, 3, 5, 7"):
+    with pytest.raises(
+        UsageError, match="--step 4: no completions at this step; recorded steps: 1, 3, 5, 7"
+    ):
         show_text(find_runs([run]), 4, None)
-    with pytest.raises(UsageError, match="--prompt down:5: the run has no such prompt; the run has countdown:5"):
+    with pytest.raises(
+        UsageError, match="--prompt down:5: the run has no such prompt; the run has countdown:5"
+    ):
         show_text(find_runs([run]), None, "down:5")
     assert capsys.readouterr().out == ""
 
@@ -105,19 +119,30 @@ def test_several_runs(tmp_path, capsys):
     assert lines[0].split() == ["run", "status", "progress", "time", "reward"]
     assert [line.split()[:2] for line in lines[1:3]] == [["run0", "ended"], ["run1", "killed"]]
     assert lines[4] == "run1"
-    assert [line.split()[3] for line in lines if line.startswith("2026-")] == ["started", "saved", "killed"]
+    assert [line.split()[3] for line in lines if line.startswith("2026-")] == [
+        "started",
+        "saved",
+        "killed",
+    ]
 
 
 def test_what_is_missing(tmp_path, capsys):
     run = make_run(tmp_path / "run", old=True)
     assert shown(capsys, run)[-1] == "1 more groups: --step 3"
-    write_rows(run / "events.jsonl", [{"time": 1e300, "step": 3, "kind": "saved", "text": "checkpoint-3"}])
+    write_rows(
+        run / "events.jsonl", [{"time": 1e300, "step": 3, "kind": "saved", "text": "checkpoint-3"}]
+    )
     with (run / "completions.jsonl").open("a") as file:
         file.write('{"step": 3, "half')
-    assert shown(capsys, run)[-1] == "! completions.jsonl: the last line is half-written, and left out"
+    assert (
+        shown(capsys, run)[-1] == "! completions.jsonl: the last line is half-written, and left out"
+    )
     for name in ("completions.jsonl", "args.json"):
         (run / name).unlink()
-    assert shown(capsys, run)[-2:] == ["no completions yet", "! args.json is missing: it is not known what was run"]
+    assert shown(capsys, run)[-2:] == [
+        "no completions yet",
+        "! args.json is missing: it is not known what was run",
+    ]
 
 
 def test_nothing_acts_on_the_terminal(tmp_path, capsys):

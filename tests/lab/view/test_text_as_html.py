@@ -84,7 +84,10 @@ def test_a_long_text_is_cut() -> None:
 
 def test_diff_marks_what_changed() -> None:
     changed = word_diff("we add 3 and 4\nso 7", "we add 3 and 5\nso <b>8</b>")
-    assert changed == "we add 3 and<del> 4</del><ins> 5</ins>\nso<del> 7</del><ins> &lt;b&gt;8&lt;/b&gt;</ins>"
+    assert (
+        changed
+        == "we add 3 and<del> 4</del><ins> 5</ins>\nso<del> 7</del><ins> &lt;b&gt;8&lt;/b&gt;</ins>"
+    )
     long = "".join(f"line {number}\n" for number in range(5000))
     changed = word_diff(long, long.replace("line 77\n", "line x\n"))
     assert "line 76\n<del>line 77\n</del><ins>line x\n</ins>line 78\n" in changed
@@ -134,7 +137,9 @@ def test_missing_columns_are_left_out() -> None:
     assert values_of({"token_ids": [1], "logps": [0.0], "rollout_logps": None}, "logp_diff") is None
     assert classes(None, None, [True, False]) == ["x", "x m"]
     said = json.loads(numbers_json(ROW, ["a", "b", "", "\n"]))
-    assert said["id"] == ROW["token_ids"] and said["token"][3] == r"'\n'" and "ref_logps" not in said
+    assert (
+        said["id"] == ROW["token_ids"] and said["token"][3] == r"'\n'" and "ref_logps" not in said
+    )
     assert said["advantages"] == [-1.5, 0.0, None, "nan"]
 
 

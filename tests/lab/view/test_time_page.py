@@ -33,7 +33,14 @@ def drawn(page: Any, until: Callable[[dict[str, Any]], bool] = lambda _: True) -
 
 def expected(lane: str, rows: list[dict[str, Any]]) -> set[tuple[Any, ...]]:
     return {
-        (lane, row["name"], round(row["start"] - START, 6), round(row["end"] - START, 6), row["step"]) for row in rows
+        (
+            lane,
+            row["name"],
+            round(row["start"] - START, 6),
+            round(row["end"] - START, 6),
+            row["step"],
+        )
+        for row in rows
     }
 
 
@@ -55,9 +62,9 @@ def test_what_is_drawn_is_what_the_files_say(viewer: Any, tab: Any, tmp_path: Pa
     servers = ["server lost", "server restored", "server joined", "server left"]
     assert kinds == ["started", *servers, "killed"] and found["all"]
     table = page.locator("table").first
-    assert [cell.strip() for cell in table.locator("tr").nth(1).locator("td").all_inner_texts()] == [
-        *("rank-0", "25.0", "25.0", "25.0", "25.0", "20.00")
-    ]
+    assert [
+        cell.strip() for cell in table.locator("tr").nth(1).locator("td").all_inner_texts()
+    ] == [*("rank-0", "25.0", "25.0", "25.0", "25.0", "20.00")]
 
     # Dragging shows a part, and the address is a link to it.
     box = page.locator(".view-chart").bounding_box()
@@ -78,7 +85,9 @@ def test_what_is_drawn_is_what_the_files_say(viewer: Any, tab: Any, tmp_path: Pa
 
     for key, window in (("0", (0, 20)), ("+", (5, 15)), ("ArrowRight", (10, 20)), ("-", (0, 20))):
         other.keyboard.press(key)
-        moved = drawn(other, lambda one, window=window: [round(end, 3) for end in one["window"]] == [*window])
+        moved = drawn(
+            other, lambda one, window=window: [round(end, 3) for end in one["window"]] == [*window]
+        )
         assert moved["all"] == (window == (0, 20))
     assert "from=" not in other.url
 

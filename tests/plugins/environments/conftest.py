@@ -30,13 +30,24 @@ class Says(ScriptedModel):
     def answer(self, body: dict[str, Any]) -> dict[str, Any]:
         self.requests.append(body)
         said = next(self._said)
-        message: dict[str, Any] = {"role": "assistant", "content": said if isinstance(said, str) else None}
+        message: dict[str, Any] = {
+            "role": "assistant",
+            "content": said if isinstance(said, str) else None,
+        }
         if not isinstance(said, str):
             function = {"name": said[0], "arguments": json.dumps(said[1])}
-            message["tool_calls"] = [{"id": f"c{len(self.requests)}", "type": "function", "function": function}]
+            message["tool_calls"] = [
+                {"id": f"c{len(self.requests)}", "type": "function", "function": function}
+            ]
         self.messages = [*body["messages"], message]
         choice = {"index": 0, "message": message, "finish_reason": "stop"}
-        return {"id": "1", "created": 0, "model": "m", "object": "chat.completion", "choices": [choice]}
+        return {
+            "id": "1",
+            "created": 0,
+            "model": "m",
+            "object": "chat.completion",
+            "choices": [choice],
+        }
 
 
 Played = Callable[..., tuple[Any, Says]]
@@ -47,10 +58,14 @@ def played() -> Played:
     """`played(spec, args, said, row=None)`: what the agent returned, and the model; without a row the first of the
     environment's own."""
 
-    def play(spec: str, args: dict[str, Any], said: Sequence[Said], row: Row | None = None) -> tuple[Any, Says]:
+    def play(
+        spec: str, args: dict[str, Any], said: Sequence[Said], row: Row | None = None
+    ) -> tuple[Any, Says]:
         agent, model = adapter(spec, args), Says(said)
         row = row or next(islice(agent.rows("train", 1), 1))
         with model.client() as client:
-            return asyncio.run(agent().run(client, {**row, "prompt_id": "env:0", "episode_id": "e"})), model
+            return asyncio.run(
+                agent().run(client, {**row, "prompt_id": "env:0", "episode_id": "e"})
+            ), model
 
     return play

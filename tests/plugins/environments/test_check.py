@@ -40,7 +40,11 @@ def test_an_environment_is_played_and_shown() -> None:
     calls, silent = report["episodes"]
     assert (calls["script"], silent["script"]) == ("random calls", "made up")
     assert calls["turns"] == 3 and calls["result"]["tool_calls_made"] == 2.0
-    assert silent["turns"] == 1 and silent["result"]["reward"] == 0.5 and silent["result"]["CounterEnv"] == 0.0
+    assert (
+        silent["turns"] == 1
+        and silent["result"]["reward"] == 0.5
+        and silent["result"]["CounterEnv"] == 0.0
+    )
     assert [one["name"] for one in found["datasets"]] == ["env"]
     out = io.StringIO()
     report["episodes"] = [Episode(**one) for one in report["episodes"]]
@@ -63,22 +67,39 @@ def test_names_and_arguments() -> None:
             parse_arguments(cls, list(words), {})
         return "\n".join(caught.value.faults)
 
-    assert "there is no kind of environment gymnasum: did you mean gymnasium?" in faults("--env", "gymnasum:x")
+    assert "there is no kind of environment gymnasum: did you mean gymnasium?" in faults(
+        "--env", "gymnasum:x"
+    )
     assert "known are gymnasium, openenv, trl, verifiers" in faults("--env", "x")
     assert "write KIND:NAME, for example verifiers:reverse-text" in faults("--env", "verifiers:")
     assert "--env_args has no effect without --env" in faults(
-        *("--rlhf_type", "grpo", "--model", "m", "--dataset", "d", "--reward_funcs", "a", "--env_args", '{"a": 1}'),
+        *(
+            "--rlhf_type",
+            "grpo",
+            "--model",
+            "m",
+            "--dataset",
+            "d",
+            "--reward_funcs",
+            "a",
+            "--env_args",
+            '{"a": 1}',
+        ),
         cls=RlhfArguments,
     )
     base = ["--rlhf_type", "grpo", "--model", "m", "--per_device_train_batch_size", "8"]
     assert "--dataset is missing" in faults(*base, cls=RlhfArguments)
     args = parse_arguments(RlhfArguments, [*base, "--env", SCRIPT], {})
     assert (args.dataset, args.agent, args.reward_funcs) == (["env"], SCRIPT, ["agent_reward"])
-    assert parse_arguments(RlhfArguments, [*base, "--env", SCRIPT, "--dataset", "d"], {}).dataset == ["d"]
+    assert parse_arguments(
+        RlhfArguments, [*base, "--env", SCRIPT, "--dataset", "d"], {}
+    ).dataset == ["d"]
     assert "not both" in faults(*base, "--env", SCRIPT, "--agent", "a", cls=RlhfArguments)
 
 
-@pytest.mark.skipif(importlib.util.find_spec("gymnasium") is not None, reason="gymnasium is installed")
+@pytest.mark.skipif(
+    importlib.util.find_spec("gymnasium") is not None, reason="gymnasium is installed"
+)
 def test_a_package_that_is_missing() -> None:
     code, said, _ = check("--env", "gymnasium:FrozenLake-v1")
     assert code == 2 and "needs the package gymnasium: pip install 'swift-r1[gymnasium]'" in said
@@ -92,9 +113,15 @@ def written(folder: Path, body: str) -> str:
 @pytest.mark.parametrize(
     ("body", "said"),
     [
-        ("raise OSError('the disk is gone')", r"an episode (made up) raises OSError: the disk is gone ("),
+        (
+            "raise OSError('the disk is gone')",
+            r"an episode (made up) raises OSError: the disk is gone (",
+        ),
         ("pass", "an episode (made up) has no reward"),
-        ("import os; os._exit(7)", "its process ended with code 7; its last line: it wrote nothing"),
+        (
+            "import os; os._exit(7)",
+            "its process ended with code 7; its last line: it wrote nothing",
+        ),
     ],
 )
 def test_environments_that_fail(body: str, said: str, tmp_path: Path) -> None:
@@ -106,7 +133,9 @@ def test_one_that_hangs_is_killed(tmp_path: Path) -> None:
     spec = written(tmp_path, "import sys, time; print('I wait', file=sys.stderr); time.sleep(600)")
     lines, fault = try_environment(spec, {}, [], 1, 8.0)
     assert len(lines) == 1 and lines[0]["rows"]  # what came before
-    assert fault is not None and "its process did not end within 8 s; its last line: I wait" in fault
+    assert (
+        fault is not None and "its process did not end within 8 s; its last line: I wait" in fault
+    )
 
 
 def test_what_it_prints_is_not_between_the_lines(tmp_path: Path) -> None:
@@ -117,7 +146,10 @@ def test_what_it_prints_is_not_between_the_lines(tmp_path: Path) -> None:
 
 def test_what_it_leaves_behind_holds_nothing_up_and_ends(tmp_path: Path) -> None:
     left = "import subprocess, threading, time; threading.Thread(target=time.sleep, args=(600,)).start(); "
-    spec = written(tmp_path, left + "return str(subprocess.Popen(['sleep', '600'], start_new_session=True).pid)")
+    spec = written(
+        tmp_path,
+        left + "return str(subprocess.Popen(['sleep', '600'], start_new_session=True).pid)",
+    )
     lines, fault = try_environment(spec, {}, [], 1, 60.0)
     assert fault is None and lines[1]["turns"] == 1
     until(lambda: not psutil.pid_exists(int(lines[1]["first"][0]["content"])), 10)

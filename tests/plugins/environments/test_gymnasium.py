@@ -28,7 +28,9 @@ def test_the_way_to_the_goal(played: Played) -> None:
         "truncated": 0.0,
     }
     first = model.requests[0]["messages"][-1]["content"]
-    assert first.endswith("0 (Move left), 1 (Move down), 2 (Move right), 3 (Move up).\n\n[S]FFF\nFHFH\nFFFH\nHFFG")
+    assert first.endswith(
+        "0 (Move left), 1 (Move down), 2 (Move right), 3 (Move up).\n\n[S]FFF\nFHFH\nFFFH\nHFFG"
+    )
     assert model.requests[1]["messages"][-1]["content"] == "  (Down)\nSFFF\n[F]HFH\nFFFH\nHFFG"
     assert "tools" not in model.requests[0]
 
@@ -37,7 +39,9 @@ def test_no_action_takes_a_turn_and_no_step(played: Played) -> None:
     result, model = played(LAKE, STILL | {"max_episode_steps": 3}, ["well", "7", "1"])
     assert (result["invalid_actions"], result["steps"], result["truncated"]) == (2.0, 1.0, 1.0)
     assert len(result["turn_rewards"]) == 3 == len(model.requests)
-    assert model.requests[1]["messages"][-1]["content"].startswith("That is no action. Answer with the number")
+    assert model.requests[1]["messages"][-1]["content"].startswith(
+        "That is no action. Answer with the number"
+    )
 
 
 def test_rows_are_seeds_and_held_out_ones_are_others() -> None:
@@ -52,14 +56,20 @@ def test_rows_are_seeds_and_held_out_ones_are_others() -> None:
 def test_the_same_seed_deals_the_same_cards(played: Played) -> None:
     row = {"messages": [{"role": "user", "content": "Play."}], "seed": 5}
     firsts = {
-        played("gymnasium:Blackjack-v1", {}, ["stick"], row)[1].requests[0]["messages"][0]["content"] for _ in "12"
+        played("gymnasium:Blackjack-v1", {}, ["stick"], row)[1].requests[0]["messages"][0][
+            "content"
+        ]
+        for _ in "12"
     }
     assert len(firsts) == 1 and firsts.pop().startswith("Play.\n\n[")
 
 
 def test_a_users_row_without_a_seed_begins_alike(played: Played) -> None:
     row = {"messages": [{"role": "user", "content": "Play."}]}
-    begun = {played("gymnasium:Begins-v0", {}, ["0"], row)[1].requests[0]["messages"][0]["content"] for _ in "123"}
+    begun = {
+        played("gymnasium:Begins-v0", {}, ["0"], row)[1].requests[0]["messages"][0]["content"]
+        for _ in "123"
+    }
     assert len(begun) == 1
 
 
@@ -103,7 +113,9 @@ gymnasium.register("Parrot-v0", Parrot)
 def test_an_environment_of_words(played: Played) -> None:
     result, model = played("gymnasium:Parrot-v0", {}, ["hi", " hello\n"])
     assert result["reward"] == 1.0 and result["steps"] == 2.0
-    assert model.requests[0]["messages"][0]["content"].endswith("next command and nothing else.\n\nSay hello.")
+    assert model.requests[0]["messages"][0]["content"].endswith(
+        "next command and nothing else.\n\nSay hello."
+    )
     assert model.requests[1]["messages"][-1]["content"] == "hi!"
 
 

@@ -46,7 +46,12 @@ def flags_of(folder: Path, progress: Path, count: int) -> dict[str, Any]:
     folder.mkdir(exist_ok=True)
     script = folder / "game.py"
     script.write_text(GAME.replace("PROGRESS", repr(str(progress))).replace("COUNT", str(count)))
-    return {"reward_funcs": "agent_reward", "dataset": "env", "env": f"trl:{script}", "max_completion_length": 8}
+    return {
+        "reward_funcs": "agent_reward",
+        "dataset": "env",
+        "env": f"trl:{script}",
+        "max_completion_length": 8,
+    }
 
 
 @pytest.mark.parametrize("prompts", [6, 50])
@@ -67,7 +72,10 @@ def test_one_of_two_servers_is_killed(
         }
 
         def kill() -> None:
-            until(lambda: progress.exists() and progress.stat().st_size >= prompts * group * 3 // 2, 300)
+            until(
+                lambda: progress.exists() and progress.stat().st_size >= prompts * group * 3 // 2,
+                300,
+            )
             second_tiny_server.kill()
             second_tiny_server.start()
 
@@ -84,7 +92,9 @@ def test_one_of_two_servers_is_killed(
     folder = play("killed")
     rows = [json.loads(line) for line in (folder / "completions.jsonl").read_text().splitlines()]
     places = Counter((*row["request_id"].split("/")[1:], row["number"]) for row in rows)
-    assert places == {(str(n), str(p), i): 1 for n in range(2) for p in range(prompts) for i in range(group)}
+    assert places == {
+        (str(n), str(p), i): 1 for n in range(2) for p in range(prompts) for i in range(group)
+    }
     assert all("failure" not in row for row in rows)
     assert all(
         len({row["prompt"] for row in rows if row["prompt_id"] == one}) == 1
@@ -97,22 +107,47 @@ def test_one_of_two_servers_is_killed(
 
 def test_a_killed_trainer_goes_on_with_the_same_episodes(runs: Any, tmp_path: Path) -> None:  # noqa: F811
     progress = tmp_path / "progress"
-    flags = flags_of(tmp_path / "scripts", progress, 40) | {"max_steps": 4, "save_steps": 1, "logging_steps": 1}
+    flags = flags_of(tmp_path / "scripts", progress, 40) | {
+        "max_steps": 4,
+        "save_steps": 1,
+        "logging_steps": 1,
+    }
     whole, killed = tmp_path / "whole", tmp_path / "killed"
     assert runs.run(whole, **flags).code == 0
     progress.unlink()
     run = runs.start(killed, **flags)
-    until(lambda: progress.exists() and progress.stat().st_size >= 2 * 8 + 3, 200)  # in the third round, of 8 episodes
+    # in the third round, of 8 episodes
+    until(lambda: progress.exists() and progress.stat().st_size >= 2 * 8 + 3, 200)
     below = psutil.Process(run.pid).children(recursive=True)
     run.send_signal(signal.SIGKILL)
     assert run.wait(60) == -signal.SIGKILL
-    until(lambda: not [one for one in below if one.is_running() and one.status() != psutil.STATUS_ZOMBIE], 60)
+    until(
+        lambda: (
+            not [one for one in below if one.is_running() and one.status() != psutil.STATUS_ZOMBIE]
+        ),
+        60,
+    )
     assert runs.run(killed, resume_from_checkpoint="last", **flags).code == 0
 
     def learned(folder: Path) -> list[list[Any]]:
-        kept = ("step", "prompt_id", "number", "completion", "messages", "reward", "advantage", "turns", "tokens")
-        return [[json.loads(line)[key] for key in kept] for line in (folder / "completions.jsonl").open()]
+        kept = (
+            "step",
+            "prompt_id",
+            "number",
+            "completion",
+            "messages",
+            "reward",
+            "advantage",
+            "turns",
+            "tokens",
+        )
+        return [
+            [json.loads(line)[key] for key in kept]
+            for line in (folder / "completions.jsonl").open()
+        ]
 
     assert learned(killed) == learned(whole)
-    weights = [(folder / "checkpoint-4" / "model.safetensors").read_bytes() for folder in (killed, whole)]
+    weights = [
+        (folder / "checkpoint-4" / "model.safetensors").read_bytes() for folder in (killed, whole)
+    ]
     assert weights[0] == weights[1]

@@ -50,7 +50,9 @@ def test_a_run(
     assert run.code == 0
     rows = run.lines("completions.jsonl")
     assert len(rows) == 8 and all(column in row["env_row"] for row in rows)
-    assert all(row["prompt_id"].startswith("env:") and "rewards/agent_reward" in row for row in rows)
+    assert all(
+        row["prompt_id"].startswith("env:") and "rewards/agent_reward" in row for row in rows
+    )
     for line in run.steps:
         assert line["agent/failed"] == 0 and f"agent/returned/{part}" in line
         assert line["rollout/logp_diff"] < 2e-3 and line["rewards/agent_reward/invalid"] == 0

@@ -27,7 +27,12 @@ def test_an_episode_of_a_script(played: Played) -> None:
         "properties": {"amount": {"type": "integer", "description": "what to add, above 0"}},
         "required": ["amount"],
     }
-    assert second["messages"][-1] == {"role": "tool", "tool_call_id": "c1", "name": "add", "content": "1"}
+    assert second["messages"][-1] == {
+        "role": "tool",
+        "tool_call_id": "c1",
+        "name": "add",
+        "content": "1",
+    }
     assert result == {
         "reward": 0.5 / 3 + 1.0,
         "brief": 1 / 3,
@@ -43,7 +48,8 @@ def test_what_tools_raise_is_told_and_calls_are_limited(played: Played) -> None:
     result, model = played(SCRIPT, {}, wrong)
     told = [message["content"] for message in model.messages if message["role"] == "tool"]
     assert told == ["Error: only forwards", "Error: Tool jump not found."]
-    assert len(model.requests) == 3 and result["tool_calls_failed"] == 2.0  # max_tool_calling_iterations=2
+    # max_tool_calling_iterations=2
+    assert len(model.requests) == 3 and result["tool_calls_failed"] == 2.0
 
 
 def test_its_rows_are_the_data_set_env() -> None:
@@ -124,10 +130,17 @@ def test_held_out_rows_and_columns_of_rewards(played: Played, tmp_path: Path) ->
     with pytest.raises(UsageError, match="has no length: say how many rows, --dataset env#N"):
         list(adapter(spec, {}).rows("train", None))
     assert len(list(adapter(spec, {}).rows("train", 4))) == 4
-    spec = write(tmp_path, ROWS_AND_REWARDS.replace("EVAL", "{'a': rows['eval'], 'b': rows['train']}"))
-    assert [row["env_row"]["said"] for row in adapter(spec, {}).rows("eval", None)] == ["held", "trained"]
+    spec = write(
+        tmp_path, ROWS_AND_REWARDS.replace("EVAL", "{'a': rows['eval'], 'b': rows['train']}")
+    )
+    assert [row["env_row"]["said"] for row in adapter(spec, {}).rows("eval", None)] == [
+        "held",
+        "trained",
+    ]
     spec = write(tmp_path, ROWS_AND_REWARDS.replace("EVAL", "None"))
-    with pytest.raises(UsageError, match="no eval_dataset: give --split_dataset_ratio or --val_dataset"):
+    with pytest.raises(
+        UsageError, match="no eval_dataset: give --split_dataset_ratio or --val_dataset"
+    ):
         list(adapter(spec, {}).rows("eval", None))
 
 
@@ -157,7 +170,10 @@ def test_a_command_line_that_trls_parser_reads(played: Played, tmp_path: Path) -
     }
     spec = write(tmp_path, PARSED)
     if importlib.util.find_spec("trl") is None:
-        with pytest.raises(UsageError, match=r"TRL is not installed: if it is needed, pip install 'swift-r1\[trl\]'"):
+        with pytest.raises(
+            UsageError,
+            match=r"TRL is not installed: if it is needed, pip install 'swift-r1\[trl\]'",
+        ):
             adapter(spec, args).prepare()
         return
     agent = adapter(spec, args)
@@ -213,7 +229,9 @@ def test_scripts_that_cannot_be_played(text: str, said: str, tmp_path: Path) -> 
 def test_names_that_are_not_there(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"there is no file nowhere\.py"):
         adapter("trl:nowhere.py", {}).loaded()  # type: ignore[attr-defined]
-    with pytest.raises(UsageError, match=r"no environment class Env \(a class with reset\); there are CounterEnv"):
+    with pytest.raises(
+        UsageError, match=r"no environment class Env \(a class with reset\); there are CounterEnv"
+    ):
         adapter(f"{SCRIPT}:Env", {}).loaded()  # type: ignore[attr-defined]
     with pytest.raises(UsageError, match="makes a trainer where it is imported: name no class"):
         adapter(f"{write(tmp_path, TOOLS_OF_TWO)}:Left", {}).loaded()  # type: ignore[attr-defined]

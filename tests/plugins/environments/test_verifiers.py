@@ -28,12 +28,23 @@ def test_one_turn(played: Played) -> None:
         {"role": "system", "content": "You reverse."},
         {"role": "user", "content": "Reverse stone."},
     ]
-    assert (result["reward"], result["exact"], result["length"], result["turns"]) == (1.25, 1.0, 1.0, 1.0)
+    assert (result["reward"], result["exact"], result["length"], result["turns"]) == (
+        1.25,
+        1.0,
+        1.0,
+        1.0,
+    )
 
 
 def test_several_turns(played: Played) -> None:
     result, model = played(REVERSING, {"how": "several"}, ["stone", "<answer>enots</answer>"])
-    assert [message["role"] for message in model.messages] == ["system", "user", "assistant", "user", "assistant"]
+    assert [message["role"] for message in model.messages] == [
+        "system",
+        "user",
+        "assistant",
+        "user",
+        "assistant",
+    ]
     assert result["turns"] == 2.0 and result["exact"] == 1.0 and result["length"] == 3.0
 
 
@@ -55,7 +66,9 @@ def test_rows_and_the_right_answer() -> None:
 
 
 def test_no_rows_are_held_out_without_an_evaluation_set() -> None:
-    with pytest.raises(UsageError, match="has no evaluation set: give --split_dataset_ratio or --val_dataset"):
+    with pytest.raises(
+        UsageError, match="has no evaluation set: give --split_dataset_ratio or --val_dataset"
+    ):
         list(adapter(REVERSING, {"held_out": 0}).rows("eval", None))
 
 
@@ -69,12 +82,16 @@ def test_what_the_model_is_refused_is_raised(played: Played) -> None:
         played(REVERSING, {}, [])  # the script ends, and with it the answer
 
 
-def test_a_limit_behind_the_first_turn_ends_the_episode(played: Played, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_limit_behind_the_first_turn_ends_the_episode(
+    played: Played, monkeypatch: pytest.MonkeyPatch
+) -> None:
     own = ScriptedModel.respond
 
     def respond(self: ScriptedModel, body: dict[str, object]) -> tuple[int, dict[str, object]]:
         return (
-            own(self, body) if not self.requests else (403, {"error": {"message": "the session's calls are used up"}})
+            own(self, body)
+            if not self.requests
+            else (403, {"error": {"message": "the session's calls are used up"}})
         )
 
     monkeypatch.setattr(ScriptedModel, "respond", respond)
@@ -82,7 +99,9 @@ def test_a_limit_behind_the_first_turn_ends_the_episode(played: Played, monkeypa
     assert (result["reward"], result["is_truncated"], result["turns"]) == (0.25, 1.0, 1.0)
 
 
-def test_a_first_prompt_that_is_too_long_is_said(played: Played, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_first_prompt_that_is_too_long_is_said(
+    played: Played, monkeypatch: pytest.MonkeyPatch
+) -> None:
     said = {"error": {"message": "this model's maximum context length is 4 tokens"}}
     monkeypatch.setattr(ScriptedModel, "respond", lambda self, body: (400, said))
     with pytest.raises(RuntimeError, match="its first prompt is longer than the model takes"):
@@ -102,7 +121,9 @@ def test_environments_that_cannot_be_played(played: Played) -> None:
     ):
         with pytest.raises(UsageError, match=said):
             adapter(REVERSING, args).prepare()
-    with pytest.raises(UsageError, match=r"Could not import 'nowhere' environment.*No module named 'nowhere'"):
+    with pytest.raises(
+        UsageError, match=r"Could not import 'nowhere' environment.*No module named 'nowhere'"
+    ):
         adapter("verifiers:nowhere", {}).prepare()
 
 

@@ -30,7 +30,10 @@ class Product(Reach):
 register_dataset(
     DatasetMeta(
         dataset_name="reach",
-        subsets=[SubsetDataset("sum", subset="sum"), SubsetDataset("product", "product", preprocess_func=Product())],
+        subsets=[
+            SubsetDataset("sum", subset="sum"),
+            SubsetDataset("product", "product", preprocess_func=Product()),
+        ],
         preprocess_func=Reach(),
         loader=load,
         help="reach a number",

@@ -32,7 +32,16 @@ class Everything(ORM):
         dataset,
         **kwargs,
     ):
-        columns = (solution, messages, prompt_id, request_id, finish_reason, is_truncated, response_token_ids, dataset)
+        columns = (
+            solution,
+            messages,
+            prompt_id,
+            request_id,
+            finish_reason,
+            is_truncated,
+            response_token_ids,
+            dataset,
+        )
         kept = [len(column) == len(completions) for column in columns]
         kept.append(all(turns[-1]["content"] == text for turns, text in zip(messages, completions)))
         kept.append(trainer_state.global_step <= trainer_state.max_steps)

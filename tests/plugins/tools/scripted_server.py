@@ -33,8 +33,12 @@ def says(prompt: str, seed: int) -> str:
 
 
 class ScriptedEngine(tiny_server.TinyEngine):
-    async def generate(self, prompt: Sequence[int], sampling: SamplingParams, seed: int | None) -> Generated:
-        ids = self.tokenizer(says(self.tokenizer.decode(prompt), seed or 0), add_special_tokens=False)["input_ids"]
+    async def generate(
+        self, prompt: Sequence[int], sampling: SamplingParams, seed: int | None
+    ) -> Generated:
+        ids = self.tokenizer(
+            says(self.tokenizer.decode(prompt), seed or 0), add_special_tokens=False
+        )["input_ids"]
         written = (*ids, self.tokenizer.eos_token_id)
         logprobs = (await self.score((*prompt, *written)))[-len(written) :]
         return Generated(written, logprobs, "stop", ((0, self.version),))

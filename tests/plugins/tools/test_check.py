@@ -21,24 +21,33 @@ def check(*words: str) -> tuple[int, str]:
 
 
 def test_each_tool_is_shown_and_called_once() -> None:
-    code, said = check(str(PLUGIN), "--tools", "add", "echo", "fails", "--reward_funcs", "format", "--json")
+    code, said = check(
+        str(PLUGIN), "--tools", "add", "echo", "fails", "--reward_funcs", "format", "--json"
+    )
     found = json.loads(said)
     assert code == 0, said
     add, echo, fails = found["tools"]
-    assert add["function"]["parameters"]["required"] == ["a", "b"] and add["function"]["name"] == "add"
+    assert (
+        add["function"]["parameters"]["required"] == ["a", "b"] and add["function"]["name"] == "add"
+    )
     assert (add["arguments"], add["content"]) == ('{"a": 1.0, "b": 1.0}', "2.0")
     assert (echo["arguments"], echo["content"]) == ('{"text": "text"}', "text")
-    assert fails["outcome"] == "error" and fails["content"].startswith("Error: ConnectionError: the search engine")
+    assert fails["outcome"] == "error" and fails["content"].startswith(
+        "Error: ConnectionError: the search engine"
+    )
     out = io.StringIO()
     show(CheckReport(tools=[ToolReport(**add)]), Console(file=out, width=400))
     assert (
-        'add({"a": 1.0, "b": 1.0}) -> 2.0' in out.getvalue() and '"description": "Adds two numbers."' in out.getvalue()
+        'add({"a": 1.0, "b": 1.0}) -> 2.0' in out.getvalue()
+        and '"description": "Adds two numbers."' in out.getvalue()
     )
 
 
 def test_a_tool_without_hints_is_refused_with_its_line(tmp_path: Path) -> None:
     file = tmp_path / "plugin.py"
-    file.write_text('from swift_r1 import tools\n\n\ndef half(x):\n    """Half."""\n\n\ntools["half"] = half\n')
+    file.write_text(
+        'from swift_r1 import tools\n\n\ndef half(x):\n    """Half."""\n\n\ntools["half"] = half\n'
+    )
     code, said = check(str(file))
     assert code != 0 and f"{file}:4: the parameter x has no type hint" in said
 

@@ -25,7 +25,11 @@ from tests.conftest import until
 PLUGIN = Path(__file__).parent / "tools_plugin.py"
 NAMES = ("add", "echo", "fails", "forks", "hangs", "hoards", "leaves", "meets", "moves", "secret")
 ARGS = SimpleNamespace(
-    reward_timeout=10.0, reward_num_workers=2, reward_memory_limit=1.0, reward_env=[], reward_isolation="process"
+    reward_timeout=10.0,
+    reward_num_workers=2,
+    reward_memory_limit=1.0,
+    reward_env=[],
+    reward_isolation="process",
 )
 
 
@@ -52,8 +56,14 @@ def call(pool: ToolPool) -> Callable[..., list[ToolAnswer]]:
     return run
 
 
-def test_answers_are_text_or_json_in_the_order_of_the_calls(call: Callable[..., list[ToolAnswer]]) -> None:
-    found = call(("echo", {"text": "ä\n", "times": 2}), ("add", {"a": 1, "b": 2.5}), ("secret", {"name": "NONE"}))
+def test_answers_are_text_or_json_in_the_order_of_the_calls(
+    call: Callable[..., list[ToolAnswer]],
+) -> None:
+    found = call(
+        ("echo", {"text": "ä\n", "times": 2}),
+        ("add", {"a": 1, "b": 2.5}),
+        ("secret", {"name": "NONE"}),
+    )
     assert [one.content for one in found] == ["ä\nä\n", "3.5", "null"]
     assert {one.outcome for one in found} == {"answer"} and not any(one.cut for one in found)
 
@@ -71,7 +81,11 @@ def test_answers_are_text_or_json_in_the_order_of_the_calls(call: Callable[..., 
         ("fails", {"how": "exits"}, "Error: SystemExit: 0"),
         ("fails", {"how": "closes"}, "Error: its process died"),
         ("fails", {"how": "speechless"}, "Error: Speechless: (it has no message"),
-        ("fails", {"how": "lock"}, "Error: TypeError: Object of type lock is not JSON serializable"),
+        (
+            "fails",
+            {"how": "lock"},
+            "Error: TypeError: Object of type lock is not JSON serializable",
+        ),
         ("fails", {"how": "dies"}, "Error: its process died"),
         ("fails", {"how": "memory"}, "Error: MemoryError"),
     ],
@@ -94,7 +108,9 @@ def test_a_tool_that_hangs_is_killed_with_what_it_started(
         ("hangs", {"seconds": 60.5, "folder": str(tmp_path)}),
         ("echo", {"text": "later"}),
     )
-    assert one.content == other.content == "Error: no answer within 2 s" and one.outcome == "timeout"
+    assert (
+        one.content == other.content == "Error: no answer within 2 s" and one.outcome == "timeout"
+    )
     assert third.content == "later" and time.monotonic() - started < 40
     begun = [path.read_text() for path in tmp_path.iterdir()]
     assert begun
@@ -112,36 +128,51 @@ def test_half_a_character_is_replaced(call: Callable[..., list[ToolAnswer]]) -> 
 
 def test_a_list_is_a_tuple_where_the_tool_wants_one(call: Callable[..., list[ToolAnswer]]) -> None:
     found = call(("moves", {"way": "back", "by": [1, 2]}), ("moves", {"way": "back", "by": [1]}))
-    assert found[0].content == "[-1, -2]" and found[1].content.startswith("Error: by.1: Field required")
+    assert found[0].content == "[-1, -2]" and found[1].content.startswith(
+        "Error: by.1: Field required"
+    )
 
 
-def test_no_call_changes_the_folder_of_another(call: Callable[..., list[ToolAnswer]], tmp_path: Path) -> None:
+def test_no_call_changes_the_folder_of_another(
+    call: Callable[..., list[ToolAnswer]], tmp_path: Path
+) -> None:
     (tmp_path / "gone").mkdir()
     for _ in range(2):
         found = call(*[("leaves", {"folder": str(tmp_path / "gone")})] * 4)
         assert {one.content for one in found} == {os.getcwd()}
 
 
-def test_a_tool_that_leaves_no_files_to_open_costs_its_worker(call: Callable[..., list[ToolAnswer]]) -> None:
+def test_a_tool_that_leaves_no_files_to_open_costs_its_worker(
+    call: Callable[..., list[ToolAnswer]],
+) -> None:
     assert call(("hoards", {}))[0].content == "Error: its process died"
     assert call(("echo", {"text": "a"}), ("echo", {"text": "b"}))[1].content == "b"
 
 
 def test_a_tool_that_forks_answers_once(call: Callable[..., list[ToolAnswer]]) -> None:
     for _ in range(3):
-        assert [one.content for one in call(("forks", {}), ("echo", {"text": "a"}), ("forks", {}))] == ["0", "a", "0"]
+        assert [
+            one.content for one in call(("forks", {}), ("echo", {"text": "a"}), ("forks", {}))
+        ] == ["0", "a", "0"]
 
 
-def test_an_unknown_tool_is_named_with_the_known_ones(call: Callable[..., list[ToolAnswer]]) -> None:
+def test_an_unknown_tool_is_named_with_the_known_ones(
+    call: Callable[..., list[ToolAnswer]],
+) -> None:
     [found] = call(("subtract", {}))
     assert found.outcome == "unknown" and "no tool 'subtract'; there are add, echo" in found.content
 
 
-def test_calls_of_a_turn_run_together_and_see_no_secrets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_calls_of_a_turn_run_together_and_see_no_secrets(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("SOME_API_KEY", "k")
     asked = [
         *(ToolCall("", "secret", json.dumps({"name": name})) for name in ("SOME_API_KEY", "PATH")),
-        *(ToolCall("", "meets", json.dumps({"folder": str(tmp_path), "who": a, "other": b})) for a, b in ("xy", "yx")),
+        *(
+            ToolCall("", "meets", json.dumps({"folder": str(tmp_path), "who": a, "other": b}))
+            for a, b in ("xy", "yx")
+        ),
     ]
     with ToolPool(ARGS, ToolLimits(60.0, 40), partial(load_plugins, [str(PLUGIN)])) as own:
         found = [one.content for one in asyncio.run(own.call(asked, NAMES))]

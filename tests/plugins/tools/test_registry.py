@@ -84,7 +84,9 @@ def test_hints_and_a_plain_docstring_make_the_description(describe):
 def test_arguments_of_googles_form_are_described(describe):
     found = describe(google)
     assert found["description"] == "Joins."
-    about = {name: one.get("description") for name, one in found["parameters"]["properties"].items()}
+    about = {
+        name: one.get("description") for name, one in found["parameters"]["properties"].items()
+    }
     assert about == {"x": "the one", "y": "the other", "many": None}
 
 
@@ -97,7 +99,10 @@ def test_a_coroutine_without_arguments(describe):
     [
         (unhinted, r"test_registry.py:\d+: the parameter x has no type hint"),
         (undocumented, r"test_registry.py:\d+: it has no docstring"),
-        (variadic, r"test_registry.py:\d+: the model gives arguments by name, so there can be no \*x"),
+        (
+            variadic,
+            r"test_registry.py:\d+: the model gives arguments by name, so there can be no \*x",
+        ),
         (3, "is an int, not a function"),
         (partial(plain, 1), "is a partial, not a function"),
         (dated, "the type hint of day has date, which no JSON is"),

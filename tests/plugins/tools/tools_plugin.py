@@ -122,5 +122,12 @@ def right(
 
 
 orms["right"] = right
-tools |= {"add": add, "echo": echo, "fails": fails, "hangs": hangs, "meets": meets, "secret": secret}
+tools |= {
+    "add": add,
+    "echo": echo,
+    "fails": fails,
+    "hangs": hangs,
+    "meets": meets,
+    "secret": secret,
+}
 tools |= {"forks": forks, "hoards": hoards, "leaves": leaves, "moves": moves}

@@ -44,7 +44,9 @@ class Branches(Agent):
     async def run(self, client: Any, row: dict[str, Any]) -> Any:
         async def ask(*texts: str) -> str:
             messages = [{"role": "user", "content": text} for text in texts]
-            answer = await client.chat.completions.create(model="any", messages=messages, max_tokens=5)
+            answer = await client.chat.completions.create(
+                model="any", messages=messages, max_tokens=5
+            )
             return answer.choices[0].message.content or ""
 
         found = await asyncio.gather(ask("left"), ask("right"))
@@ -132,11 +134,18 @@ class Misbehaves(Agent):
         if how == "gives nan":
             return float("nan")
         if how == "leaves a process":
-            own = [sys.executable, "-c", "import os, time; os.setsid(); time.sleep(1000)", row["episode_id"]]
+            own = [
+                sys.executable,
+                "-c",
+                "import os, time; os.setsid(); time.sleep(1000)",
+                row["episode_id"],
+            ]
             subprocess.Popen(own)
         if how == "calls forever":
             while True:
-                await client.chat.completions.create(model="any", messages=row["messages"], max_tokens=1)
+                await client.chat.completions.create(
+                    model="any", messages=row["messages"], max_tokens=1
+                )
         return 0.5
 
 
@@ -145,7 +154,10 @@ ADD = {
     "function": {
         "name": "add",
         "description": "Adds.",
-        "parameters": {"type": "object", "properties": {"a": {"type": "number"}, "b": {"type": "number"}}},
+        "parameters": {
+            "type": "object",
+            "properties": {"a": {"type": "number"}, "b": {"type": "number"}},
+        },
     },
 }
 
@@ -169,17 +181,31 @@ class Adds(Agent):
         # More tokens than there is room for are cut down.
         asked = {"model": "any", "tools": [ADD], "max_tokens": 100_000, "temperature": 0.5}
         while True:
-            said = (await client.chat.completions.create(messages=messages, **asked)).choices[0].message
+            said = (
+                (await client.chat.completions.create(messages=messages, **asked))
+                .choices[0]
+                .message
+            )
             messages.append(said)
             if not said.tool_calls:
                 return {"reward": float(said.content == "It is 3."), "refused": refused}
             for call in said.tool_calls:
                 given = json.loads(call.function.arguments)
-                answer = {"role": "tool", "tool_call_id": call.id, "content": str(given["a"] + given["b"])}
+                answer = {
+                    "role": "tool",
+                    "tool_call_id": call.id,
+                    "content": str(given["a"] + given["b"]),
+                }
                 messages.append(answer)
 
 
-agents |= {"adds": Adds, "counts": Counts, "branches": Branches, "repeats": Repeats, "misbehaves": Misbehaves}
+agents |= {
+    "adds": Adds,
+    "counts": Counts,
+    "branches": Branches,
+    "repeats": Repeats,
+    "misbehaves": Misbehaves,
+}
 agents["gives up"] = GivesUp
 
 

@@ -62,7 +62,11 @@ class LoggedRollouts:
         """Alone, so that batches change no token; each by other weights, as they say."""
         with self._one:
             version = 3 + len(self.log)
-            [output] = self._said(request, version) if self.says else self.engine.generate([request], version)
+            [output] = (
+                self._said(request, version)
+                if self.says
+                else self.engine.generate([request], version)
+            )
             [done] = output.completions
             seed = None if request.seeds is None else request.seeds[0]
             versions = ((0, version),)
@@ -72,9 +76,14 @@ class LoggedRollouts:
 
     def _said(self, request: RolloutRequest, version: int) -> list[RolloutOutput]:
         text = self.says[int(request.request_id.rpartition("/")[2]) % len(self.says)]
-        ids = (*self.tokenizer(text, add_special_tokens=False)["input_ids"], self.tokenizer.eos_token_id)
+        ids = (
+            *self.tokenizer(text, add_special_tokens=False)["input_ids"],
+            self.tokenizer.eos_token_id,
+        )
         assert len(ids) <= request.sampling.max_tokens <= 1024 - len(request.prompt_token_ids)
-        done = Completion(token_ids=ids, logprobs=(-0.5,) * len(ids), finish_reason="stop", weight_version=version)
+        done = Completion(
+            token_ids=ids, logprobs=(-0.5,) * len(ids), finish_reason="stop", weight_version=version
+        )
         return [RolloutOutput(request_id=request.request_id, completions=(done,))]
 
     def answer(self, calls: OpenCalls | None) -> None:
@@ -132,14 +141,22 @@ class Stage:
                 sampling=SamplingParams(max_tokens=max_tokens, **sampling),
             )
             asked.append((prompt, request))
-        runner = AgentRunner(self.gateway, self.processes, AgentLimits(timeout, calls, total, needs_reward), at_once)
+        runner = AgentRunner(
+            self.gateway, self.processes, AgentLimits(timeout, calls, total, needs_reward), at_once
+        )
         found = list[Sequence[Trajectory]]()
-        turns: Any = ServedTurns(self.rollouts, runner) if served else BatchedTurns(self.rollouts, ALONE, runner)
+        turns: Any = (
+            ServedTurns(self.rollouts, runner)
+            if served
+            else BatchedTurns(self.rollouts, ALONE, runner)
+        )
         self.rollouts.log.clear()
         self.done = []
         turns.generate(asked, self.done.append, found.append)
         assert sum(self.done) == n * len(rows)
-        return sorted(map(list, found), key=lambda group: int(group[0].request_id.partition("/")[2]))
+        return sorted(
+            map(list, found), key=lambda group: int(group[0].request_id.partition("/")[2])
+        )
 
 
 @pytest.fixture(scope="module")
@@ -154,14 +171,24 @@ def stages(tiny_model: Path) -> Iterator[Callable[..., Stage]]:
         torch.set_num_threads(1)  # agents need the cores too
 
         def stage(
-            agent: str | None = None, command: Sequence[str] = (), memory: float = 2.0, template: str | None = None
+            agent: str | None = None,
+            command: Sequence[str] = (),
+            memory: float = 2.0,
+            template: str | None = None,
         ) -> Stage:
             key = agent, tuple(command), template
             if key not in known:
                 tokenizer = AutoTokenizer.from_pretrained(tiny_model)
                 tokenizer.chat_template = template or tokenizer.chat_template
                 prompts, ends = PromptTokenizer(tokenizer), (tokenizer.eos_token_id,)
-                served = AgentModel(prompts, ToolCalls(None, tokenizer), 1024, len(tokenizer), ends, forces_calls=False)
+                served = AgentModel(
+                    prompts,
+                    ToolCalls(None, tokenizer),
+                    1024,
+                    len(tokenizer),
+                    ends,
+                    forces_calls=False,
+                )
                 gateway = AgentGateway(served)
                 cleanup.callback(gateway.close)
                 order = Order([str(PLUGIN)], agent, list(command) or None, memory, [])

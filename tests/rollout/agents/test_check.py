@@ -17,7 +17,9 @@ from tests.rollout.agents.test_results import SAYS, says
 def check(tmp_path: Path, row: dict[str, Any], *words: str) -> tuple[int, dict[str, Any]]:
     rows = tmp_path / "rows.jsonl"
     rows.write_text(json.dumps({"query": "say 7"} | row) + "\n")
-    done = forks.run(["-m", "swift_r1", "check", "--dataset", str(rows), *words, "--json"], timeout=200)
+    done = forks.run(
+        ["-m", "swift_r1", "check", "--dataset", str(rows), *words, "--json"], timeout=200
+    )
     print(done.stdout, done.stderr)
     return done.returncode, json.loads(done.stdout)
 
@@ -27,7 +29,10 @@ def test_an_episode_of_a_class(tmp_path: Path) -> None:
     code, found = check(tmp_path, {}, "--agent", "counts", *flags)
     played = found["agent"]
     assert code == 0 and found["ok"] and played["failure"] is None
-    assert played["result"]["reward"] == pytest.approx(4 / 3) and len(played["result"]["turn_rewards"]) == 2
+    assert (
+        played["result"]["reward"] == pytest.approx(4 / 3)
+        and len(played["result"]["turn_rewards"]) == 2
+    )
     assert (played["calls"], played["rows"], played["kinds"]) == (2, 1, {"new": 1, "extends": 1})
     assert [one["content"] for one in played["messages"]] == ["say 7", "77a", "more", "77a"]
     code, found = check(tmp_path, {"how": "crashes"}, "--agent", "misbehaves", *flags)

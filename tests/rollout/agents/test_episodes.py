@@ -60,7 +60,9 @@ def written(conversation: Trajectory) -> list[tuple[Any, ...]]:
 def same_as_made(groups: list[list[Trajectory]], log: list[Entry]) -> None:
     """Each completion of the engine is in one sequence exactly, behind the prompt that it was asked."""
     found = [one for group in groups for conversation in group for one in written(conversation)]
-    made = [(one.prompt, one.token_ids, one.logprobs, (one.versions or ((0, -1),))[0][1]) for one in log]
+    made = [
+        (one.prompt, one.token_ids, one.logprobs, (one.versions or ((0, -1),))[0][1]) for one in log
+    ]
     assert sorted(found) == sorted(made)
 
 
@@ -72,7 +74,9 @@ def tokens(groups: list[list[Trajectory]]) -> list[Any]:
 
 @pytest.mark.parametrize("served", [True, False])
 @pytest.mark.parametrize("agent", ["counts", "branches"])
-def test_tokens_are_the_engines_and_repeat(stages: Callable[..., Stage], agent: str, served: bool) -> None:
+def test_tokens_are_the_engines_and_repeat(
+    stages: Callable[..., Stage], agent: str, served: bool
+) -> None:
     stage = stages(agent)
     first = stage.play([{}, {}, {}], served=served)
     same_as_made(first, stage.rollouts.log)
@@ -80,21 +84,32 @@ def test_tokens_are_the_engines_and_repeat(stages: Callable[..., Stage], agent: 
     for conversation in (one for group in first for one in group):
         assert len(conversation.sequences) == sequences and conversation.failure is None
         assert conversation.infos is not None
-        assert conversation.infos["num_turns"] == len(conversation.turns) == {"counts": 2, "branches": 3}[agent]
+        assert (
+            conversation.infos["num_turns"]
+            == len(conversation.turns)
+            == {"counts": 2, "branches": 3}[agent]
+        )
         assert conversation.text == conversation.messages[-1]["content"]
         if agent == "counts":
             noted = conversation.infos["noted"].rpartition("/")
             assert noted[0] == conversation.request_id
-            assert conversation.infos["reward"] == pytest.approx(sum(conversation.infos["turn_rewards"]))
+            assert conversation.infos["reward"] == pytest.approx(
+                sum(conversation.infos["turn_rewards"])
+            )
     assert len({one.sequences[0].token_ids for group in first for one in group}) > 3
     again = stage.play([{}, {}, {}], served=served, at_once=1)
     assert tokens(first) == tokens(again)
 
 
-def test_equal_calls_beside_each_other_have_the_answers_of_their_order(stages: Callable[..., Stage]) -> None:
+def test_equal_calls_beside_each_other_have_the_answers_of_their_order(
+    stages: Callable[..., Stage],
+) -> None:
     """They may arrive in any order."""
     stage = stages("repeats")
-    rows = [{"how": how, "messages": [{"role": "user", "content": "say"}]} for how in ("together", "in turn")]
+    rows = [
+        {"how": how, "messages": [{"role": "user", "content": "say"}]}
+        for how in ("together", "in turn")
+    ]
     said = {}
     for row in rows:  # the same episodes, since seeds are by number
         [group] = stage.play([row], n=3)
@@ -132,15 +147,21 @@ def test_what_an_agent_gives_up_is_left_out_whenever_its_answer_came(
     try:
         with ThreadPoolExecutor(1) as threads:
             told = threads.submit(tell) if how in ("unread", "streamed") else None
-            [[ended]] = stage.play([{"how": how, "folder": str(tmp_path)}], n=1, calls=2, timeout=20.0)
+            [[ended]] = stage.play(
+                [{"how": how, "folder": str(tmp_path)}], n=1, calls=2, timeout=20.0
+            )
             assert told is None or told.result() is None
     finally:
         stage.rollouts.says = []
     assert ended.failure is None
     log = stage.rollouts.log
-    same_as_made([[ended]], [entry for entry in log if entry.versions and entry.versions[0][1] in kept])
+    same_as_made(
+        [[ended]], [entry for entry in log if entry.versions and entry.versions[0][1] in kept]
+    )
     if how != "left":
-        assert len(ended.sequences) == 1 and [stage.tokenizer.decode(ids[:-1]) for ids in ended.turns] == ["yes", "no"]
+        assert len(ended.sequences) == 1 and [
+            stage.tokenizer.decode(ids[:-1]) for ids in ended.turns
+        ] == ["yes", "no"]
         assert (ended.infos or {})["agent"]["kinds"] == {"new": 1, "extends": 1}
 
 
@@ -165,7 +186,10 @@ def test_nothing_outlives_its_episode(stages: Callable[..., Stage]) -> None:
     assert one.failure is None
 
     def alive() -> bool:
-        return any("run/0/0" in (process.info["cmdline"] or ()) for process in psutil.process_iter(["cmdline"]))
+        return any(
+            "run/0/0" in (process.info["cmdline"] or ())
+            for process in psutil.process_iter(["cmdline"])
+        )
 
     assert not alive()
 
@@ -191,7 +215,9 @@ def test_episodes_end_where_nobody_answers_them_any_more(
 def test_limits_cut_an_episode_off(stages: Callable[..., Stage]) -> None:
     stage, forever = stages("misbehaves"), [{"how": "calls forever"}]
     [[one]] = stage.play(forever, n=1, calls=5)
-    assert one.failure is None and one.finish_reason == "length" and (one.infos or {})["reward"] == 0.0
+    assert (
+        one.failure is None and one.finish_reason == "length" and (one.infos or {})["reward"] == 0.0
+    )
     assert len(one.turns) == 5 and len(one.sequences) == 5
     same_as_made([[one]], stage.rollouts.log)
     [[one]] = stage.play(forever, n=1, total=True, max_tokens=4)
@@ -211,29 +237,53 @@ def test_the_parent_may_be_killed(stages: Callable[..., Stage]) -> None:
     killer.start()
     [[one, other]] = stage.play([{"how": "hangs at once"}])
     killer.join()
-    assert one.failure == other.failure == "died: the process that agents are forked from was killed"
+    assert (
+        one.failure == other.failure == "died: the process that agents are forked from was killed"
+    )
     [[one]] = stage.play([{}], n=1)
     assert one.failure is None and stage.processes.pid != pid
 
 
-def test_an_agent_with_tools_and_with_requests_that_are_refused(stages: Callable[..., Stage]) -> None:
+def test_an_agent_with_tools_and_with_requests_that_are_refused(
+    stages: Callable[..., Stage],
+) -> None:
     """What an engine would refuse would end the run there: the gateway refuses it."""
     stage = stages("adds", template=HERMES)
     call = '<tool_call>\n{"name": "add", "arguments": {"a": 1, "b": 2}}\n</tool_call>'
     refused = 3  # the first of them was not even begun
-    stage.rollouts.says, stage.rollouts.tokenizer = [""] * refused + [f"I add.\n{call}", "It is 3."], stage.tokenizer
+    stage.rollouts.says, stage.rollouts.tokenizer = (
+        [""] * refused + [f"I add.\n{call}", "It is 3."],
+        stage.tokenizer,
+    )
     try:
         [[one]] = stage.play([{}], n=1, max_tokens=900)
     finally:
         stage.rollouts.says = []
     assert one.failure is None and one.infos is not None and one.infos["reward"] == 1.0
-    wanted = ["cannot force a call", "leave top_logprobs out", "the vocabulary ends at", "frequency_penalty"]
-    assert [why in text for why, text in zip(wanted, one.infos["refused"], strict=True)] == [True] * 4
+    wanted = [
+        "cannot force a call",
+        "leave top_logprobs out",
+        "the vocabulary ends at",
+        "frequency_penalty",
+    ]
+    assert [why in text for why, text in zip(wanted, one.infos["refused"], strict=True)] == [
+        True
+    ] * 4
     same_as_made([[one]], stage.rollouts.log)
     [made] = one.infos["tool_calls"]
-    assert made["turn"] == 1 and made["name"] == "add" and made["content"] == "3" and made["outcome"] == "answer"
+    assert (
+        made["turn"] == 1
+        and made["name"] == "add"
+        and made["content"] == "3"
+        and made["outcome"] == "answer"
+    )
     assert len(one.sequences) == 1 and one.infos["agent"]["overruled"] == 2
-    assert [message["role"] for message in one.messages] == ["user", "assistant", "tool", "assistant"]
+    assert [message["role"] for message in one.messages] == [
+        "user",
+        "assistant",
+        "tool",
+        "assistant",
+    ]
 
 
 def test_thoughts_of_earlier_turns_stay_as_they_were_written(stages: Callable[..., Stage]) -> None:
@@ -247,12 +297,17 @@ def test_thoughts_of_earlier_turns_stay_as_they_were_written(stages: Callable[..
     same_as_made([[one]], stage.rollouts.log)
     [sequence] = one.sequences
     read = "<|im_end|>\n<|im_start|>user\nmore<|im_end|>\n<|im_start|>assistant\n"
-    assert stage.tokenizer.decode(sequence.token_ids) == f"{thought}{read}<think>so</think>8<|im_end|>"
+    assert (
+        stage.tokenizer.decode(sequence.token_ids) == f"{thought}{read}<think>so</think>8<|im_end|>"
+    )
 
 
 def test_a_name_that_the_model_makes_up_is_no_metric(stages: Callable[..., Stage]) -> None:
     stage = stages("adds", template=HERMES)
-    calls = [f'{{"name": "{name}", "arguments": {{"a": 1, "b": 2}}}}' for name in ("add", "nothingerange")]
+    calls = [
+        f'{{"name": "{name}", "arguments": {{"a": 1, "b": 2}}}}'
+        for name in ("add", "nothingerange")
+    ]
     says = "\n".join(f"<tool_call>\n{one}\n</tool_call>" for one in calls)
     stage.rollouts.says, stage.rollouts.tokenizer = [""] * 3 + [says, "It is 3."], stage.tokenizer
     try:
@@ -265,18 +320,28 @@ def test_a_name_that_the_model_makes_up_is_no_metric(stages: Callable[..., Stage
     assert not any("nothing" in name for name in found)
 
 
-def test_each_cause_of_failure_is_said(stages: Callable[..., Stage], caplog: pytest.LogCaptureFixture) -> None:
+def test_each_cause_of_failure_is_said(
+    stages: Callable[..., Stage], caplog: pytest.LogCaptureFixture
+) -> None:
     stages("misbehaves").play([{"how": "crashes"}, {"how": "leaves"}], n=2)
     said = "\n".join(record.getMessage() for record in caplog.records)
     assert "2 of 4 episodes have no reward: exception: ConnectionError: the shop is closed" in said
     assert "2 of 4 episodes have no reward: exception: SystemExit: 3" in said
 
 
-def test_results_that_differ_are_one_cause(stages: Callable[..., Stage], caplog: pytest.LogCaptureFixture) -> None:
+def test_results_that_differ_are_one_cause(
+    stages: Callable[..., Stage], caplog: pytest.LogCaptureFixture
+) -> None:
     command = ["sh", "-c", f'{CURL}\necho "bye $$"']
     stages(command=command).play([{}], n=3, needs_reward=True)
-    [said] = [record.getMessage() for record in caplog.records if "episodes have no reward" in record.getMessage()]
-    assert said.startswith("3 of 3 episodes have no reward, for example: result: its last line is 'bye ")
+    [said] = [
+        record.getMessage()
+        for record in caplog.records
+        if "episodes have no reward" in record.getMessage()
+    ]
+    assert said.startswith(
+        "3 of 3 episodes have no reward, for example: result: its last line is 'bye "
+    )
 
 
 AGENT = """
@@ -305,7 +370,9 @@ def test_a_command_with_the_standard_library_alone(stages: Callable[..., Stage])
     same_as_made(groups, stage.rollouts.log)
     infos = [group[0].infos or {} for group in groups]
     assert [one.get("reward") for one in infos] == [0.25, 0.5, None, None] and infos[1]["seen"] == 1
-    assert [group[0].failure for group in groups] == [None] * 3 + ["exit: exit code 1 (the shop is closed)"]
+    assert [group[0].failure for group in groups] == [None] * 3 + [
+        "exit: exit code 1 (the shop is closed)"
+    ]
     assert all(len(group[0].sequences) == 1 and len(group[0].turns) == 2 for group in groups)
 
 
@@ -352,7 +419,10 @@ def test_an_episode_that_cannot_be_started(stages: Callable[..., Stage]) -> None
         [group] = stage.play([{}])
     finally:
         resource.prlimit(parent, resource.RLIMIT_NOFILE, limits)
-    assert sorted((one.failure or "")[:35] for one in group) == ["", "exception: it cannot be started: [E"]
+    assert sorted((one.failure or "")[:35] for one in group) == [
+        "",
+        "exception: it cannot be started: [E",
+    ]
     assert psutil.Process(parent).num_fds() == open_now and stage.processes.pid == parent
     [group] = stage.play([{}])
     assert [one.failure for one in group] == [None, None]

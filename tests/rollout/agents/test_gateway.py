@@ -19,7 +19,9 @@ def test_it_closes_what_it_opened_and_says_where_it_cannot(
     tiny_model: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     tokenizer = AutoTokenizer.from_pretrained(tiny_model)
-    model = AgentModel(PromptTokenizer(tokenizer), ToolCalls(None, tokenizer), 1024, len(tokenizer), ())
+    model = AgentModel(
+        PromptTokenizer(tokenizer), ToolCalls(None, tokenizer), 1024, len(tokenizer), ()
+    )
     gateway = AgentGateway(model)
     port = int(gateway.url.rpartition(":")[2])
     begun, may_end = threading.Event(), threading.Event()

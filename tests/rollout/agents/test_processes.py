@@ -18,7 +18,9 @@ from tests.conftest import until
 from tests.rollout.agents.conftest import PLUGIN, Stage
 
 
-def test_what_episodes_have_started_ends_where_the_parent_is_killed(stages: Callable[..., Stage]) -> None:
+def test_what_episodes_have_started_ends_where_the_parent_is_killed(
+    stages: Callable[..., Stage],
+) -> None:
     stage = stages("misbehaves")
     parent = psutil.Process(stage.processes.pid)
     found: list[psutil.Process] = []
@@ -37,7 +39,11 @@ def test_what_episodes_have_started_ends_where_the_parent_is_killed(stages: Call
     [group] = stage.play([{"how": "has a child"}])
     killer.join()
     assert all((one.failure or "").startswith("died:") for one in group)
-    until(lambda: not [one for one in found if one.is_running() and one.status() != psutil.STATUS_ZOMBIE])
+    until(
+        lambda: (
+            not [one for one in found if one.is_running() and one.status() != psutil.STATUS_ZOMBIE]
+        )
+    )
 
 
 def ended(command: list[str], kept: Sequence[str] = ()) -> EpisodeExit:
@@ -54,7 +60,9 @@ def ended(command: list[str], kept: Sequence[str] = ()) -> EpisodeExit:
     return asyncio.run(run())
 
 
-@pytest.mark.parametrize(("text", "why"), [("#!/no/such/interpreter", "No such file or dir"), ("true", "Exec format")])
+@pytest.mark.parametrize(
+    ("text", "why"), [("#!/no/such/interpreter", "No such file or dir"), ("true", "Exec format")]
+)
 def test_a_script_that_the_system_cannot_run(tmp_path: Path, text: str, why: str) -> None:
     script = tmp_path / "agent"
     script.write_text(f"{text}\n")
@@ -67,7 +75,8 @@ def test_a_script_that_the_system_cannot_run(tmp_path: Path, text: str, why: str
 def test_more_episodes_than_a_process_has_files_for(tmp_path: Path) -> None:
     """Of the parent the limit is raised, of an episode it is what it was."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    few = len(os.listdir("/proc/self/fd")) + 32  # this process may have many; 30 episodes need about 120
+    # this process may have many; 30 episodes need about 120
+    few = len(os.listdir("/proc/self/fd")) + 32
     os.mkfifo(gate := tmp_path / "gate")
     program = ["sh", "-c", f"ulimit -n; touch {tmp_path}/here-$$; read line < {gate}; exit 0"]
 
@@ -86,13 +95,21 @@ def test_more_episodes_than_a_process_has_files_for(tmp_path: Path) -> None:
         finally:
             await processes.close()
 
-    assert {(one.code, one.raised, one.stdout) for one in asyncio.run(run())} == {(0, None, f"{few}\n")}
+    assert {(one.code, one.raised, one.stdout) for one in asyncio.run(run())} == {
+        (0, None, f"{few}\n")
+    }
 
 
-def test_the_gateway_is_reached_without_the_proxy_that_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_gateway_is_reached_without_the_proxy_that_is_kept(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setenv("HTTP_PROXY", "http://127.0.0.1:9")
     monkeypatch.setenv("NO_PROXY", "example.com")
-    program = ["sh", "-c", 'echo "{\\"reward\\": 1, \\"direct\\": \\"$NO_PROXY\\", \\"proxy\\": \\"$HTTP_PROXY\\"}"']
+    program = [
+        "sh",
+        "-c",
+        'echo "{\\"reward\\": 1, \\"direct\\": \\"$NO_PROXY\\", \\"proxy\\": \\"$HTTP_PROXY\\"}"',
+    ]
     kept = ended(program, ["HTTP_PROXY", "NO_PROXY"])
     assert '"direct": "example.com,127.0.0.1", "proxy": "http://127.0.0.1:9"' in kept.stdout
     assert '"direct": "127.0.0.1", "proxy": ""' in ended(program).stdout

@@ -36,7 +36,9 @@ def test_the_last_line_of_a_command_may_be_anything(stages: Callable[..., Stage]
         "a reward too great for a float": says('{"reward": 1' + "0" * 400 + "}"),
         "turns too great for a float": says('{"turn_rewards": [1' + "0" * 400 + "]}"),
     }
-    found = [one for [one] in stages(command=[sys.executable, "-c", SAYS]).play(list(rows.values()), n=1)]
+    found = [
+        one for [one] in stages(command=[sys.executable, "-c", SAYS]).play(list(rows.values()), n=1)
+    ]
     assert [one.failure for one in found[:4]] == [None] * 4
     assert all((one.infos or {})["reward"] is None for one in found[:4])
     assert [(one.failure or "")[: len(NO_NUMBER)] for one in found[4:6]] == [NO_NUMBER] * 2
@@ -47,25 +49,41 @@ def test_a_class_may_return_more_than_is_kept(stages: Callable[..., Stage]) -> N
     """The process that all episodes are forked from lives on."""
     stage = stages("misbehaves")
     parent = stage.processes.pid
-    [[one], [other], [bad]] = stage.play([{"how": "says much"}, {}, {"how": "raises half a character"}], n=1)
-    assert one.failure == "exception: what run returned is longer than 16 MiB" and other.failure is None
+    [[one], [other], [bad]] = stage.play(
+        [{"how": "says much"}, {}, {"how": "raises half a character"}], n=1
+    )
+    assert (
+        one.failure == "exception: what run returned is longer than 16 MiB"
+        and other.failure is None
+    )
     assert stage.processes.pid == parent
-    assert bad.failure is not None and b"ValueError: ?" in bad.failure.encode()  # it can be written to a file
+    # it can be written to a file
+    assert bad.failure is not None and b"ValueError: ?" in bad.failure.encode()
 
 
 @pytest.mark.parametrize("how", ["class", "command"])
-def test_an_episode_whose_first_call_is_too_long_is_no_cut_off_one(stages: Callable[..., Stage], how: str) -> None:
+def test_an_episode_whose_first_call_is_too_long_is_no_cut_off_one(
+    stages: Callable[..., Stage], how: str
+) -> None:
     """There is nothing of the policy to train, so it has no reward of 0 either."""
     stage = stages("misbehaves") if how == "class" else stages(command=[sys.executable, "-c", SAYS])
     messages = [{"role": "user", "content": "x y " * 2000}]
     [[one]] = stage.play([{"messages": messages}], n=1)
-    assert one.failure is not None and one.failure.startswith("exception" if how == "class" else "exit")
+    assert one.failure is not None and one.failure.startswith(
+        "exception" if how == "class" else "exit"
+    )
     assert one.sequences == [] and json.dumps(one.infos)
 
 
 def test_an_episode_that_nothing_judges_has_failed(stages: Callable[..., Stage]) -> None:
     """Without a reward function beside the agent's own, an episode without a reward is no episode."""
-    rows = [says("reward: 0.5\n"), says("0.5\nDone.\n"), says('{"score": 1}\n'), says(""), says("0.5\n")]
+    rows = [
+        says("reward: 0.5\n"),
+        says("0.5\nDone.\n"),
+        says('{"score": 1}\n'),
+        says(""),
+        says("0.5\n"),
+    ]
     command = stages(command=[sys.executable, "-c", SAYS])
     failures = [one.failure for [one] in command.play(rows, n=1, needs_reward=True)]
     said = ["'reward: 0.5'", "'Done.'", "'{\"score\": 1}'", "''"]

@@ -35,7 +35,11 @@ class Buyer(Agent):
                 break
             thing = found[1].lower()
             asked.add(thing)
-            price = f"A {thing} costs {PRICES[thing]} euros." if thing in PRICES else f"There is no {thing} here."
+            price = (
+                f"A {thing} costs {PRICES[thing]} euros."
+                if thing in PRICES
+                else f"There is no {thing} here."
+            )
             messages += [said, {"role": "user", "content": price}]
         return len(asked & set(row["things"])) / len(row["things"])
 
@@ -53,6 +57,8 @@ def gold(row):
     return f"TOTAL: {row['solution']}"
 
 
-register_dataset(DatasetMeta(dataset_name="orders", dataset_path="data.jsonl", preprocess_func=Orders()))
+register_dataset(
+    DatasetMeta(dataset_name="orders", dataset_path="data.jsonl", preprocess_func=Orders())
+)
 agents["buyer"] = Buyer
 orms["right_total"] = RightTotal

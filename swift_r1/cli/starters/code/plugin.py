@@ -19,7 +19,10 @@ class OneBlock(ORM):
     """1 for exactly one block of Python, else 0: a first step that pays before any program is right."""
 
     def __call__(self, completions, **kwargs):
-        return [float(len(re.findall(r"```python\n.*?```", text, re.DOTALL)) == 1) for text in completions]
+        return [
+            float(len(re.findall(r"```python\n.*?```", text, re.DOTALL)) == 1)
+            for text in completions
+        ]
 
 
 def gold(row):
@@ -27,5 +30,7 @@ def gold(row):
     return f"```python\n{row['solution']}\n```"
 
 
-register_dataset(DatasetMeta(dataset_name="tasks", dataset_path="data.jsonl", preprocess_func=Tasks()))
+register_dataset(
+    DatasetMeta(dataset_name="tasks", dataset_path="data.jsonl", preprocess_func=Tasks())
+)
 orms["one_block"] = OneBlock

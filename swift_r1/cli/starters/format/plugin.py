@@ -11,7 +11,9 @@ PROMPT = "{text}\nReply with one JSON object with the keys {keys}, and nothing e
 class Texts(ResponsePreprocessor):
     def preprocess(self, row):
         """From a line of data.jsonl to what the model is asked; other columns go to the rewards as they are."""
-        row["query"] = PROMPT.format(text=row.pop("query"), keys=", ".join(json.loads(row["solution"])))
+        row["query"] = PROMPT.format(
+            text=row.pop("query"), keys=", ".join(json.loads(row["solution"]))
+        )
         return super().preprocess(row)
 
 
@@ -39,5 +41,7 @@ def gold(row):
     return row["solution"]
 
 
-register_dataset(DatasetMeta(dataset_name="texts", dataset_path="data.jsonl", preprocess_func=Texts()))
+register_dataset(
+    DatasetMeta(dataset_name="texts", dataset_path="data.jsonl", preprocess_func=Texts())
+)
 orms["wanted_json"] = WantedJson

@@ -19,5 +19,7 @@ class Short(ORM):
         return [0.0 if count == 0 else min(1.0, max(0.0, 2 - count / 60)) for count in words]
 
 
-register_dataset(DatasetMeta(dataset_name="wishes", dataset_path="data.jsonl", preprocess_func=Wishes()))
+register_dataset(
+    DatasetMeta(dataset_name="wishes", dataset_path="data.jsonl", preprocess_func=Wishes())
+)
 orms["short"] = Short

@@ -39,5 +39,7 @@ def gold(row):
     return f"<answer>{row['solution']}</answer>"
 
 
-register_dataset(DatasetMeta(dataset_name="problems", dataset_path="data.jsonl", preprocess_func=Problems()))
+register_dataset(
+    DatasetMeta(dataset_name="problems", dataset_path="data.jsonl", preprocess_func=Problems())
+)
 orms["right_number"] = RightNumber

@@ -5,7 +5,8 @@ from __future__ import annotations
 import importlib
 import pkgutil
 
-_ORDER = ("overview", "completions", "prompt", "tokens", "distributions", "time", "ask")  # in the navigation
+# in the navigation
+_ORDER = ("overview", "completions", "prompt", "tokens", "distributions", "time", "ask")
 
 
 def load() -> None:

@@ -9,7 +9,14 @@ from nicegui import ui
 
 from swift_r1.errors import SwiftError
 from swift_r1.lab.view.answer_sources import ModelAnswer, PageQuestion
-from swift_r1.lab.view.coloured import classes, legend_html, numbers_json, scale_of, tokens_html, values_of
+from swift_r1.lab.view.coloured import (
+    classes,
+    legend_html,
+    numbers_json,
+    scale_of,
+    tokens_html,
+    values_of,
+)
 from swift_r1.lab.view.elements import flag_of, rich, source_choice, table_of
 from swift_r1.lab.view.markup import markup
 from swift_r1.lab.view.shell import Page, view_page
@@ -30,17 +37,25 @@ class _Form:
         text = page.text("text") or known
         raw = page.flag("raw", bool(known) and not page.text("text"))
         self.source = source_choice(page)
-        self.prompt = ui.textarea("prompt", value=text).props("outlined autogrow data-search").classes("wide")
+        self.prompt = (
+            ui.textarea("prompt", value=text).props("outlined autogrow data-search").classes("wide")
+        )
         self.prompt.on("blur", self._written)
         with ui.element("div").classes("view-row"):
-            self.raw = ui.checkbox("raw text, without the model's chat template", value=raw).props("dense")
+            self.raw = ui.checkbox("raw text, without the model's chat template", value=raw).props(
+                "dense"
+            )
             self.raw.on_value_change(lambda event: page.set(raw=event.value))
             self.n = self._number("n", "completions", 1, 1, 16)
-            self.temperature = self._number("temperature", "temperature", flag_of(page, "temperature", 1.0), 0, 2)
+            self.temperature = self._number(
+                "temperature", "temperature", flag_of(page, "temperature", 1.0), 0, 2
+            )
             longest = flag_of(page, "max_completion_length", 256)
             self.max_tokens = self._number("max_tokens", "Max tokens", longest, 1, 32_768)
         with ui.element("div").classes("view-row"):
-            self.button = ui.button("ask", on_click=self._ask).props('no-caps data-key="a" title="ask"')
+            self.button = ui.button("ask", on_click=self._ask).props(
+                'no-caps data-key="a" title="ask"'
+            )
             self.stop = ui.button("stop", on_click=self._stop).props('no-caps flat title="stop"')
             self.stop.set_enabled(False)
         self.said = ui.label().props('role="status"').classes("said")
@@ -130,5 +145,7 @@ def _show(number: int, answer: ModelAnswer) -> None:
     values = values_of(row, "logp") or []
     scale = scale_of("logp", values)
     html = tokens_html(answer.pieces, [False] * len(answer.pieces), classes(values, scale, None))
-    rich(f"<b>{number}</b> {len(answer.pieces)} tokens, ended by {markup(answer.finish_reason)} {legend_html(scale)}")
+    rich(
+        f"<b>{number}</b> {len(answer.pieces)} tokens, ended by {markup(answer.finish_reason)} {legend_html(scale)}"
+    )
     TokenText(html, numbers_json(row, answer.pieces), f"completion {number}")

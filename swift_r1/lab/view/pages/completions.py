@@ -74,10 +74,14 @@ class _Completions:
             return
         query, number, count, rows = found
         columns = self._columns(query)
-        self.rows.set_content(rows_table(rows, columns, query.order_by, query.descending, self._link))
+        self.rows.set_content(
+            rows_table(rows, columns, query.order_by, query.descending, self._link)
+        )
         first = number * ROWS + 1
         self.said.set_text(
-            f"{first:,} to {first + len(rows) - 1:,} of {count:,}{more}" if rows else "No completions match"
+            f"{first:,} to {first + len(rows) - 1:,} of {count:,}{more}"
+            if rows
+            else "No completions match"
         )
         self.back.set_enabled(number > 0)
         self.forth.set_enabled((number + 1) * ROWS < count)
@@ -106,7 +110,15 @@ class _Completions:
         """Returns the columns that are always shown, and those that the query is about."""
         asked = [query.order_by, *(column for column, _, _ in query.where)]
         known = self.table.columns
-        own = ["step", "group", "prompt_id", "completion", "reward", *reward_columns(known), "advantage"]
+        own = [
+            "step",
+            "group",
+            "prompt_id",
+            "completion",
+            "reward",
+            *reward_columns(known),
+            "advantage",
+        ]
         own += ["finish_reason", length_column(known), FAILURE]
         return list(dict.fromkeys([*own, *(name for name in asked if name)]))
 
@@ -123,7 +135,9 @@ class _Completions:
         return address if row.get("number") is None else f"{address}#n{row['number']}"
 
     def _sortable(self) -> list[str]:
-        return list(dict.fromkeys(["step", "reward", "advantage", LENGTH, FAILURE, *self.table.columns]))
+        return list(
+            dict.fromkeys(["step", "reward", "advantage", LENGTH, FAILURE, *self.table.columns])
+        )
 
     async def _change(self, **values: Any) -> None:
         """A control was changed: the first page of what is asked for now."""
@@ -146,7 +160,9 @@ class _Completions:
             await self.show()
 
     def _text(self, name: str, label: str) -> ui.input:
-        field = ui.input(label, value=self.page.text(name)).props("dense outlined clearable debounce=250")
+        field = ui.input(label, value=self.page.text(name)).props(
+            "dense outlined clearable debounce=250"
+        )
         return field.on_value_change(lambda event: self._change(**{name: event.value}))
 
     def _choice(self, name: str, label: str, options: list[str]) -> ui.select:

@@ -16,7 +16,16 @@ from swift_r1.lab.report.colours import scale
 from swift_r1.lab.report.parts import joined
 from swift_r1.lab.runs.completions import CompletionTable, Heatmap
 from swift_r1.lab.runs.failures import FAILURES
-from swift_r1.lab.view.charts import TOOLTIP, Line, Point, axis, chart, line_options, refresh, zoom_of
+from swift_r1.lab.view.charts import (
+    TOOLTIP,
+    Line,
+    Point,
+    axis,
+    chart,
+    line_options,
+    refresh,
+    zoom_of,
+)
 from swift_r1.lab.view.completion_html import length_column, reward_columns
 from swift_r1.lab.view.elements import of_choice, table_of
 from swift_r1.lab.view.shell import Page, view_page
@@ -83,7 +92,10 @@ def _charts(page: Page, table: CompletionTable) -> dict[str, Callable[[], dict[s
         return areas("share of groups", shares(table.group_shares(), names))
 
     def failures() -> dict[str, Any]:
-        return areas("share of completions", shares(of_all(table.failure_classes()), {name: name for name in FAILURES}))
+        return areas(
+            "share of completions",
+            shares(of_all(table.failure_classes()), {name: name for name in FAILURES}),
+        )
 
     def heat(column: str) -> dict[str, Any] | None:
         found = table.heatmap(column)
@@ -114,14 +126,21 @@ def shares(rows: Sequence[Mapping[str, Any]], names: Mapping[str, str]) -> list[
     parts = joined(rows, _MOST_POINTS)
 
     def points(column: str) -> list[Point]:
-        return [(float(part[0]["step"]), sum(row[column] for row in part) / len(part)) for part in parts]
+        return [
+            (float(part[0]["step"]), sum(row[column] for row in part) / len(part)) for part in parts
+        ]
 
-    return [Line(title, points(column), colour=number) for number, (title, column) in enumerate(names.items())]
+    return [
+        Line(title, points(column), colour=number)
+        for number, (title, column) in enumerate(names.items())
+    ]
 
 
 def heat_options(title: str, heat: Heatmap) -> dict[str, Any]:
     """ECharts options of a heat map; a cell's colour is its share of the step's completions."""
-    middles = [f"{(low + high) / 2:.4g}" for low, high in zip(heat.edges, heat.edges[1:], strict=False)]
+    middles = [
+        f"{(low + high) / 2:.4g}" for low, high in zip(heat.edges, heat.edges[1:], strict=False)
+    ]
     cells = [
         [place, bin_, round(count / sum(counts), 4)]
         for place, counts in enumerate(heat.counts)
@@ -165,7 +184,13 @@ def heat_options(title: str, heat: Heatmap) -> dict[str, Any]:
                 "left": "center",
                 "bottom": 0,
             },
-            **{"itemHeight": 120, "itemWidth": 12, "precision": 2, "textStyle": text, "text": [f"{most:.0%}", "0 %"]},
+            **{
+                "itemHeight": 120,
+                "itemWidth": 12,
+                "precision": 2,
+                "textStyle": text,
+                "text": [f"{most:.0%}", "0 %"],
+            },
             "inRange": {"color": list(scale())},
         },
         "series": [

@@ -40,7 +40,9 @@ class _Overview:
         self.state = ui.html("", sanitize=False).classes("view-scroll")
         self.rows: tuple[list[dict[str, str]], ...] = ()
         self._show_state()
-        ui.html(_facts(self.page.run, shown=len(self.page.chosen) == 1), sanitize=False).classes("view-run")
+        ui.html(_facts(self.page.run, shown=len(self.page.chosen) == 1), sanitize=False).classes(
+            "view-run"
+        )
         self._controls()
         self.grid = ui.element("div").classes("view-charts")
         self.meanings = ui.html("", sanitize=False).classes("view-scroll")
@@ -59,11 +61,16 @@ class _Overview:
         for log, timeline in zip(self.logs, self.timelines, strict=True):
             log.refresh()
             timeline.refresh()
-        self.seen = [log.state for log in self.logs], [len(timeline.marks) for timeline in self.timelines]
+        self.seen = (
+            [log.state for log in self.logs],
+            [len(timeline.marks) for timeline in self.timelines],
+        )
         # A folder is read once: another object looks again.
         self.found = [RunFolder(run.path, run.name) for run in self.page.chosen]
         self.diagnoses = [_finding(run, row) for run in self.found for row in run.findings]
-        self.standings = [progress_of(run, log) for run, log in zip(self.found, self.logs, strict=True)]
+        self.standings = [
+            progress_of(run, log) for run, log in zip(self.found, self.logs, strict=True)
+        ]
 
     def _show_state(self) -> None:
         rows = self.standings
@@ -98,20 +105,28 @@ class _Overview:
             slider = ui.slider(min=0, max=0.99, step=0.01, value=page.number("smooth", 0))
             slider.classes("view-slider").props('aria-labelledby="smoothing" label')
             slider.on("change", changes("smooth", "args"))  # once it is let go
-            log = ui.checkbox("log scale", value=page.flag("log"), on_change=changes("log")).props('data-key="l"')
-            log.props('title="logarithmic y axes"')
-            ui.toggle({"step": "steps", "time": "time"}, value=page.text("x", "step"), on_change=changes("x")).props(
-                "dense no-caps"
+            log = ui.checkbox("log scale", value=page.flag("log"), on_change=changes("log")).props(
+                'data-key="l"'
             )
+            log.props('title="logarithmic y axes"')
+            ui.toggle(
+                {"step": "steps", "time": "time"},
+                value=page.text("x", "step"),
+                on_change=changes("x"),
+            ).props("dense no-caps")
             if any(len(group) > 1 for group in self._seeds().values()):
-                ui.checkbox("seeds as one", value=page.flag("seeds", True), on_change=changes("seeds"))
+                ui.checkbox(
+                    "seeds as one", value=page.flag("seeds", True), on_change=changes("seeds")
+                )
             ui.checkbox("all metrics", value=page.flag("all"), on_change=changes("all"))
 
     def _seeds(self) -> dict[str, list[int]]:
         """Returns the places of the chosen runs, by what they have in common but for the seed."""
         found: dict[str, list[int]] = {}
         for place, run in enumerate(self.page.chosen):
-            key = same_but_seed(run.args) if run.args and self.page.flag("seeds", True) else run.name
+            key = (
+                same_but_seed(run.args) if run.args and self.page.flag("seeds", True) else run.name
+            )
             found.setdefault(key, []).append(place)
         return found
 
@@ -120,7 +135,9 @@ class _Overview:
         found = []
         for places in self._seeds().values():
             more = f" and {len(places) - 1} other seeds" if len(places) > 1 else ""
-            found.append(RunGroup(runs[places[0]].name + more, [self.logs[place] for place in places]))
+            found.append(
+                RunGroup(runs[places[0]].name + more, [self.logs[place] for place in places])
+            )
         return found
 
     def _ticks(self, shown: CurveControls) -> list[charts.Tick]:
@@ -128,7 +145,8 @@ class _Overview:
         if len(self.logs) > 1:
             return []
         hours = self.logs[0].hours()
-        marks = [mark for mark in self.timelines[0].marks if mark.kind != "evaluated"]  # those have a chart
+        # those have a chart
+        marks = [mark for mark in self.timelines[0].marks if mark.kind != "evaluated"]
 
         def place(mark: Mark) -> float:
             if not shown.per_hour:
@@ -157,7 +175,9 @@ class _Overview:
         per_hour = 0.0
         if page.text("x") == "time":
             per_hour = 1.0 if any(sum(log.hours().values[-1:]) > 1 for log in self.logs) else 60.0
-        shown = CurveControls(min(0.99, max(0.0, page.number("smooth", 0))), page.flag("log"), per_hour)
+        shown = CurveControls(
+            min(0.99, max(0.0, page.number("smooth", 0))), page.flag("log"), per_hour
+        )
         return _options(self._groups(), shown, page.flag("all"), self._ticks(shown))
 
 
@@ -214,7 +234,9 @@ def _different(runs: Sequence[RunFolder]) -> str:
     for name in sorted({name for run in runs for name in run.args} - {"output_dir"}):
         values = {repr(run.args.get(name)) for run in runs}
         if len(values) > 1:
-            rows.append({"flag": f"--{name}"} | {run.name: str(run.args.get(name, "")) for run in runs})
+            rows.append(
+                {"flag": f"--{name}"} | {run.name: str(run.args.get(name, "")) for run in runs}
+            )
     number = "no flag differs"
     if rows:
         number = f"{len(rows)} flag{'s differ' if len(rows) > 1 else ' differs'}"
@@ -258,8 +280,12 @@ def _facts(run: RunFolder, shown: bool) -> str:
             count = plan.get(f"{what.replace(' ', '_')}_per_round")
             if isinstance(count, int):
                 parts.append(f"{count:,} {what}")
-        found["plan"] = f"{plan.get('total_steps')} steps" + (f"; a round: {', '.join(parts)}" if parts else "")
-    rows = "".join(f"<dt>{markup(name)}</dt><dd>{markup(text)}</dd>" for name, text in found.items())
+        found["plan"] = f"{plan.get('total_steps')} steps" + (
+            f"; a round: {', '.join(parts)}" if parts else ""
+        )
+    rows = "".join(
+        f"<dt>{markup(name)}</dt><dd>{markup(text)}</dd>" for name, text in found.items()
+    )
     code = ""
     for block in command(run):
         code += f"<details><summary>command</summary><pre>{markup(block.text)}</pre></details>"

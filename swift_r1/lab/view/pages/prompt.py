@@ -34,17 +34,29 @@ async def prompt(page: Page) -> None:
 async def _list(page: Page) -> None:
     """The prompts to choose from, those of evaluations (probes first) before those of training."""
     search = page.text("q")
-    field = ui.input("search in prompts", value=search).props("dense outlined clearable debounce=250 data-search")
+    field = ui.input("search in prompts", value=search).props(
+        "dense outlined clearable debounce=250 data-search"
+    )
     found = ui.column().classes("view-scroll")
-    tables = {"evaluated": (await table_of(page, "eval"), "eval"), "trained": (await table_of(page, ""), None)}
+    tables = {
+        "evaluated": (await table_of(page, "eval"), "eval"),
+        "trained": (await table_of(page, ""), None),
+    }
     record = opened(TokenRecord, page.run.path)
     latest = Latest()
 
     def read() -> dict[str, str]:
-        probes = {str(one.prompt_id) for step in record.probe_steps()[-1:] for one in record.probes_at(step)}
+        probes = {
+            str(one.prompt_id)
+            for step in record.probe_steps()[-1:]
+            for one in record.probes_at(step)
+        }
         lists = {}
         for title, (table, of) in tables.items():
-            rows = sorted(table.prompts(page.text("q"), _LISTED), key=lambda row: row["prompt_id"] not in probes)
+            rows = sorted(
+                table.prompts(page.text("q"), _LISTED),
+                key=lambda row: row["prompt_id"] not in probes,
+            )
             if rows:
                 more = f", the first {_LISTED}" if len(rows) == _LISTED else ""
                 lists[title + more] = _prompts(page, rows, probes, of)
@@ -86,7 +98,9 @@ def _prompts(
         name = f'<a data-item href="{href}">{markup(row["prompt_id"])}</a>{probe}'
         text = f'<td class="long" data-name="prompt">{markup(str(row["prompt"])[-160:])}</td>'
         lines.append(f'<tr><td class="short" data-name="prompt_id">{name}</td>{text}{cells}</tr>')
-    heads = "".join(f"<th>{name}</th>" for name in ("prompt_id", "prompt (its end)", "steps", "first", "last"))
+    heads = "".join(
+        f"<th>{name}</th>" for name in ("prompt_id", "prompt (its end)", "steps", "first", "last")
+    )
     return (
         f'<table class="rows"><thead><tr>{heads}<th>completions</th><th>mean reward</th></tr></thead>'
         f"<tbody>{''.join(lines)}</tbody></table>"
@@ -127,7 +141,9 @@ async def _over_time(page: Page, prompt_id: str) -> None:
         number = page.whole("number", 0)
         html = await latest(side_by_side, groups, number, page, of, record)
         if html is not None:
-            columns.set_content(f'<div class="versions{"" if page.flag("gone") else " without-gone"}">{html}</div>')
+            columns.set_content(
+                f'<div class="versions{"" if page.flag("gone") else " without-gone"}">{html}</div>'
+            )
 
     async def changed(**values: Any) -> None:
         page.set(**{name: value or None for name, value in values.items()})

@@ -86,14 +86,18 @@ class _TimePage:
         with ui.element("div").classes("view-row") as self.buttons:
             self.about = ui.label()
         self.place = ui.element("div").classes("view-scroll")
-        self.lanes, self.steps = (ui.html("", sanitize=False).classes("view-scroll") for _ in range(2))
+        self.lanes, self.steps = (
+            ui.html("", sanitize=False).classes("view-scroll") for _ in range(2)
+        )
         await self._look()
         self.page.follow(self._look)
 
     async def _look(self) -> None:
         """Shows what is new."""
         await in_order(self.timeline.refresh)
-        self.page.problems(self.timeline, [f"{self.page.run.name}: {line}" for line in self.timeline.problems])
+        self.page.problems(
+            self.timeline, [f"{self.page.run.name}: {line}" for line in self.timeline.problems]
+        )
         seen = (self.timeline.extent, len(self.timeline.marks))
         if seen != self.seen:
             self.seen = seen
@@ -115,7 +119,9 @@ class _TimePage:
         began = time.strftime("%Y-%m-%d %H:%M:%S %Z", time.localtime(first))
         self.about.text = f"from {began}; drag to zoom in"
         options = gantt(self.timeline, blocks)
-        options["series"][0]["markLine"] = charts.mark_lines(ticks(self.timeline.marks, lambda mark: mark.time - first))
+        options["series"][0]["markLine"] = charts.mark_lines(
+            ticks(self.timeline.marks, lambda mark: mark.time - first)
+        )
         for shown, content in zip((self.lanes, self.steps), tables, strict=True):
             shown.content = content
         if self.chart is not None:
@@ -123,11 +129,17 @@ class _TimePage:
             return
         with self.place:
             height = 80 + _LANE * len(self.timeline.lanes)
-            self.chart = charts.chart(options | charts.zooming(charts.zoom_of(self.page)), "what each lane did", height)
-        self.chart.on("chart:datazoom", self._zoomed, js_handler=_WINDOW % self.chart.id, throttle=0.3)
+            self.chart = charts.chart(
+                options | charts.zooming(charts.zoom_of(self.page)), "what each lane did", height
+            )
+        self.chart.on(
+            "chart:datazoom", self._zoomed, js_handler=_WINDOW % self.chart.id, throttle=0.3
+        )
         with self.buttons:
             for text, (keys, title, scale, shift) in _MOVES.items():
-                button = ui.button(text).props(f'flat dense no-caps data-key="{keys}" title="{title}"')
+                button = ui.button(text).props(
+                    f'flat dense no-caps data-key="{keys}" title="{title}"'
+                )
                 button.on("click", js_handler=_MOVE % (self.chart.id, scale, shift))
 
 
@@ -138,7 +150,12 @@ def _read(timeline: Timeline, start: float, end: float) -> tuple[list[SpanBlock]
     by_step = timeline.seconds(lanes[0], start, end, _STEPS) if lanes else {}
     steps = {str(step): seconds for step, seconds in sorted(by_step.items())}
     taken = {step: sum(seconds.values()) for step, seconds in steps.items()}
-    of_lanes = _table("lane", totals, dict.fromkeys(lanes, end - start), "what each lane did, in % of the time shown")
+    of_lanes = _table(
+        "lane",
+        totals,
+        dict.fromkeys(lanes, end - start),
+        "what each lane did, in % of the time shown",
+    )
     title = f"{''.join(lanes[:1])}: share of each step in % (last {_STEPS} steps)"
     return timeline.blocks(start, end), of_lanes, _table("step", steps, taken, title)
 
@@ -154,8 +171,13 @@ def _table(
     names = [*(name for name in _COLOURS if name in present), *sorted(present - _COLOURS.keys())]
     lines = ["".join(f"<th>{markup(name)}</th>" for name in (what, *names, "seconds"))]
     for key, seconds in rows.items():
-        shares = [f"{100 * seconds[name] / (whole[key] or 1):.1f}" if name in seconds else "" for name in names]
-        numbers = "".join(f'<td class="number">{cell}</td>' for cell in (*shares, f"{whole[key]:.2f}"))
+        shares = [
+            f"{100 * seconds[name] / (whole[key] or 1):.1f}" if name in seconds else ""
+            for name in names
+        ]
+        numbers = "".join(
+            f'<td class="number">{cell}</td>' for cell in (*shares, f"{whole[key]:.2f}")
+        )
         lines.append(f"<td>{markup(key)}</td>{numbers}")
     body = "".join(f"<tr>{line}</tr>" for line in lines)
     return f'<table class="view-table"><caption style="text-align: left">{markup(title)}</caption>{body}</table>'
@@ -169,7 +191,13 @@ def gantt(timeline: Timeline, blocks: Sequence[SpanBlock]) -> dict[str, Any]:
     series: dict[str, dict[str, Any]] = {}
     for name in [*_COLOURS, *(one for one in timeline.names if one not in _COLOURS)]:
         items = [
-            [round(one.start - first, 6), round(one.end - first, 6), places[one.lane], one.step, one.count]
+            [
+                round(one.start - first, 6),
+                round(one.end - first, 6),
+                places[one.lane],
+                one.step,
+                one.count,
+            ]
             for one in blocks
             if one.name == name
         ]
@@ -198,7 +226,8 @@ def gantt(timeline: Timeline, blocks: Sequence[SpanBlock]) -> dict[str, Any]:
     }
     return {
         "animation": False,
-        "legend": legend | {"icon": "roundRect", "textStyle": {"color": "var(--muted)", "fontSize": 11}},
+        "legend": legend
+        | {"icon": "roundRect", "textStyle": {"color": "var(--muted)", "fontSize": 11}},
         "grid": {"left": 110, "right": 12, "top": 44, "bottom": 30},
         "tooltip": {**charts.TOOLTIP, "trigger": "item", ":formatter": _SAY},
         "xAxis": {

@@ -25,7 +25,9 @@ from swift_r1.lab.view.shell import Page, opened, view_page
 from swift_r1.lab.view.token_text import TokenText
 from swift_r1.record.token_reader import RecordedCompletion, TokenRecord
 
-_PAGE_TOKENS = "no tokens are recorded: `--log_tokens sample` (the default) or `all` records those of a run"
+_PAGE_TOKENS = (
+    "no tokens are recorded: `--log_tokens sample` (the default) or `all` records those of a run"
+)
 
 
 @view_page("/tokens", "Tokens", go="k")
@@ -38,10 +40,14 @@ async def tokens(page: Page) -> None:
     one = there[place]
     rows = [one]
     if not page.text("probe"):
-        rows = await asyncio.to_thread(record.completion, one.round_step or 0, str(one.request_id), one.number)
+        rows = await asyncio.to_thread(
+            record.completion, one.round_step or 0, str(one.request_id), one.number
+        )
         rows = [row for row in rows if row.sequence == one.sequence]
     if not rows:
-        raise UsageError("the record of this completion cannot be read: its file went, or is damaged")
+        raise UsageError(
+            "the record of this completion cannot be read: its file went, or is damaged"
+        )
     row = next((row for row in rows if row.step == page.whole("at", rows[0].step)), rows[0])
     with ui.element("div").classes("view-row"):
         _neighbours(page, there, place)
@@ -81,12 +87,17 @@ def _place(page: Page, there: Sequence[RecordedCompletion]) -> int:
     for place, one in enumerate(there):
         if (one.request_id, one.number, one.sequence or 0) == wanted:
             return place
-    raise UsageError(f"completion {wanted[1]} of {wanted[0]} is not in the record: see --log_tokens")
+    raise UsageError(
+        f"completion {wanted[1]} of {wanted[0]} is not in the record: see --log_tokens"
+    )
 
 
 def _neighbours(page: Page, there: Sequence[RecordedCompletion], place: int) -> None:
     kept = {name: page.text(name) or None for name in ("step", "probe", "colour")}
-    for text, keys, to in (("‹ previous", "k ArrowLeft", place - 1), ("next ›", "j ArrowRight", place + 1)):
+    for text, keys, to in (
+        ("‹ previous", "k ArrowLeft", place - 1),
+        ("next ›", "j ArrowRight", place + 1),
+    ):
         if 0 <= to < len(there):
             other = there[to]
             if not page.text("probe"):
@@ -104,7 +115,11 @@ def _neighbours(page: Page, there: Sequence[RecordedCompletion], place: int) -> 
 def _odd(row: RecordedCompletion, count: int) -> list[str]:
     """Returns the columns of tokens that have more or fewer entries than there are tokens."""
     columns = {name: value for name, value in vars(row).items() if isinstance(value, list)}
-    return [name for name, value in columns.items() if name != "prompt_token_ids" and len(value) != count]
+    return [
+        name
+        for name, value in columns.items()
+        if name != "prompt_token_ids" and len(value) != count
+    ]
 
 
 class _Tokens:
@@ -139,7 +154,9 @@ class _Tokens:
         texts = [f"{name} {markup(shown(value))}" for name, value in facts.items()]
         rich(" · ".join([*texts, f"{len(self.ids):,} tokens"]))
         prompt = record.text(row.prompt_token_ids or [])
-        rich(f'<details open><summary>prompt</summary><pre class="text prompt">{markup(prompt)}</pre></details>')
+        rich(
+            f'<details open><summary>prompt</summary><pre class="text prompt">{markup(prompt)}</pre></details>'
+        )
         if known:
             titles = {name: COLOURINGS[name].title for name in known}
             choice = ui.select(titles, label="colour", value=self.colour).classes("narrow")
@@ -149,7 +166,9 @@ class _Tokens:
         pieces = record.pieces(self.ids)
         special = [record.is_special(one) for one in self.ids]
         html = tokens_html(pieces, special, self._classes())
-        self.block = TokenText(html, numbers_json(self.row, pieces), "tokens of the completion", self._chosen)
+        self.block = TokenText(
+            html, numbers_json(self.row, pieces), "tokens of the completion", self._chosen
+        )
         self.source = source_choice(page, row.step)
         self.answer = rich("").props('aria-live="polite"')
         self.pieces = pieces
@@ -196,7 +215,9 @@ class _Tokens:
             except SwiftError as error:
                 said = markup(str(error))
             else:
-                rows = "".join(f"<dt>{markup(repr(text))}</dt><dd>{value:.3f}</dd>" for text, value in found)
+                rows = "".join(
+                    f"<dt>{markup(repr(text))}</dt><dd>{value:.3f}</dd>" for text, value in found
+                )
                 said = (
                     f"instead of {markup(repr(self.pieces[place]))} (token {place + 1}), by {markup(source.name)}: "
                     f'log-probs at temperature {temperature:g}<dl class="facts">{rows}</dl>'

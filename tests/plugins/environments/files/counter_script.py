@@ -53,7 +53,9 @@ def main():
     prompts = [[{"role": "user", "content": f"Make it show {n}."}] for n in range(1, most + 1)]
     trainer = GRPOTrainer(
         model="Qwen/Qwen3-0.6B",
-        args=GRPOConfig(bf16=True, reward_weights=[0.5, 1.0], max_tool_calling_iterations=2, use_vllm=True),
+        args=GRPOConfig(
+            bf16=True, reward_weights=[0.5, 1.0], max_tool_calling_iterations=2, use_vllm=True
+        ),
         reward_funcs=[brief, no_opinion],
         train_dataset=Dataset.from_dict({"prompt": prompts, "wanted": list(range(1, most + 1))}),
         environment_factory=CounterEnv,

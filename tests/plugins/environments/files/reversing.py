@@ -27,8 +27,13 @@ class Twice(vf.MultiTurnEnv):
         return state["answer"] in (said or "")
 
 
-def load_environment(how: str = "single", count: int = 3, reward: str = "exact", held_out: int = 1) -> vf.Environment:
-    rows = [{"question": f"Reverse {word}.", "answer": word[::-1], "info": {"at": n}} for n, word in enumerate(WORDS)]
+def load_environment(
+    how: str = "single", count: int = 3, reward: str = "exact", held_out: int = 1
+) -> vf.Environment:
+    rows = [
+        {"question": f"Reverse {word}.", "answer": word[::-1], "info": {"at": n}}
+        for n, word in enumerate(WORDS)
+    ]
     parser = vf.XMLParser(["think", "answer"])
 
     def exact(completion, answer, **kwargs) -> float:
