@@ -145,7 +145,7 @@ def test_scripts_pass_swift_check(
     assert bool(report.rewards) == (way not in ("agent", "command"))
 
 
-@pytest.mark.parametrize("way", ["tools", "agent"])
+@pytest.mark.parametrize("way", ["agent", pytest.param("tools", marks=pytest.mark.long)])
 def test_two_steps(rlhf: Callable[..., Any], model: Path, way: str, tmp_path: Path) -> None:
     flags: dict[str, Any] = {"reward_funcs": []}  # that of the fixture; an agent has its own
     for word in words_of("run.sh", way, tmp_path):

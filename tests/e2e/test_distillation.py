@@ -72,7 +72,9 @@ def test_the_policy_teaches_itself_by_a_hint(rlhf, tiny_model, tmp_path):
     assert plain.code == 2 and "teacher_prompt" in plain.errors
 
 
-@pytest.mark.parametrize("topk", [[], 5], ids=["advantages", "loss"])
+@pytest.mark.parametrize(
+    "topk", [pytest.param([], id="advantages"), pytest.param(5, id="loss", marks=pytest.mark.long)]
+)
 def test_a_server_teaches_as_the_model_itself_does(
     rlhf, tiny_model, teacher, start_tiny, tmp_path, topk
 ):
@@ -105,6 +107,7 @@ def test_a_server_teaches_as_the_model_itself_does(
             assert one[name] == pytest.approx(other[name], rel=1e-3, abs=1e-4)
 
 
+@pytest.mark.long
 def test_on_two_processes_under_zero3(rlhf, tiny_model, teacher, tmp_path):
     flags = TAUGHT | {"gkd_logits_topk": 6, "max_steps": 2, "temperature": 0.9}
     alone = rlhf(tiny_model, teacher_model=teacher, output_dir=tmp_path / "alone", **flags)
@@ -120,6 +123,7 @@ def test_on_two_processes_under_zero3(rlhf, tiny_model, teacher, tmp_path):
             assert one[name] == pytest.approx(other[name], rel=1e-3)
 
 
+@pytest.mark.long
 def test_adapters_teach_the_model_under_them(rlhf, tiny_model, tmp_path):
     lora = {"train_type": "lora", "lora_rank": 4, "learning_rate": 1e-2}
     first = rlhf(tiny_model, max_steps=2, output_dir=tmp_path / "first", **lora)
@@ -178,6 +182,7 @@ def test_rlsd_and_sdar_of_a_policy_that_reads_a_hint(rlhf, tiny_model):
     assert all(line["grad_norm"] > 0 for line in run.steps)
 
 
+@pytest.mark.long
 def test_beside_rounds_that_are_sampled_ahead(rlhf, tiny_model, teacher, start_tiny):
     server = start_tiny(tiny_model)
     wait_until_serving(server)

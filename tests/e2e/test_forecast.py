@@ -63,6 +63,7 @@ def test_a_run_that_would_learn(tiny_model: Path, tmp_path: Path) -> None:
     assert cost["peak_gib"] > 0 and "fits" in found["memory"]
 
 
+@pytest.mark.long
 def test_two_ranks_a_server_and_larger_groups_than_were_sampled(
     tiny_model: Path, start_tiny: Callable[..., Any], tmp_path: Path
 ) -> None:
@@ -79,6 +80,7 @@ def test_two_ranks_a_server_and_larger_groups_than_were_sampled(
     assert found["signal"]["16"] is None and found["cost"]["seconds"]["train"] > 0
 
 
+@pytest.mark.long
 def test_ppo_compares_with_the_whole_step(tiny_model: Path, tmp_path: Path) -> None:
     ppo = {
         "rlhf_type": "ppo",

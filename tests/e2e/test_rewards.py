@@ -88,7 +88,10 @@ def plugins(hostile: Path) -> list[Path]:
     return [Path(__file__).parent / "digits_plugin.py", hostile]
 
 
-@pytest.mark.parametrize("aggregation", ["sum_then_normalize", "normalize_then_sum"])
+@pytest.mark.parametrize(
+    "aggregation",
+    ["sum_then_normalize", pytest.param("normalize_then_sum", marks=pytest.mark.long)],
+)
 def test_the_run_goes_on(rlhf, tiny_model, hostile: Path, aggregation: str) -> None:
     run = rlhf(
         tiny_model,

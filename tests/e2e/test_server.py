@@ -16,10 +16,10 @@ def url(rollout_server, tiny_model):
 @pytest.mark.parametrize(
     ("backend", "learning_rate"),
     [
-        pytest.param({"deepspeed": "zero3"}, 0, id="no learning"),
+        pytest.param({"deepspeed": "zero3"}, 0, id="no learning", marks=pytest.mark.long),
         pytest.param({"deepspeed": "zero3"}, 1e-2, id="large learning rate"),
         pytest.param({"fsdp": "fsdp2"}, 1e-2, id="FSDP2"),
-        pytest.param({"ddp_backend": "gloo"}, 1e-2, id="DDP"),
+        pytest.param({"ddp_backend": "gloo"}, 1e-2, id="DDP", marks=pytest.mark.long),
     ],
 )
 def test_two_ranks_keep_the_engine_on_the_trainers_weights(

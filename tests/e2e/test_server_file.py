@@ -61,6 +61,7 @@ def kinds_of(folder: Path) -> list[str]:
 EVALUATED = {"eval_steps": 10, "eval_limit": 2, "num_generations_eval": 1, "weight_check_steps": 3}
 
 
+@pytest.mark.long
 def test_a_server_joins_does_all_and_the_first_returns(
     tiny_model: Path, tiny_server: Any, second_tiny_server: Any, tmp_path: Path
 ) -> None:

@@ -156,6 +156,7 @@ def test_a_run_with_an_engine_that_sleeps_learns_the_same(
         ]
 
 
+@pytest.mark.long
 def test_a_server_that_cannot_sleep_stays_awake_while_the_trainer_moves(
     train: Callable[..., Any], capfd: Any
 ) -> None:

@@ -118,7 +118,7 @@ def test_values_are_those_of_a_slow_recomputation(rlhf, tiny_model):
     "backend",
     [
         pytest.param({}, marks=pytest.mark.long),
-        {"deepspeed": "zero3"},
+        pytest.param({"deepspeed": "zero3"}, marks=pytest.mark.long),
         pytest.param({"fsdp": "fsdp2"}, marks=pytest.mark.long),
         {"sequence_parallel_size": 2},
     ],
@@ -185,6 +185,7 @@ def test_versions_and_ratios_of_rounds_ahead(tiny_model, tiny_server, tmp_path):
     )
 
 
+@pytest.mark.long
 def test_a_sample_has_the_same_prompts_again_and_changes_nothing(rlhf, tiny_model, tmp_path):
     """Eight prompts, two a step, five times; the weights are those of a run without a record, bit for bit."""
     flags = {"dataset": "counting#8", "max_steps": 20, "logging_steps": 20, "deterministic": "true"}

@@ -110,7 +110,7 @@ def test_a_port_that_was_taken_meanwhile(launch, tmp_path, command):
     assert ("--resume_from_checkpoint" in trainer["words"]) is (command == "rlhf")
 
 
-@pytest.mark.parametrize("role", ["judge", "teacher"])
+@pytest.mark.parametrize("role", ["judge", pytest.param("teacher", marks=pytest.mark.long)])
 def test_training_is_told_where_a_judge_or_teacher_is_now(launch, role):
     flags = {"reward_funcs": ["digits", "judge"]} if role == "judge" else {}
     one = launch(
@@ -153,6 +153,7 @@ def test_a_judge_that_does_not_serve(launch, tmp_path):
     assert not list(tmp_path.glob("rlhf-*"))
 
 
+@pytest.mark.long
 def test_training_whose_servers_were_lost_begins_again(launch):
     one = launch(ONE, "--max_restarts", "1")
     one.started("rlhf")
@@ -333,7 +334,10 @@ def test_ranks_whose_launcher_is_killed_save_before_training_begins_again(launch
     one.started("rlhf", after=[trainer])
 
 
-@pytest.mark.parametrize(("policy", "nodes", "ranks"), [("restart", 3, "2"), ("wait", 2, "2")])
+@pytest.mark.parametrize(
+    ("policy", "nodes", "ranks"),
+    [pytest.param("restart", 3, "2", marks=pytest.mark.long), ("wait", 2, "2")],
+)
 def test_a_lost_node_that_trained(launch, policy, nodes, ranks):
     one = launch(TWO_NODES | {"rollout": {}}, "--on_node_loss", policy, local={"nodes": nodes})
     before = one.started("rlhf", 2)
@@ -365,6 +369,7 @@ def test_gpus_are_shared_out(launch):
     assert {server["CUDA_VISIBLE_DEVICES"] for server in servers} == {"2", "3"}
 
 
+@pytest.mark.long
 def test_output_that_is_not_read_for_long_is_no_silence(launch, tmp_path):
     """As after Ctrl-S, or where a disk hangs."""
     (tmp_path / "talk").touch()

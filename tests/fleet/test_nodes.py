@@ -77,7 +77,11 @@ def test_nodes_that_differ_end_with_2(
 @pytest.mark.parametrize(
     ("flags", "fault"),
     [
-        ({"external_plugins": "no.py"}, "--external_plugins no.py: there is no such file"),
+        pytest.param(
+            {"external_plugins": "no.py"},
+            "--external_plugins no.py: there is no such file",
+            marks=pytest.mark.long,
+        ),
         ({"wrong": 1}, "unknown flag --wrong"),
     ],
 )

@@ -7,6 +7,7 @@ import signal
 import sys
 
 import psutil
+import pytest
 
 from tests.conftest import until, wait_until_gone
 from tests.fleet.conftest import Launch
@@ -15,6 +16,7 @@ TINY = f'[ "$3" = rollout ] && shift 3 && exec {sys.executable} -m tests.fleet.t
 SCRIPT = f'{TINY}\nexec {sys.executable} "$@"'
 
 
+@pytest.mark.long
 def test_a_run_whose_replica_and_trainer_are_killed(tmp_path, write_run, interpreter, tiny_model):
     rlhf = {"max_steps": 8, "save_steps": 2, "output_dir": "run", "add_version": False}
     roles = {"train": {}, "rollout": {"replicas": 2}}

@@ -14,9 +14,9 @@ ROOT = Path(__file__).parents[2]
 @pytest.mark.parametrize(
     "words",
     [
-        ["tests.fuzz.wire", "--episodes", "40", "--seed", "7", "--kinds", "small", "--folder", "."],
-        ["tests.fuzz.routes", "--cases", "4", "--server", "rollout"],
-        ["tests.fuzz.routes", "--cases", "4", "--server", "gateway"],
+        ["tests.fuzz.wire", "--episodes", "15", "--seed", "7", "--kinds", "small", "--folder", "."],
+        ["tests.fuzz.routes", "--cases", "2", "--server", "rollout"],
+        ["tests.fuzz.routes", "--cases", "2", "--server", "gateway"],
     ],
     ids=["updates", "routes", "gateway"],
 )

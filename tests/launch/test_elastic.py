@@ -171,6 +171,7 @@ def test_signals_reach_the_workers_which_may_save(
     assert [(tmp_path / f"saved{rank}").read_text() for rank in "01"] == [str(number.value)] * 2
 
 
+@pytest.mark.long
 def test_a_rank_that_does_not_end_is_killed_after_shutdown_timeout(tmp_path: Path) -> None:
     code, err = end(signalled(tmp_path, signal.SIGTERM, "hangs", patience=1))
     assert code == 143
@@ -189,6 +190,7 @@ def test_a_signal_while_the_ranks_start_lets_them_end_too(tmp_path: Path) -> Non
     ] * 2
 
 
+@pytest.mark.long
 def test_a_second_signal_ends_the_ranks_at_once(tmp_path: Path) -> None:
     process = signalled(tmp_path, signal.SIGTERM, "hangs")
     process.send_signal(signal.SIGTERM)

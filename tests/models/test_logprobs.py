@@ -236,6 +236,7 @@ print(peak() - before)
 """
 
 
+@pytest.mark.long
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="peak memory is read from /proc")
 def test_memory_does_not_grow_with_the_vocabulary():
     """Beyond weights and their gradients: 150,000 words against 50,000; whole logits would take three times as much."""

@@ -160,7 +160,7 @@ def kill_and_resume(runs, folder, settings, seconds, kills):
         ("ddp", 1),
         ("fsdp2", 1),
         ("zero3", 1),
-        ("streamed", 1),
+        pytest.param("streamed", 1, marks=pytest.mark.long),
         ("chosen", 1),
         pytest.param("zero2-sequence", 1, marks=pytest.mark.long),
         ("ppo", 1),

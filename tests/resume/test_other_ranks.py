@@ -150,7 +150,14 @@ CHORD = {
 }
 
 
-@pytest.mark.parametrize("settings", [PPO, TAUGHT, CHORD], ids=["ppo", "taught", "chord"])
+@pytest.mark.parametrize(
+    "settings",
+    [
+        pytest.param(PPO, id="ppo"),
+        pytest.param(TAUGHT, id="taught", marks=pytest.mark.long),
+        pytest.param(CHORD, id="chord", marks=pytest.mark.long),
+    ],
+)
 def test_what_was_computed_before_a_round_belongs_to_no_rank(runs, tmp_path, settings):
     """Values of the critic, what a teacher said of many tokens, and which of the experts' answers a step takes: saved
     on two in the middle of a round, and needed after it on one and on three."""
@@ -181,6 +188,7 @@ def test_what_was_computed_before_a_round_belongs_to_no_rank(runs, tmp_path, set
         assert_the_same_run(folder, tmp_path / "run")
 
 
+@pytest.mark.long
 def test_ranks_may_share_rows_and_weights_otherwise(runs, undisturbed, tmp_path):
     for name, before, deepspeed in (
         ("sequence_parallel_size", 1, "zero2"),

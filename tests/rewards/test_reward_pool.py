@@ -324,6 +324,7 @@ def test_one_bad_completion_costs_no_other(score, word: str, cause: str) -> None
     assert column.invalid[0].kind == kinds.get(word, "exception")
 
 
+@pytest.mark.long
 def test_slow_on_one_completion_in_a_hundred(score) -> None:
     completions = ["a"] * 57 + ["sleep"] + ["a"] * 42
     column = score("moody", completions, 4)

@@ -198,12 +198,13 @@ def lease_is_free(url: str) -> bool:
 @pytest.mark.parametrize(
     "options",
     [
-        {"transport": "http", "compare": True},
-        {"transport": "http", "compare": False},
-        {"transport": "http", "compare": True, "fanout": 1},
-        {"transport": "shm"},
+        pytest.param({"transport": "http", "compare": True}, id="delta"),
+        pytest.param({"transport": "http", "compare": False}, id="http", marks=pytest.mark.long),
+        pytest.param(
+            {"transport": "http", "compare": True, "fanout": 1}, id="chain", marks=pytest.mark.long
+        ),
+        pytest.param({"transport": "shm"}, id="shm"),
     ],
-    ids=["delta", "http", "chain", "shm"],
 )
 @pytest.mark.parametrize(
     ("seed", "rounds"),

@@ -65,7 +65,7 @@ def paused_run(
     return log
 
 
-@pytest.mark.parametrize("who", ["server", "trainer"])
+@pytest.mark.parametrize("who", ["server", pytest.param("trainer", marks=pytest.mark.long)])
 def test_paused_in_every_phase(tiny_server: Any, tiny_model: Path, who: str) -> None:
     log = paused_run(tiny_model, [tiny_server], who, [1.2], 0.5, 0.5, 120)
     # Nobody else had it: it is taken again, and the update done again.

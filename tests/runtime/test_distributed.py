@@ -107,6 +107,7 @@ def scene(tmp_path):
         one.wait(20)
 
 
+@pytest.mark.long
 def test_a_rank_that_scores_for_several_time_outs_is_waited_for(scene):
     for one in scene("rewards", 2.5):
         said = one.stdout.readline()

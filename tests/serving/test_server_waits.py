@@ -165,6 +165,7 @@ def test_an_update_called_off_by_a_failing_trainer_leaves_the_version(
             assert push_weights(other, 1, [[("w", torch.ones(2))]]).weight_version == 1
 
 
+@pytest.mark.long
 def test_a_generation_has_no_deadline_but_the_servers_silence(
     url: str, engine: StandingEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:

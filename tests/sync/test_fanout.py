@@ -220,7 +220,9 @@ def test_a_relay_dies(serve: Any, pool: Any, phase: str, caplog: pytest.LogCaptu
     assert {one.loaded[-1] for one in servers} == {line(3, 3)}
 
 
-@pytest.mark.parametrize("level", range(3))
+@pytest.mark.parametrize(
+    "level", [pytest.param(0, marks=pytest.mark.long), 1, pytest.param(2, marks=pytest.mark.long)]
+)
 def test_a_relay_is_stopped(
     serve: Any, pool: Any, level: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:

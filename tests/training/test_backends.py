@@ -241,7 +241,14 @@ def test_zero2_equals_one_process(train):
 
 
 @pytest.mark.parametrize(
-    ("backend", "ranks"), [("local", 1), ("ddp", 2), ("fsdp2", 2), ("zero3", 2), ("zero0", 2)]
+    ("backend", "ranks"),
+    [
+        ("local", 1),
+        ("fsdp2", 2),
+        ("zero3", 2),
+        pytest.param("ddp", 2, marks=pytest.mark.long),
+        pytest.param("zero0", 2, marks=pytest.mark.long),
+    ],
 )
 def test_bf16_training_keeps_updates_smaller_than_its_spacing(train, tiny_model, backend, ranks):
     """Weights near 0.3 are 0.002 apart in bf16; 20 steps of 1e-4 only add up in float32 master weights."""

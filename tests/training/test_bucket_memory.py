@@ -73,6 +73,7 @@ print(json.dumps([more(push), more(save)]))
 """
 
 
+@pytest.mark.long
 @pytest.mark.skipif(
     not Path("/proc/self/clear_refs").exists(), reason="peak memory is read from /proc"
 )

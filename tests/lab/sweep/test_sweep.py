@@ -61,6 +61,7 @@ def events(folder: Path) -> dict[str, float]:
     return {row["kind"]: row["time"] for row in rows}
 
 
+@pytest.mark.long
 def test_points_beside_each_other(tiny_model: Path, tmp_path: Path) -> None:
     two = min(2, len(usable_cpus()))
     rates = {"learning_rate": ["1e-3", "3e-3"]}

@@ -17,6 +17,7 @@ from swift_r1.lab.view import answer_sources
 from swift_r1.lab.view.answer_sources import CheckpointSource, PageQuestion, ServerSource
 
 
+@pytest.mark.long
 def test_a_checkpoint_answers_until_it_is_idle(
     tiny_model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

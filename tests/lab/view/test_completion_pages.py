@@ -279,6 +279,7 @@ def test_no_page_is_wider_than_the_screen(viewer: Any, tab: Tab, run: Path) -> N
                 assert page.evaluate("document.documentElement.scrollWidth") == width, path
 
 
+@pytest.mark.long
 def test_a_link_to_a_changed_prompt_stays_raw_text(viewer: Any, tab: Tab, run: Path) -> None:
     page, url = tab(), viewer(run).url
     page.goto(f"{url}/try?run=made&prompt=countdown:1")

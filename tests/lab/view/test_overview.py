@@ -269,6 +269,7 @@ def test_damage_is_said_in_one_line(
     )
 
 
+@pytest.mark.long
 def test_two_tabs_follow_a_run_until_its_folder_is_gone(
     viewer: Callable[..., Viewer], tab: Callable[..., Any], made: Path
 ) -> None:

@@ -123,6 +123,7 @@ def test_help_and_faults_load_nothing_heavy() -> None:
         assert done.stdout.splitlines()[-1] == "[]"
 
 
+@pytest.mark.long
 def test_memory_stays_where_it_is_while_pages_come_and_go(
     viewer: Callable[..., Viewer], tab: Callable[..., Any], made: Path
 ) -> None:
