@@ -167,7 +167,7 @@ def test_the_table_shows_the_rows_of_the_file(viewer: Any, tab: Tab, run: Path) 
         "location.search.includes('sort=reward') && location.search.includes('desc=1')"
     )
     page.goto(f"{url}/completions?run=made&where=reward is high")
-    page.wait_for_function("document.querySelector('.said').innerText.includes('no condition')")
+    page.wait_for_function("document.querySelector('.said').innerText.includes('not a condition')")
 
 
 def test_new_rows_of_a_run_that_trains_are_shown(viewer: Any, tab: Tab, run: Path) -> None:
