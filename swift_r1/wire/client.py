@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import socket
+import ssl
 import time
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
@@ -423,11 +425,11 @@ def why_no_answer(error: BaseException) -> str:
         if isinstance(behind, BaseExceptionGroup):  # of several addresses
             behind = behind.exceptions[0]
         elif isinstance(behind, OSError) and behind.errno is not None:
-            return (
-                f"[Errno {behind.errno}] {os.strerror(behind.errno)}"
-                if behind.errno > 0
-                else str(behind)
-            )
+            if isinstance(
+                behind, ssl.SSLError | socket.gaierror
+            ):  # their numbers are not the system's
+                return str(behind)
+            return f"[Errno {behind.errno}] {os.strerror(behind.errno)}"
         else:
             behind = behind.__cause__ or behind.__context__
     return one_line(error)

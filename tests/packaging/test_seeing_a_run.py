@@ -20,7 +20,7 @@ def test_the_query_of_tokens_runs(
 
     make_run(tmp_path / "output" / "my-run" / "v0-20261122-120000", steps=4)
     monkeypatch.chdir(tmp_path)
-    [query] = re.findall(r'duckdb\.sql\("(.*)"\)', PAGE)
+    [query] = re.findall(r'duckdb\.sql\(\s*"(.*)"\s*\)', PAGE)
     assert sorted(step for step, _ in duckdb.sql(query).fetchall()) == [1, 2, 3, 4]
 
 

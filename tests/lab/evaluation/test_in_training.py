@@ -138,7 +138,7 @@ WORDS = "--rlhf_type grpo --model m --dataset d --reward_funcs format --num_gene
         ),
         (
             "--eval_steps 1 --eval_datasets gsm9k=f.jsonl",
-            "there is not a benchmark gsm9k: did you mean gsm8k?",
+            "there is no benchmark gsm9k: did you mean gsm8k?",
         ),
         ("--eval_steps 1 --eval_datasets gsm8k gsm8k#2", "has two of the name gsm8k"),
         (

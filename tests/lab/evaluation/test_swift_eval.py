@@ -217,7 +217,7 @@ def test_a_config_file_holds_objects_as_they_are(tmp_path: Path) -> None:
         ),
         (
             ["--model", "m", "--benchmarks", "gsm9k=a.jsonl"],
-            "there is not a benchmark gsm9k: did you mean gsm8k?",
+            "there is no benchmark gsm9k: did you mean gsm8k?",
         ),
         (["--model", "m", "--benchmarks", "gsm8k#x"], "after # comes the number of rows"),
         (["--model", "m", "--benchmarks", "gsm8k", "gsm8k#3"], "has two of the name gsm8k"),
