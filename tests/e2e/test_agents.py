@@ -219,6 +219,7 @@ def test_a_killed_server_loses_no_episode(
         assert what_was_learned(folder) == what_was_learned(play("calm"))
 
 
+@pytest.mark.long
 def test_ahead_of_the_trainer(train: Callable[..., Any], tiny_server: Any) -> None:
     server = {"use_vllm": "true", "vllm_server_base_url": tiny_server.url, "async_generate": "true"}
     run = train(agent="counts", max_steps=4, max_staleness=2, reward_funcs="slow", **server)

@@ -97,7 +97,7 @@ def test_a_server_that_ends_again_and_again_is_given_up_and_the_last_one_ends_th
     assert "saves" in (file.parent / "train-0.log").read_text()
 
 
-@pytest.mark.parametrize("command", ["rollout", "rlhf"])
+@pytest.mark.parametrize("command", ["rollout", pytest.param("rlhf", marks=pytest.mark.long)])
 def test_a_port_that_was_taken_meanwhile(launch, tmp_path, command):
     (tmp_path / f"taken-{command}").touch()
     one = launch(ONE)

@@ -15,8 +15,10 @@ ROOT = Path(__file__).parents[2]
     "words",
     [
         ["tests.fuzz.wire", "--episodes", "15", "--seed", "7", "--kinds", "small", "--folder", "."],
-        ["tests.fuzz.routes", "--cases", "2", "--server", "rollout"],
-        ["tests.fuzz.routes", "--cases", "2", "--server", "gateway"],
+        ["tests.fuzz.routes", "--cases", "1", "--server", "rollout"],
+        pytest.param(
+            ["tests.fuzz.routes", "--cases", "4", "--server", "gateway"], marks=pytest.mark.long
+        ),
     ],
     ids=["updates", "routes", "gateway"],
 )

@@ -125,6 +125,7 @@ def test_a_budget_that_is_too_small_leaves_out_later_parts_and_a_second_run_adds
     assert run(kit, tmp_path, 60.0, 0.2)["last"]["state"] == "passed"
 
 
+@pytest.mark.long
 def test_without_a_registry_what_needs_packages_is_skipped(
     kit: dict[str, ModuleType], tmp_path: Path
 ) -> None:

@@ -158,6 +158,7 @@ def test_no_refused_answer_is_lost_between_counting_and_reading(
     assert taken + pool.take_metrics()["rollout/refused"] == 2000
 
 
+@pytest.mark.long
 def test_what_is_wanted_no_more_is_answered_with_nothing(connect: Any, two: list[Any]) -> None:
     rollouts = connect([one.url for one in two])
     rollouts.publish_weights()

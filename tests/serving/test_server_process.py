@@ -185,7 +185,12 @@ def test_a_signal_while_the_model_loads_ends_it(
 
 
 @pytest.mark.parametrize(
-    ("number", "code"), [ENDS[0], pytest.param(*ENDS[1], marks=pytest.mark.long), ENDS[2]]
+    ("number", "code"),
+    [
+        ENDS[0],
+        pytest.param(*ENDS[1], marks=pytest.mark.long),
+        pytest.param(*ENDS[2], marks=pytest.mark.long),
+    ],
 )
 def test_a_signal_while_vllm_loads_leaves_nothing_behind(
     tiny_model: Path, tmp_path: Path, number: signal.Signals, code: int

@@ -404,6 +404,7 @@ def test_optimizers_go_on_from_their_state(train, optim, backend):
     assert distance < near and (optim == "adamw_torch" or distance > 1e-7)
 
 
+@pytest.mark.long
 def test_zero1_in_bf16_goes_on_from_its_state(train):
     """DeepSpeed has an optimizer of another class for it."""
     straight = train("zero0", ranks=2, dtype="bfloat16")
