@@ -23,6 +23,7 @@ from swift_r1.errors import EXIT_PORT_TAKEN, EXIT_USAGE, UsageError
 from swift_r1.flags.server import RolloutArguments
 from swift_r1.serving.engines.vllm_start import start_vllm
 from swift_r1.wire.client import RolloutClient
+from swift_r1.wire.connections import ServerLoop
 from swift_r1.wire.protocol import RolloutRequest, SamplingParams
 from tests.conftest import start_server, wait_until_gone
 
@@ -147,6 +148,8 @@ def test_https(
         )
         assert client.generate([asked])[0].completions
     monkeypatch.setenv("SSL_CERT_FILE", str(certificate(tmp_path, "stranger")[0]))
+    # certificates are read, and connections kept, once for a process: this is as another one
+    monkeypatch.setattr(ServerLoop, "_shared", None)
     with (
         RolloutClient(url) as stranger,
         pytest.raises(Exception, match="CERTIFICATE_VERIFY_FAILED"),
