@@ -94,6 +94,7 @@ def test_ppo_compares_with_the_whole_step(tiny_model: Path, tmp_path: Path) -> N
     )
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("number", "code"),
     [(signal.SIGINT, 130), pytest.param(signal.SIGTERM, 143, marks=pytest.mark.long)],

@@ -240,7 +240,14 @@ def test_a_run_of_several_turns(tmp_path, tiny_model):
 
 
 @pytest.mark.parametrize(
-    "ahead", [{}, {"async_generate": "true", "max_staleness": 2, "steps_per_generation": 1}]
+    "ahead",
+    [
+        {},
+        pytest.param(
+            {"async_generate": "true", "max_staleness": 2, "steps_per_generation": 1},
+            marks=pytest.mark.long,
+        ),
+    ],
 )
 def test_a_run_with_a_server(tmp_path, tiny_model, tiny_server, ahead):
     """Without the server. Completions of rounds ahead are of older weights."""

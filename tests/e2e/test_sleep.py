@@ -117,7 +117,7 @@ def learned(line: dict[str, Any]) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("level", "more"),
     [
-        (2, {}),
+        pytest.param(2, {}, marks=pytest.mark.long),
         pytest.param(
             1, {"rlhf_type": "ppo", "beta": None, "kl_coef": 0.05}, marks=pytest.mark.long
         ),

@@ -141,6 +141,7 @@ def test_training_waits_for_the_judge(launch, tmp_path):
     assert one.said.index("judge-0 on local: serves") < one.said.index("train-0 on local: trains")
 
 
+@pytest.mark.long
 def test_a_judge_that_does_not_serve(launch, tmp_path):
     (tmp_path / "late").touch()
     flags = {"reward_funcs": ["digits", "judge"], "vllm_server_timeout": 2}
@@ -213,6 +214,7 @@ def test_a_signal_reaches_the_trainer_first(launch, number):
     assert "saves" in log.read_text()
 
 
+@pytest.mark.long
 def test_a_terminal_that_is_closed_is_a_signal(launch, tmp_path):
     own, other = pty.openpty()
 
@@ -246,6 +248,7 @@ def test_nohup_is_heeded(launch):
     assert "saves" not in one.said
 
 
+@pytest.mark.long
 def test_a_pipe_that_is_closed_does_not_matter(launch, tmp_path):
     reader, writer = os.pipe()
     one = launch(ONE, streams={"stdout": writer})
@@ -279,7 +282,13 @@ def test_a_killed_rank_is_named_as_such(launch):
 
 
 @pytest.mark.parametrize(
-    "who", ["driver", "agent", "the agent's first process", "the agent's process group"]
+    "who",
+    [
+        "driver",
+        "agent",
+        pytest.param("the agent's first process", marks=pytest.mark.long),
+        pytest.param("the agent's process group", marks=pytest.mark.long),
+    ],
 )
 def test_nothing_is_left_behind(launch, who):
     one = launch(
@@ -307,7 +316,9 @@ def test_nothing_is_left_behind(launch, who):
     assert "local-0 is gone" in one.said
 
 
-@pytest.mark.parametrize("who", ["driver", "the agent's first process"])
+@pytest.mark.parametrize(
+    "who", ["driver", pytest.param("the agent's first process", marks=pytest.mark.long)]
+)
 def test_training_saves_with_its_servers_and_then_they_end(launch, who):
     """Its step may need them."""
     one = launch(ONE, "--on_node_loss", "stop")

@@ -15,7 +15,9 @@ ROOT = Path(__file__).parents[2]
     "words",
     [
         ["tests.fuzz.wire", "--episodes", "15", "--seed", "7", "--kinds", "small", "--folder", "."],
-        ["tests.fuzz.routes", "--cases", "1", "--server", "rollout"],
+        pytest.param(
+            ["tests.fuzz.routes", "--cases", "4", "--server", "rollout"], marks=pytest.mark.long
+        ),
         pytest.param(
             ["tests.fuzz.routes", "--cases", "4", "--server", "gateway"], marks=pytest.mark.long
         ),

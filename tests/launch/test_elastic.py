@@ -111,7 +111,7 @@ def test_every_rank_runs_and_knows_the_world(tmp_path: Path) -> None:
     assert (tmp_path / "world1").read_text() == "1 1 2 127.0.0.1"
 
 
-@pytest.mark.parametrize("mode", ["ok", "exit"])
+@pytest.mark.parametrize("mode", [pytest.param("ok", marks=pytest.mark.long), "exit"])
 def test_what_was_started_before_the_ranks_outlives_them(tmp_path: Path, mode: str) -> None:
     """As the supervisor of engines beside them must."""
     end(launch(tmp_path, mode, LAUNCH_BESIDE))
@@ -158,7 +158,10 @@ def until(process: subprocess.Popen[str], files: list[Path]) -> None:
         time.sleep(0.05)
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+@pytest.mark.parametrize(
+    ("number", "code"),
+    [(signal.SIGTERM, 143), pytest.param(signal.SIGINT, 130, marks=pytest.mark.long)],
+)
 def test_signals_reach_the_workers_which_may_save(
     tmp_path: Path, number: signal.Signals, code: int
 ) -> None:

@@ -201,6 +201,7 @@ def test_without_git_the_commit_is_unknown(
     assert runpy.run_path(str(KIT / "__main__.py"))["commit"]() == "unknown"
 
 
+@pytest.mark.long
 def test_a_server_that_does_not_start_is_not_waited_for(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

@@ -118,6 +118,7 @@ def test_a_silent_server_holds_nobody_for_longer_than_it_may(
     assert "is gone" in lines[0] and "waiting for a lease" in lines[-1]
 
 
+@pytest.mark.long
 def test_servers_that_hang_hold_up_no_other_ones_lease(
     client: RolloutClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -331,6 +331,7 @@ def test_deepspeed_takes_every_preset(train, backend):
 MATRIX = [(kind, dtype) for kind in ("full", "lora", "qlora") for dtype in ("float32", "bfloat16")]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kind", ["full", pytest.param("qlora", marks=pytest.mark.long)])
 def test_a_second_copy_of_weights_changes_nothing(train, kind):
     """`--zero_hpz_partition_size`, of the policy and of the reference, which moves after the second step."""
@@ -443,7 +444,13 @@ UNEVEN = (
 """The mean of completions, that of tokens, GSPO, groups and experts, and PPO with its critic."""
 
 
-@pytest.mark.parametrize("case", UNEVEN, ids=["grpo", "tokens", "gspo", "real", "ppo"])
+@pytest.mark.parametrize(
+    "case",
+    [
+        pytest.param(case, id=name, marks=[] if name in ("grpo", "ppo") else [pytest.mark.long])
+        for name, case in zip(["grpo", "tokens", "gspo", "real", "ppo"], UNEVEN, strict=True)
+    ],
+)
 def test_completions_that_do_not_divide_among_ranks(jobs, tiny_model, case):
     """16 on three ranks, one at a time, so that two ranks have a micro-batch without any; then more at a time, and in
     shared prompts. Loss and gradient are those of one process to 1e-6; where rows are cut otherwise, gradients to 2e-6,

@@ -142,7 +142,7 @@ def test_memory_stays_where_it_is_while_pages_come_and_go(
     assert visits(8) - warm < 48 << 20
 
 
-@pytest.mark.parametrize("how", ["the end", "SIGKILL"])
+@pytest.mark.parametrize("how", [pytest.param("the end", marks=pytest.mark.long), "SIGKILL"])
 def test_the_page_beside_a_run_ends_with_it(tiny_model: Path, tmp_path: Path, how: str) -> None:
     run, port = tmp_path / "run", free_port()
     steps = 3 if how == "the end" else 1000
