@@ -46,7 +46,7 @@ def test_a_signal_saves_and_ends(tiny_model, tmp_path, number, code, cold):
 @pytest.mark.parametrize(
     ("number", "code", "processes"),
     [
-        (signal.SIGTERM, 143, 2),
+        pytest.param(signal.SIGTERM, 143, 2, marks=pytest.mark.long),
         pytest.param(signal.SIGINT, 130, 2, marks=pytest.mark.long),
         pytest.param(signal.SIGTERM, 143, 1, marks=pytest.mark.long),
         pytest.param(signal.SIGINT, 130, 1, marks=pytest.mark.long),

@@ -194,7 +194,11 @@ def test_rewards(recorded, tmp_path):
     ("processes", "flags"),
     [
         pytest.param(2, {"per_device_train_batch_size": 4, "max_steps": 5}, marks=pytest.mark.long),
-        (2, {"per_device_train_batch_size": 4, "max_steps": 5, "deepspeed": "zero3"}),
+        pytest.param(
+            2,
+            {"per_device_train_batch_size": 4, "max_steps": 5, "deepspeed": "zero3"},
+            marks=pytest.mark.long,
+        ),
         (
             1,
             {

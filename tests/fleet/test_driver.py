@@ -110,7 +110,13 @@ def test_a_port_that_was_taken_meanwhile(launch, tmp_path, command):
     assert ("--resume_from_checkpoint" in trainer["words"]) is (command == "rlhf")
 
 
-@pytest.mark.parametrize("role", ["judge", pytest.param("teacher", marks=pytest.mark.long)])
+@pytest.mark.parametrize(
+    "role",
+    [
+        pytest.param("judge", marks=pytest.mark.long),
+        pytest.param("teacher", marks=pytest.mark.long),
+    ],
+)
 def test_training_is_told_where_a_judge_or_teacher_is_now(launch, role):
     flags = {"reward_funcs": ["digits", "judge"]} if role == "judge" else {}
     one = launch(

@@ -83,7 +83,7 @@ def test_without_staleness_the_run_is_the_synchronous_one_bit_for_bit(runs, tiny
     assert not any("staleness" in key for step in steps_of(folders[0]) for key in step)
 
 
-@pytest.mark.parametrize("sampler", ["uniform", "lowest"])
+@pytest.mark.parametrize("sampler", ["uniform", pytest.param("lowest", marks=pytest.mark.long)])
 def test_a_killed_run_takes_again_what_was_only_generated(runs, tiny_server, tmp_path, sampler):
     """In the middle of a round, while a later one is scored."""
     settings = SETTINGS | {

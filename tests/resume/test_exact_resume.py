@@ -241,6 +241,7 @@ def test_without_one_part_of_the_state_it_is_another_run(runs, uninterrupted, sa
         same(expected, folder)
 
 
+@pytest.mark.long
 def test_without_its_state_a_sampler_chooses_others(runs, uninterrupted, same, tmp_path):
     expected, _ = uninterrupted("chosen")
     for name, part in (("known", None), ("forgotten", "choices")):

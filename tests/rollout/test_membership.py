@@ -198,7 +198,7 @@ def lease_is_free(url: str) -> bool:
 @pytest.mark.parametrize(
     "options",
     [
-        pytest.param({"transport": "http", "compare": True}, id="delta"),
+        pytest.param({"transport": "http", "compare": True}, id="delta", marks=pytest.mark.long),
         pytest.param({"transport": "http", "compare": False}, id="http", marks=pytest.mark.long),
         pytest.param(
             {"transport": "http", "compare": True, "fanout": 1}, id="chain", marks=pytest.mark.long

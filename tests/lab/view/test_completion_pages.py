@@ -263,6 +263,7 @@ def test_a_prompt_over_time_and_what_changed(viewer: Any, tab: Tab, run: Path) -
     assert page.locator(".versions script, .versions img").count() == 0
 
 
+@pytest.mark.long
 def test_no_page_is_wider_than_the_screen(viewer: Any, tab: Tab, run: Path) -> None:
     shutil.copytree(run, run.parent / "old")
     shutil.rmtree(run.parent / "old" / "tokens")

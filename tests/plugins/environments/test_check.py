@@ -129,6 +129,7 @@ def test_environments_that_fail(body: str, said: str, tmp_path: Path) -> None:
     assert code == 2 and said in shown and "Traceback" not in shown + errors
 
 
+@pytest.mark.long
 def test_one_that_hangs_is_killed(tmp_path: Path) -> None:
     spec = written(tmp_path, "import sys, time; print('I wait', file=sys.stderr); time.sleep(600)")
     lines, fault = try_environment(spec, {}, [], 1, 8.0)
