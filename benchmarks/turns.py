@@ -1,7 +1,7 @@
 """Seconds of one round of several turns over a rollout server, with completions of very different lengths: where each
 turn waits for the slowest conversation, and where each conversation goes on by itself.
 
-    python benchmarks/turns.py --model models/SmolLM2-135M-Instruct --conversations 64 --turns 4
+    python benchmarks/turns.py --model models/smollm2-135m --conversations 64 --turns 4
 
 The server is the real one on HTTP. Its engine has no model: 1 in 16 completions takes `--seconds`, the others a tenth,
 whatever else is generated, as on an engine with room for all. Both rounds have the same seeds, so the same lengths.
@@ -21,9 +21,10 @@ import torch
 import uvicorn
 from transformers import AutoTokenizer
 
-from swift_r1.data.prompts import Prompt, PromptEncoder
+from swift_r1.data.prompts import PromptEncoder
 from swift_r1.flags.server import RolloutArguments
 from swift_r1.plugins.rollouts import MultiTurnScheduler
+from swift_r1.rollout.base import GroupRequest
 from swift_r1.rollout.multi_turn import BatchedTurns, ConversationDriver, ServedTurns
 from swift_r1.rollout.pool.pool import ServerPool
 from swift_r1.rollout.pool.session import Expected, ServerSession
@@ -36,7 +37,7 @@ from swift_r1.serving.routes import create_app
 from swift_r1.serving.service import Lifecycle
 from swift_r1.sync.writer import WeightWriter
 from swift_r1.wire.client import RolloutClient
-from swift_r1.wire.protocol import RolloutRequest, SamplingParams
+from swift_r1.wire.protocol import SamplingParams
 
 LENGTH = 1 << 20
 WAIT_S = 60.0
@@ -98,9 +99,7 @@ def serve(engine: SlowEngine) -> str:
     return f"http://{host}:{port}"
 
 
-def seconds_of(
-    driver: ConversationDriver, asked: Sequence[tuple[Prompt, RolloutRequest]], turns: int
-) -> float:
+def seconds_of(driver: ConversationDriver, asked: Sequence[GroupRequest], turns: int) -> float:
     groups: list[Sequence[Trajectory]] = []
     began = time.perf_counter()
     driver.generate(asked, lambda _count: None, groups.append)
@@ -124,6 +123,7 @@ def main() -> None:
     encoder = PromptEncoder(tokenizer)
     engine = SlowEngine(tokenizer, args.seconds)
     ranks = Ranks(0, 1, torch.device("cpu"), None)
+    sampling = SamplingParams(max_tokens=64)
     asked = []
     for number in range(args.conversations):
         row = {
@@ -133,13 +133,7 @@ def main() -> None:
         }
         prompt = encoder.encode(row)
         assert prompt is not None
-        request = RolloutRequest(
-            request_id=f"run/{number}",
-            prompt_token_ids=prompt.token_ids,
-            seeds=(number,),
-            sampling=SamplingParams(max_tokens=64),
-        )
-        asked.append((prompt, request))
+        asked.append(GroupRequest.of(prompt, f"run/{number}", (number,), sampling))
     runner = SchedulerRunner(
         "again",
         WAIT_S,
@@ -157,7 +151,7 @@ def main() -> None:
         rollouts = ServerRollouts(pool, None, ranks)  # type: ignore[arg-type]  # no weights are sent
         together = seconds_of(BatchedTurns(rollouts, ranks, runner), asked, args.turns)
         for place, (prompt, request) in enumerate(asked):  # a server remembers what it has answered
-            asked[place] = (prompt, request.model_copy(update={"request_id": f"again/{place}"}))
+            asked[place] = GroupRequest.of(prompt, f"again/{place}", request.seeds or (), sampling)
         alone = seconds_of(ServedTurns(rollouts, runner), asked, args.turns)
         pool.close()
     runner.close()

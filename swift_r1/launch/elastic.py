@@ -283,9 +283,8 @@ def _limited_ending(soon: float, patience: float) -> Iterator[None]:
             )
         deadline = time.monotonic() + (soon if told else patience or math.inf)
         told = True
-        if (
-            LAUNCHED in os.environ
-        ):  # what ends a whole node may signal it too; `swift launch` kills what is to end at once
+        # what ends a whole node may signal it too; `swift launch` kills what is to end at once
+        if LAUNCHED in os.environ:
             signal.signal(signal.SIGTERM, signal.SIG_IGN)
         for one in ranks:
             one.send_signal(death_sig)

@@ -20,11 +20,12 @@ from torch import nn
 
 NEVER = -1e4
 """The logit of a token that is never sampled: its probability is 0, and 0 times it is a number."""
+# without chat_template.json, an older file that would hide the template of training, which is with the tokenizer
 _PROCESSOR = (
     "processor_config.json",
     "preprocessor_config.json",
     "video_preprocessor_config.json",
-)  # without chat_template.json, an older file that would hide the template of training, which is with the tokenizer
+)
 _PLACEHOLDER = re.compile(r"(image|video|audio)_token_(id|index)")
 
 

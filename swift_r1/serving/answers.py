@@ -98,9 +98,8 @@ def add_errors(app: FastAPI) -> None:
     @app.exception_handler(RequestValidationError)
     async def invalid(request: Request, error: RequestValidationError) -> Response:
         found = error.errors()
-        first = max(
-            found, key=lambda one: len(one["loc"])
-        )  # of a value that fits no type, the type that it is nearest to
+        # of a value that fits no type, the type that it is nearest to
+        first = max(found, key=lambda one: len(one["loc"]))
         if first["type"] == "json_invalid":  # its place is a byte
             where = ""
             sentence = f"the body is not JSON: {first['ctx']['error']} at byte {first['loc'][-1]}"

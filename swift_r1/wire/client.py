@@ -425,9 +425,8 @@ def why_no_answer(error: BaseException) -> str:
         if isinstance(behind, BaseExceptionGroup):  # of several addresses
             behind = behind.exceptions[0]
         elif isinstance(behind, OSError) and behind.errno is not None:
-            if isinstance(
-                behind, ssl.SSLError | socket.gaierror
-            ):  # their numbers are not the system's
+            # the numbers of these two are not the system's
+            if isinstance(behind, ssl.SSLError | socket.gaierror):
                 return str(behind)
             return f"[Errno {behind.errno}] {os.strerror(behind.errno)}"
         else:

@@ -132,9 +132,8 @@ def test_scripts_pass_swift_check(
     script: str, way: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(REPO)
-    monkeypatch.setenv(
-        "PATH", f"{Path(sys.executable).parent}:{os.environ['PATH']}"
-    )  # the command is `python agent.py`
+    # the command is `python agent.py`
+    monkeypatch.setenv("PATH", f"{Path(sys.executable).parent}:{os.environ['PATH']}")
     args = parse_arguments(CheckArguments, words_of(script, way, tmp_path), {})
     report = run_checks(replace(args, model="", reward_num_workers=1, num_rows=2))
     assert report.ok, report.faults + [

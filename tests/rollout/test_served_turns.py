@@ -17,6 +17,7 @@ from swift_r1.data.prompts import PromptEncoder
 from swift_r1.errors import RunFailed
 from swift_r1.flags import RlhfArguments
 from swift_r1.plugins.rollouts import MultiTurnScheduler, multi_turns
+from swift_r1.rollout.base import GroupRequest
 from swift_r1.rollout.pool.session import Expected
 from swift_r1.rollout.remote import ServerRollouts
 from swift_r1.rollout.trajectory import Trajectory
@@ -25,7 +26,7 @@ from swift_r1.serving.engines.base import Generated
 from swift_r1.training.setup import ModelFacts
 from swift_r1.training.turns import open_turns
 from swift_r1.wire.client import RolloutClient
-from swift_r1.wire.protocol import RolloutRequest, SamplingParams, completion_seed
+from swift_r1.wire.protocol import SamplingParams, completion_seed
 from tests.live_servers import pool_of
 from tests.tiny_server import TinyEngine
 
@@ -119,13 +120,8 @@ def play(
                 }
                 prompt = encoder.encode(row)
                 assert prompt is not None
-                request = RolloutRequest(
-                    request_id=f"run/{number}",
-                    prompt_token_ids=prompt.token_ids,
-                    seeds=(number,),
-                    sampling=SamplingParams(max_tokens=3),
-                )
-                asked.append((prompt, request))
+                sampling = SamplingParams(max_tokens=3)
+                asked.append(GroupRequest.of(prompt, f"run/{number}", (number,), sampling))
             rollouts.unwanted = unwanted
             turns = open_turns(context, ModelFacts(ends, 1024, len(tokenizer)), None)(
                 rollouts, ALONE

@@ -46,9 +46,8 @@ _JOIN = re.compile(r"\s*(?:\\text\s*\{\s*(?:and|or)\s*\}|\b(?:and|or)\b)\s*,?")
 _WORDS = re.compile(r"\\text\s*\{([^{}]*)\}")
 _LAST_WORD = re.compile(r"[^A-Za-z]*(?<!\\)([A-Za-z]+(?: [A-Za-z]+)*)(?:\^\{?[0-9]\}?)?\.?")
 _MULTIPLIERS = frozenset(("dozen", "hundred", "thousand", "million", "billion", "trillion"))
-_DEGREES = re.compile(
-    r"((?:[-+0-9.,/(){} ]|\\(?:frac|pm))+?) ?\^ ?\\circ"
-)  # an angle is asked for in degrees or it is not
+# an angle is asked for in degrees or it is not
+_DEGREES = re.compile(r"((?:[-+0-9.,/(){} ]|\\(?:frac|pm))+?) ?\^ ?\\circ")
 _PAIRS = {"(": (")", "]"), "[": (")", "]"), "\\{": ("\\}",)}
 _BRACKET = re.compile(r"\\[{}]|[()\[\]]")
 _MATRIX = re.compile(

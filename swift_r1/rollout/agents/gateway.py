@@ -75,7 +75,9 @@ class AgentModel:
         room = self.max_model_len - len(request.prompt_token_ids)
         if room < 1:
             raise LimitReached(
-                400, f"the prompt is {len(request.prompt_token_ids)} tokens, the model takes {room}"
+                400,
+                f"the prompt is {len(request.prompt_token_ids)} tokens, the model takes "
+                f"{self.max_model_len}",
             )
         check_tokens("the prompt", request.prompt_token_ids, self.vocab_size)
         check_tokens("stop_token_ids", request.sampling.stop_token_ids, self.vocab_size)
