@@ -30,7 +30,7 @@ NOT_RUN = {
     "swift view": "a page, which ends when it is interrupted: tests/lab/view",
     "swift demo": "minutes: tests/demo; make demo",
     "swift forecast": "a server or an engine for minutes: tests/lab/forecast",
-    "swift replay": "needs the checkpoint of a run: tests/cli/test_replay.py",
+    "swift replay": "needs the checkpoint of a run: tests/e2e/test_replay.py",
     "swift eval": "benchmarks of a hub: tests/lab/evaluation",
     "swift estimate run.yaml --measured": "a run of a real model: tests/lab/estimate",
     "swift check --env": "packages that make install leaves out: make test-agents",
@@ -70,7 +70,7 @@ RESOLVED_TRAININGS = {
     "hf::openai/gsm8k:main#2000": "a hub: tests/data/test_hubs.py",
     "hf::trl-lib/DeepMath-103K": "a hub: tests/data/test_hubs.py",
     "train.parquet": "files that verl has made: tests/data",
-    "config.yaml": "a file of the reader's: tests/flags/test_config.py",
+    "config.yaml": "a file of the reader's: tests/flags/test_parser.py",
     "8001": "two GPUs that generate: tests/rollout/test_server_pool.py",
 }
 

@@ -9,7 +9,7 @@ from swift_r1.sync.writer import levels_of
 
 BYTES_PER_TOKEN = 28.0
 """A completion's bytes as JSON: a token id of up to six digits, a log-prob of about nineteen, and the commas
-(`tests/lab/estimate/test_wire.py` encodes some)."""
+(`tests/lab/estimate/test_phases.py` encodes some)."""
 BYTES_PER_ID = 7.0
 # of a push, at most, before changes are taken out (training/backends/base.py)
 BUCKET_BYTES = 64 * 2**20
