@@ -52,6 +52,7 @@ _PAGES = {
     "Server": "server.md",
     "Check": "plugins.md",
     "Forecast": "forecast.md",
+    "Supervised training": "sft.md",
     "Estimate": "estimate.md",
 }
 """What explains the flags of a group; a new group needs an entry."""
@@ -63,6 +64,7 @@ _COMMAND_PAGES = {
         "why": "diagnosis.md",
     },
     **{
+        "sft": "sft.md",
         "replay": "replay.md",
         "sweep": "sweep.md",
         "report": "seeing-a-run.md",
@@ -129,10 +131,9 @@ def _fence(text: str) -> list[str]:
 
 def _groups(command: str, cls: type, only: Sequence[str] | None) -> Iterator[str]:
     """The tables of a command's flags; groups of `swift rlhf` in another command are links."""
-    groups = {
-        name: [*members]
-        for name, members in groupby(flag_specs(cls).values(), key=lambda spec: spec.group)
-    }
+    groups: dict[str, list[FlagSpec]] = {}
+    for spec in flag_specs(cls).values():
+        groups.setdefault(spec.group, []).append(spec)
     shared, trains = set[str](), issubclass(cls, RlhfArguments)
     if cls is not RlhfArguments and trains:
         shared = {spec.group for spec in flag_specs(RlhfArguments).values()}

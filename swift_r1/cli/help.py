@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import groupby
 
 from swift_r1.flags.fields import FlagSpec, flag_specs
@@ -14,17 +14,22 @@ _NAME_WIDTH = 42
 
 
 def command_help(
-    usage: str, cls: type | None = None, examples: str = "", only: Sequence[str] | None = None
+    usage: str,
+    cls: type | None = None,
+    examples: str = "",
+    only: Sequence[str] | None = None,
+    refused: Callable[[str], object] = lambda _name: None,
 ) -> str:
     """Returns usage, examples, the flags by group with their defaults, and which defaults are not ms-swift's.
 
     Args:
         cls: the argument class of a command that takes flags.
         only: the groups to show, in their order; all by default.
+        refused: says of a flag's name whether the command does not take it.
     """
     if cls is None:
         return usage
-    specs = list(flag_specs(cls).values())
+    specs = [spec for spec in flag_specs(cls).values() if not refused(spec.name)]
     if only is not None:
         specs = sorted(
             (spec for spec in specs if spec.group in only), key=lambda spec: only.index(spec.group)

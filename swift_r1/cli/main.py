@@ -30,6 +30,7 @@ from swift_r1.runtime.visible import harmless, log_visibly
 
 COMMANDS = {
     "rlhf": "train a model with GRPO or PPO",
+    "sft": "teach a model answers (supervised), as a warm start",
     "forecast": "estimate what a run would learn from, before it starts",
     "estimate": "estimate a run's memory, time and GPU layout for hardware you do not have at hand",
     "launch": "start a run and its servers from one file, on this machine or many",
@@ -49,11 +50,10 @@ COMMANDS = {
     "doctor": "check this machine and installation",
 }
 # The others work without the extra `cpu` or `gpu`, as long as they load no tokenizer (`swift check --model`).
-LOAD_MODELS = ("rlhf", "forecast", "rollout", "eval", "replay", "merge-lora", "demo")
+LOAD_MODELS = ("rlhf", "sft", "forecast", "rollout", "eval", "replay", "merge-lora", "demo")
 _OF_EXTRAS = ("torch", "transformers", "accelerate", "peft")
 MS_SWIFT_COMMANDS = (
     "pt",
-    "sft",
     "infer",
     "app",
     "deploy",
@@ -64,12 +64,12 @@ MS_SWIFT_COMMANDS = (
 )
 _OTHER_NAMES = {
     "train": "rlhf",
+    "finetune": "sft",
     "grpo": "rlhf",
     "ppo": "rlhf",
     "serve": "rollout",
     "evaluate": "eval",
 }
-MS_SWIFT_RLHF_TYPES = ("dpo", "orpo", "simpo", "kto", "cpo", "rm", "gkd")
 _HELP_FLAGS = ("-h", "--help", "help")
 
 
@@ -111,6 +111,8 @@ def _terminated(_number: int, _frame: FrameType | None) -> None:
 
 
 def _run(command: str, words: list[str]) -> int:
+    from swift_r1.flags.algorithm import MS_SWIFT_RLHF_TYPES
+
     rlhf_type = _rlhf_type(words) if command == "rlhf" else None
     if command in MS_SWIFT_COMMANDS or rlhf_type in MS_SWIFT_RLHF_TYPES:
         to_ms_swift(command, words, rlhf_type)
@@ -165,6 +167,7 @@ def to_ms_swift(command: str, words: Sequence[str], rlhf_type: str | None) -> No
 
 
 def _help() -> str:
+    from swift_r1.flags.algorithm import MS_SWIFT_RLHF_TYPES
     from swift_r1.runtime.libraries import own_version
 
     ours = "\n".join(f"  swift {name:<10} {text}" for name, text in COMMANDS.items())
@@ -177,7 +180,8 @@ def _help() -> str:
 
 `swift COMMAND --help` lists a command's flags; `swift --version` prints the version.
 Handed to ms-swift where it is installed: {", ".join(MS_SWIFT_COMMANDS)},
-and `swift rlhf` of another --rlhf_type ({", ".join(MS_SWIFT_RLHF_TYPES)}).
+and `swift rlhf` of another --rlhf_type ({", ".join(MS_SWIFT_RLHF_TYPES)}). Of its `swift sft`, ours takes the
+flags of text models (docs/sft.md); `python -m swift.cli.main sft` runs its own.
 
 A run with the rollout server and two trainer processes:
   swift rollout --model models/smollm2-135m

@@ -154,7 +154,7 @@ def taken_groups() -> list[str]:
     return [group for group in groups if group not in _SAMPLED_GROUPS]
 
 
-HELP = (_USAGE, ReplayArguments, _EXAMPLES, taken_groups())
+HELP = (_USAGE, ReplayArguments, _EXAMPLES, taken_groups(), _fault)
 
 
 def run(words: Sequence[str]) -> int:

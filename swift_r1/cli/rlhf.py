@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
@@ -56,14 +57,19 @@ HELP = (_USAGE, RlhfArguments, _EXAMPLES)
 
 
 def run(words: Sequence[str]) -> int:
-    """Runs the command; does not come back where training starts.
+    """Runs the command. Raises as `train`."""
+    return train(words, partial(parse_arguments, RlhfArguments, words))
+
+
+def train(words: Sequence[str], parse: Callable[[], RlhfArguments]) -> int:
+    """Trains by the flags `words`, which `parse` reads; does not come back where training starts.
 
     Raises:
         UsageError: bad flags, plugin, data, model folder or environment.
         ServerUnreachable: no rollout server within `--vllm_server_timeout`.
     """
     try:
-        parsed = parse_arguments(RlhfArguments, words)
+        parsed = parse()
         if parsed.view:
             check_packages()
         os.environ.update(parsed.process_variables)

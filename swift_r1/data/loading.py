@@ -6,7 +6,7 @@ import logging
 import random
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import islice
 from typing import TYPE_CHECKING
 
@@ -127,12 +127,12 @@ def load_rows(
             "--val_dataset and --split_dataset_ratio both name held-out rows: give one"
         )
     labels: set[str] = set()
-    sources = open_sources(flags.dataset, labels, flags.use_hf)
+    sources = _sources(flags.dataset, flags, labels)
     if not prepared:
         _check_column_names(sources, flags)
     training = [collector.collect(source, "train", source.spec.sample) for source in sources]
     if flags.val_dataset and flags.evaluates:
-        for source in open_sources(flags.val_dataset, labels, flags.use_hf):
+        for source in _sources(flags.val_dataset, flags, labels):
             wanted = source.spec.sample or (limit if source.samples_itself else None)
             held_out += validation.collect(source, "eval", wanted)
         import numpy as np
@@ -173,7 +173,7 @@ def load_rows(
 
 def _held_out_of_stream(flags: DataFlags, validation: _Collector, limit: int) -> Rows:
     held_out = Rows()
-    sources = open_sources(flags.val_dataset or flags.dataset, use_hf=flags.use_hf)
+    sources = _sources(flags.val_dataset or flags.dataset, flags)
     for source, quota in zip(sources, _shares(limit, len(sources)), strict=True):
         if not flags.val_dataset and not source.has_held_out:
             raise UsageError(
@@ -188,7 +188,7 @@ def _held_out_of_stream(flags: DataFlags, validation: _Collector, limit: int) ->
 def first_rows(flags: DataFlags, count: int = 4) -> list[Row]:
     """Returns the first good training rows of every dataset, for checks before any model loads. Reads no more than
     needed, and raises as `load_rows`."""
-    sources = open_sources(flags.dataset, use_hf=flags.use_hf, streaming=True)
+    sources = _sources(flags.dataset, flags, streaming=True)
     _check_column_names(sources, flags)
     found: list[Row] = []
     for source in sources:
@@ -203,9 +203,7 @@ def first_rows(flags: DataFlags, count: int = 4) -> list[Row]:
 
 def stream_of(flags: DataFlags, first: int, fits: Callable[[Row], bool]) -> RowStream:
     """Returns the training rows of `--streaming true`; `first` of them are there before more are read."""
-    return RowStream(
-        open_sources(flags.dataset, use_hf=flags.use_hf, streaming=True), flags, first, fits
-    )
+    return RowStream(_sources(flags.dataset, flags, streaming=True), flags, first, fits)
 
 
 def load_dataset(
@@ -261,6 +259,17 @@ def row_without(column: str, *parts: Sequence[Row]) -> str | None:
             elif lacking is None:
                 lacking = rows[number]
     return str(lacking["prompt_id"]) if lacking is not None and some_have else None
+
+
+def _sources(
+    values: Sequence[str],
+    flags: DataFlags,
+    labels: set[str] | None = None,
+    streaming: bool = False,
+) -> list[Source]:
+    """Returns the sources that values name. Raises as `open_sources`."""
+    sources = open_sources(values, labels, flags.use_hf, streaming)
+    return [replace(source, whole=flags.whole) for source in sources]
 
 
 def _check_column_names(sources: Sequence[Source], flags: DataFlags) -> None:

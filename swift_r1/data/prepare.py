@@ -116,9 +116,8 @@ def _key(source: Source, split: Split, count: int | None, flags: DataFlags) -> s
     code = fingerprint([source.preprocess, dict(source.of_subset)])
     if identity is None or code is None:
         return None
-    text = json.dumps(
-        [identity, code, sorted(flags.columns.items()), source.name, flags.tool_use.identity()]
-    )
+    about = [identity, code, sorted(flags.columns.items()), source.name, flags.tool_use.identity()]
+    text = json.dumps([*about, "whole"] if source.whole else about)
     return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
 
 

@@ -180,7 +180,7 @@ class MessagesPreprocessor(RowPreprocessor):
         role = next((standard for standard, names in own.items() if role in names), role)
         calls = {
             key: message[key]
-            for key in (*TOOL_CALL_KEYS, "tool_call_id", "name")
+            for key in (*TOOL_CALL_KEYS, "tool_call_id", "name", "loss")
             if message.get(key)
         }
         return [{"role": role, "content": _first(message, self.content_keys), **calls}]

@@ -131,6 +131,9 @@ class PromptEncoder:
     Raises UsageError where there is no chat template, `--prompt_template` is none, or it reads an argument nowhere.
     """
 
+    noun = "prompts"
+    bound = "--max_length, or the model's context less --max_completion_length"
+
     def __init__(
         self,
         tokenizer: Any,
@@ -248,7 +251,7 @@ class PromptEncoder:
     @property
     def limit(self) -> str:
         """Returns the longest prompt, for messages."""
-        return f"{self._max_length} tokens (--max_length, or the model's context less --max_completion_length)"
+        return f"{self._max_length} tokens ({self.bound})"
 
     def fitting(self, rows: Sequence[Row], what: str = "training") -> Sequence[Row]:
         """Returns the rows whose prompts are at most `max_length` tokens, or are cut to it; what is left out or cut is
@@ -259,11 +262,10 @@ class PromptEncoder:
             return rows
         leaves_out = self.truncation == "delete"
         if leaves_out and len(too_long) == len(rows):
-            raise UsageError(f"all {len(rows)} {what} prompts are longer than {self.limit}")
-        done = "left out: longer than" if leaves_out else "cut to their last"
-        _logger.warning(
-            "%d of %d %s prompts %s %s", len(too_long), len(rows), what, done, self.limit
-        )
+            raise UsageError(f"all {len(rows)} {what} {self.noun} are longer than {self.limit}")
+        done = {"delete": "left out: longer than", "left": "cut to their last"}
+        about = (self.noun, done.get(self.truncation, "cut to their first"), self.limit)
+        _logger.warning("%d of %d %s %s %s %s", len(too_long), len(rows), what, *about)
         if not leaves_out:
             return rows
         kept = (place for place in range(len(rows)) if place not in too_long)
@@ -290,9 +292,11 @@ class PromptEncoder:
             or content_bytes(row) + (turns + 1) * self._overhead <= self._max_length
         ):
             return False
-        return (
-            len(self.tokenize(self.render(row["messages"], self.tools_of(row)))) > self._max_length
-        )
+        return self._length(row) > self._max_length
+
+    def _length(self, row: Row) -> int:
+        """Returns the tokens of a row."""
+        return len(self.tokenize(self.render(row["messages"], self.tools_of(row))))
 
     def _with_system(self, messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
         own = [dict(message) for message in messages]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import date, datetime
 from datetime import time as time_of_day
@@ -131,7 +131,7 @@ def _training_rows(
     for row in as_list(preprocess_row(preprocess, renamed)):
         row |= {old: raw.row[old] for old in raw.row if old.lower() in given and old not in row}
         _refuse_unread(row)
-        row["messages"] = _prompt_messages(row)
+        row["messages"] = _conversation(row) if source.whole else _prompt_messages(row)
         descriptions = use.descriptions(None if _is_empty(row.get("tools")) else row["tools"])
         if descriptions and use.agent_template is not None:
             row["messages"] = with_tools(row["messages"], descriptions, use.agent_template)
@@ -197,23 +197,14 @@ def _prompt_messages(row: Mapping[str, Any]) -> list[dict[str, Any]]:
     Raises:
         RowFault: no messages, an unknown role, content that is not text, or no user's turn with text at the end.
     """
-    messages = row.get("messages")
-
-    def columns() -> str:
-        return ", ".join(str(key) for key in row if key != "messages") or "none"
-
-    if not isinstance(messages, list | tuple):
-        raise RowFault(f"no messages after preprocessing (other columns: {columns()})")
+    messages = _messages(row)
     end = len(messages)
     answers = ("assistant", *CALL_ROLES)
     while (
         end and isinstance(messages[end - 1], Mapping) and messages[end - 1].get("role") in answers
     ):
         end -= 1  # unchecked: a reference answer may be a number
-    for message in messages[:end]:
-        if not isinstance(message, Mapping) or "role" not in message or "content" not in message:
-            raise RowFault("a message is not an object with role and content")
-    prompt = [_message(message) for message in with_calls(messages[:end])]
+    prompt = [_message(message) for message in _checked(messages[:end])]
     if not prompt or prompt[-1]["role"] == "system":
         near = next(
             (
@@ -224,12 +215,59 @@ def _prompt_messages(row: Mapping[str, Any]) -> list[dict[str, Any]]:
             "...",
         )
         raise RowFault(
-            f"no prompt: no column is a question or a user message (other columns: {columns()}); "
+            f"no prompt: no column is a question or a user message (other columns: {_columns(row)}); "
             f'--columns \'{{"{near}": "query"}}\' makes one the question'
         )
     if not any(sign.isprintable() and not sign.isspace() for sign in prompt[-1]["content"]):
         raise RowFault(f"the {prompt[-1]['role']} message is empty")
     return prompt
+
+
+def _conversation(row: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Returns all messages of a preprocessed row up to its last answer. `loss` of an answer says whether it is learned.
+
+    Raises:
+        RowFault: no messages, an unknown role, content that is not text, no answer, one without a question before it,
+            or a `loss` that is neither true nor false.
+    """
+    found = []
+    for message in _checked(_messages(row)):
+        said = _message(message)
+        learned = message.get("loss")
+        if learned is not None and said["role"] == "assistant":
+            if learned not in (True, False):
+                raise RowFault(f"loss of a message must be true or false, not {learned!r}")
+            said["loss"] = bool(learned)
+        found.append(said)
+    while found and found[-1]["role"] != "assistant":
+        found.pop()
+    if not found:
+        raise RowFault(
+            f"no answer to learn: there is no message of the assistant (other columns: {_columns(row)}); --columns "
+            '\'{"...": "response"}\' makes one the answer'
+        )
+    if next(one["role"] for one in found if one["role"] != "system") == "assistant":
+        raise RowFault("the assistant's message comes first: there is no question")
+    return found
+
+
+def _messages(row: Mapping[str, Any]) -> Sequence[Any]:
+    messages = row.get("messages")
+    if not isinstance(messages, list | tuple):
+        raise RowFault(f"no messages after preprocessing (other columns: {_columns(row)})")
+    return messages
+
+
+def _columns(row: Mapping[str, Any]) -> str:
+    return ", ".join(str(key) for key in row if key != "messages") or "none"
+
+
+def _checked(messages: Sequence[Any]) -> list[dict[str, Any]]:
+    """Returns messages with their calls (`with_calls`). Raises RowFault where one lacks a role or content."""
+    for message in messages:
+        if not isinstance(message, Mapping) or "role" not in message or "content" not in message:
+            raise RowFault("a message is not an object with role and content")
+    return with_calls(messages)
 
 
 def _message(message: Mapping[str, Any]) -> dict[str, Any]:

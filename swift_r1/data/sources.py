@@ -53,6 +53,7 @@ class DataFlags:
     evaluates: bool = False
     eval_limit: int | None = None
     eval_datasets: Sequence[str] = ()
+    whole: bool = False  # rows are conversations with their answers, which are learned
 
     @property
     def tool_use(self) -> ToolUse:
@@ -135,6 +136,7 @@ class Source:
         place: the hub or folder, where it is one; `parts` are its subsets with their splits.
         held_out_split: splits of `place` that are held out.
         streaming: rows of a hub are downloaded as they are read.
+        whole: rows keep the answers at the end of their messages, which are learned.
     """
 
     spec: DatasetSpec
@@ -149,6 +151,7 @@ class Source:
     parts: tuple[tuple[str, tuple[str, ...]], ...] = ()
     held_out_split: tuple[str, ...] = ()
     streaming: bool = False
+    whole: bool = False
 
     @property
     def _keywords(self) -> frozenset[str]:

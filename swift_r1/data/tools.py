@@ -148,7 +148,8 @@ def with_calls(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
             continue
         if role in CALL_ROLES:
             if not found or found[-1]["role"] != "assistant":
-                found.append({"role": "assistant", "content": ""})
+                learned = {"loss": message["loss"]} if "loss" in message else {}
+                found.append({"role": "assistant", "content": "", **learned})
             own = found[-1]
         else:
             own = {

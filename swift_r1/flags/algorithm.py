@@ -14,6 +14,8 @@ from swift_r1.flags.fields import Scope, flag, resumable_flag
 if TYPE_CHECKING:
     from swift_r1.flags.rlhf import RlhfArguments
 
+MS_SWIFT_RLHF_TYPES = ("dpo", "orpo", "simpo", "kto", "cpo", "rm", "gkd")
+"""`--rlhf_type` of runs that are handed to ms-swift."""
 DEFAULT_SCALE_REWARDS = {name: estimator.default_scale for name, estimator in ESTIMATORS.items()}
 """`--advantage_estimator` to the `--scale_rewards` that its paper, and ms-swift, go with."""
 
@@ -93,8 +95,12 @@ class AlgorithmArguments:
 
     rlhf_type: str = flag(
         "grpo",
-        "grpo or ppo; ms-swift runs other algorithms",
+        "grpo or ppo; dpo, orpo, simpo, kto, cpo, rm and gkd are handed to ms-swift",
         choices=("grpo", "ppo"),
+        elsewhere=dict.fromkeys(
+            MS_SWIFT_RLHF_TYPES,
+            "is ms-swift's: with --rlhf_type on the command line the run is handed to it, where it is installed",
+        ),
         required=True,
     )
     beta: float = flag(

@@ -8,6 +8,7 @@ from typing import Any, ClassVar, Self
 
 from swift_r1.flags.fields import flag
 from swift_r1.flags.rlhf import RlhfArguments
+from swift_r1.flags.sft import SftArguments
 from swift_r1.flags.world import World
 
 FORECAST_FILE = "forecast.json"
@@ -73,7 +74,5 @@ class ForecastArguments(RlhfArguments):
 
 def arguments_of(args_json: Mapping[str, Any]) -> RlhfArguments:
     """Returns the arguments that the content of an args.json holds."""
-    kind = (
-        ForecastArguments if args_json["command"][1] == ForecastArguments.command else RlhfArguments
-    )
-    return kind.from_dict(args_json["args"])
+    kinds = {one.command: one for one in (ForecastArguments, SftArguments)}
+    return kinds.get(args_json["command"][1], RlhfArguments).from_dict(args_json["args"])

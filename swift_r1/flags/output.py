@@ -197,9 +197,8 @@ def evaluation_faults(args: RlhfArguments) -> Iterator[str]:
     name = args.metric_for_best_model
     if name is None:
         return
-    known = ["accuracy", "reward", *(f"rewards/{reward}/mean" for reward in args.reward_names)]
-    if name not in known:
-        yield f"--metric_for_best_model {name}: it must be one of {', '.join(known)}"
+    if name not in args.compared:
+        yield f"--metric_for_best_model {name}: it must be one of {', '.join(args.compared)}"
     if args.eval_unit == "rollout":
         yield "--metric_for_best_model needs --eval_unit step"
     elif args.save_strategy == "no":

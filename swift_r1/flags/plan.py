@@ -162,6 +162,9 @@ def backend_of(args: RlhfArguments, world_size: int) -> str:
 
 def evaluation_of(args: RlhfArguments) -> str:
     """Returns what is evaluated and when, in words."""
+    if not args.generates:
+        limit = "held-out rows" if args.eval_limit is None else f"at most {args.eval_limit} rows"
+        return f"{limit}; {_times_of(args)}"
     sets = [
         f"{task.name} ({_count(task.limit, 'question') if task.limit else 'all questions'}"
         f" x {_count(task.num_generations, 'completion')})"
@@ -175,14 +178,19 @@ def evaluation_of(args: RlhfArguments) -> str:
         )
         each = _count(args.num_generations_eval or args.num_generations, "completion")
         sets.insert(0, f"held out ({prompts} x {each})")
+    batch = _count(args.per_device_eval_batch_size, "completion")
+    at_once = "" if args.use_vllm else f"; {batch} per process at once"
+    return f"{', '.join(sets)}; {_times_of(args)}{at_once}"
+
+
+def _times_of(args: RlhfArguments) -> str:
+    """Returns when something is evaluated, in words."""
     unit = "optimizer step" if args.eval_unit == "step" else "round"
     times = ["at the start"] * args.eval_on_start
     often = f"{args.eval_steps:,} {unit}s" if (args.eval_steps or 0) > 1 else unit
-    every = {"steps": f"every {often}", "epoch": "after each pass over the prompts"}
+    every = {"steps": f"every {often}", "epoch": "after each pass over the data"}
     times += [] if args.evaluation == "no" else [every[args.evaluation], "at the end"]
-    batch = _count(args.per_device_eval_batch_size, "completion")
-    at_once = "" if args.use_vllm else f"; {batch} per process at once"
-    return f"{', '.join(sets)}; {', '.join(times)}{at_once}"
+    return ", ".join(times)
 
 
 def _count(number: int, noun: str, plural: str = "s") -> str:
@@ -194,10 +202,12 @@ def plan_table(plan: Plan, args: RlhfArguments) -> Table:
     from rich.table import Table
 
     is_ppo = args.rlhf_type == "ppo"
+    what = "completion" if args.generates else "row"
+    rows_there = _count(plan.dataset_size or 0, "prompt" if args.generates else "row")
     size = (
         "streamed"
         if plan.epochs is None
-        else f"{_count(plan.dataset_size or 0, 'prompt')}, {plan.epochs:.3g} epoch{'s' * (plan.epochs != 1)}"
+        else f"{rows_there}, {plan.epochs:.3g} epoch{'s' * (plan.epochs != 1)}"
     )
     per_turn = (
         " per turn"
@@ -223,15 +233,22 @@ def plan_table(plan: Plan, args: RlhfArguments) -> Table:
         ),
         "a round": f"{_count(plan.prompts_per_round, 'prompt')} x {_count(plan.num_generations, 'completion')}"
         f" = {plan.completions_per_round}, at most {plan.max_tokens_per_round:,} new tokens{per_turn}",
-        "an optimizer step": f"{_count(args.per_device_train_batch_size, 'completion')} x {processes}"
+        "an optimizer step": f"{_count(args.per_device_train_batch_size, what)} x {processes}"
         + (" (at first)" if args.batch_processes != plan.world_size else "")
         + f" x {_count(args.gradient_accumulation_steps, 'accumulation step')}"
-        f" = {_count(plan.completions_per_optimizer_step, 'completion')}",
+        f" = {_count(plan.completions_per_optimizer_step, what)}",
         "steps per round": f"{batches} / {args.gradient_accumulation_steps} accumulated"
         f" x {_count(args.num_iterations, 'epoch' if is_ppo else 'iteration')} = {plan.optimizer_steps_per_round}",
         "in all": f"{_count(plan.rounds, 'round')}, {_count(plan.total_steps, 'optimizer step')},"
         f" {plan.warmup_steps:,} of them warm-up",
     }
+    if not args.generates:
+        for name in ("rollouts", "rewards", "a round", "steps per round"):
+            del rows[name]
+        rows["learned"] = f"--loss_scale {args.loss_scale}; the mean over a step's tokens"
+        rows["in all"] = (
+            f"{_count(plan.total_steps, 'optimizer step')}, {plan.warmup_steps:,} of them warm-up"
+        )
     if args.colocates and (changed := changed_flags(args) | args.vllm_engine_kwargs):
         rows["engine"] = ", ".join(
             f"{name.removeprefix('vllm_')} {value}" for name, value in changed.items()

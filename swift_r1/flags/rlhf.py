@@ -4,7 +4,7 @@ several flags mean together, and their defaults that depend on others."""
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
 from typing import Any, ClassVar, Self
@@ -60,6 +60,8 @@ class RlhfArguments(
     """Every flag of `swift rlhf`, flat: the attribute has the flag's name."""
 
     command: ClassVar[str] = "rlhf"
+    generates: ClassVar[bool] = True
+    """Whether completions are sampled and scored."""
     chosen: tuple[str, ...] = ()
     """What of the batch was chosen since the flags leave it open, as lines of the plan."""
 
@@ -133,6 +135,11 @@ class RlhfArguments(
         from swift_r1.rewards.judge_config import judge_text
 
         return judge_text(self.judge)
+
+    @property
+    def compared(self) -> Sequence[str]:
+        """What `--metric_for_best_model` may name."""
+        return ("accuracy", "reward", *(f"rewards/{name}/mean" for name in self.reward_names))
 
     @property
     def normalizes_objectives(self) -> bool:

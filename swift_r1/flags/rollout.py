@@ -337,7 +337,7 @@ class MultiTurnArguments(TurnArguments):
             "all": "is written default here (prompts are never trained)",
             **dict.fromkeys(
                 ("react", "hermes", "qwen", "agentflan", "alpha_umi"),
-                "is written default here (weights by pattern are for supervised training)",
+                "is written default here (tokens have no weights by pattern)",
             ),
         },
         ms_swift="last_round without a scheduler, where both are the same",

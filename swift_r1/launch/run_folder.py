@@ -210,7 +210,7 @@ def check_same_run(args: RlhfArguments, world: World, dataset: str, checkpoint: 
 
     state = RunState.read(checkpoint)
     saved = state.fingerprint
-    specs = flag_specs(RlhfArguments)
+    specs = flag_specs(type(args))
     # which may lack newer flags
     before = {name: spec.default for name, spec in specs.items()} | dict(saved.args)
     now = args.to_dict()

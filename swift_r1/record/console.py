@@ -25,6 +25,7 @@ from swift_r1.runtime.terminal import Terminal
 _SHOWN = (
     ("reward", "reward", ".3f"),
     ("loss", "loss", ".4f"),
+    ("token_accuracy", "token_accuracy", ".3f"),
     ("kl", "kl", ".4f"),
     ("teacher_kl", "teacher_kl", ".4f"),
     ("completions/mean_length", "length", ".0f"),
@@ -134,6 +135,15 @@ class RunConsole:
                 f"step {step}: held-out accuracy {value:.3f} on {dataset}"
                 f" ({interval}{own['completions']:.0f} completions, mean reward {own['reward']:.3f})"
             )
+
+        for name, value in metrics.items():
+            dataset = name.removeprefix("eval/").removesuffix("/perplexity")
+            if name.endswith("/perplexity"):
+                right = metrics[f"eval/{dataset}/token_accuracy"]
+                self._notes[dataset] = f"held-out perplexity {value:.3f}"
+                self.say(
+                    f"step {step}: held-out perplexity {value:.3f}, token accuracy {right:.3f} on {dataset}"
+                )
 
     def show_completions(self, rows: Sequence[Mapping[str, Any]]) -> None:
         table = Table(title="completions", title_justify="left", show_lines=True)

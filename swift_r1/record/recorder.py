@@ -189,7 +189,7 @@ class RunRecorder(Recorder):
         accuracies = [
             f"{name.removeprefix('eval/').removesuffix('/accuracy')} {value:.3f}"
             for name, value in metrics.items()
-            if name.endswith("/accuracy")
+            if name.endswith(("/accuracy", "/perplexity"))
         ]
         self.event("evaluated", ", ".join(accuracies))
         self.console.evaluated(step, metrics)

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 
 from swift_r1.data.choices import Choices
+from swift_r1.data.conversations import ConversationEncoder
 from swift_r1.data.experts import ExpertAnswers, load_answers
 from swift_r1.data.loading import load_rows, stream_of
 from swift_r1.data.prompts import Prompt, PromptEncoder, Wording
@@ -15,6 +16,7 @@ from swift_r1.data.sampler import PromptSampler, build_sampler
 from swift_r1.data.vocabulary import vocabulary_of
 from swift_r1.errors import UsageError
 from swift_r1.flags import make_plan
+from swift_r1.flags.sft import SftArguments
 from swift_r1.models.shape import longest_prompt
 from swift_r1.plugins import load_plugins
 from swift_r1.plugins.environments.registering import register_environment
@@ -75,8 +77,12 @@ def open_inputs(context: Context) -> Inputs:
     if args.env is not None:
         register_environment(args.env, args.env_args, args.reward_env)
     data = load_rows(args.data_flags, start.prepared)
-    encoder = PromptEncoder(
-        context.tokenizer, Wording.of(args), longest_prompt(args), args.truncation_strategy
+    about = (Wording.of(args), longest_prompt(args), args.truncation_strategy)
+    supervised = isinstance(args, SftArguments)
+    encoder = (
+        ConversationEncoder(context.tokenizer, *about, args.loss_scale)
+        if supervised
+        else PromptEncoder(context.tokenizer, *about)
     )
     rows = data.train if args.streaming else encoder.fitting(data.train)
     held_out = [
@@ -117,7 +123,8 @@ def open_inputs(context: Context) -> Inputs:
         order.load_state_dict(order.state_dict() | {"drawn": number})
         prompts = PromptStream(rows, encoder, order, workers, ahead)
     cleanup.callback(prompts.close)
-    found = _open_rewards(context)
+    nothing = Inputs(monitor=InvalidRewardMonitor(1.0, lambda _row: None))
+    found = nothing if supervised else _open_rewards(context)
     return replace(
         found, num_rows=len(rows), prompts=prompts, choices=choices, eval_prompts=eval_prompts
     )

@@ -33,6 +33,7 @@ from __future__ import annotations
 import logging
 import sys
 import time
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -64,8 +65,10 @@ from swift_r1.training.movement import Movement
 from swift_r1.training.open_round import OpenRound, saved_round
 from swift_r1.training.optimizer import LearningRate
 from swift_r1.training.recorded import RecordedRounds
+from swift_r1.training.sft import AnsweredRounds, AnswerEvaluator, sft_step
 from swift_r1.training.shared_device import SharedDevice
 from swift_r1.training.teachers import Teacher
+from swift_r1.training.token_values import StepTokens
 
 logger = logging.getLogger("swift_r1.training")
 
@@ -90,8 +93,8 @@ class Trainer:
     critic: ppo.TrainedCritic | None
     experts: Experts | None  # whose answers are learned too (CHORD)
     batching: Batching  # how a round is split into micro-batches
-    rounds: RoundSampler | PrefetchedRounds | RecordedRounds
-    evaluator: Evaluator | None  # None where nothing is evaluated
+    rounds: RoundSampler | PrefetchedRounds | RecordedRounds | AnsweredRounds
+    evaluator: Evaluator | AnswerEvaluator | None  # None where nothing is evaluated
     device: SharedDevice
     checkpoints: Checkpoints
     books: Bookkeeping
@@ -102,7 +105,8 @@ class Trainer:
     stopwatch: Stopwatch
 
     def __post_init__(self) -> None:
-        self.loss = from_flags(LossConfig, self.args)
+        # of answers that are learned it is another: `sft_step`
+        self.loss = from_flags(LossConfig, self.args) if self.args.generates else LossConfig()
         # the mean over the step's tokens, as for the critic; the KL is in the rewards
         if self.critic is not None:
             self.loss = replace(self.loss, loss_type="bnpo")
@@ -139,6 +143,11 @@ class Trainer:
         self.spans.begin(self.summary.steps + 1)
         self.device.to_generate()
         epoch = self.epoch()
+        if isinstance(self.rounds, AnsweredRounds):  # nothing is sampled and scored
+            with self.stopwatch.timed("train"), self.ranks.busy():
+                answered = self.rounds.begin(self.progress.rounds)
+            self.progress.rounds += 1
+            return replace(answered, ends_epoch=self.epoch() > epoch)
         position = self.position()
         try:
             scored = self.rounds.sample(self.progress.rounds, self.summary.steps)
@@ -283,19 +292,7 @@ class Trainer:
                 tokens = round_.tokens()
                 frozen = critic is not None and self.summary.steps < args.critic_warmup_steps
                 before = grpo.weight_sample(self.backend.model)
-                metrics = round_.metrics | grpo.train_step(
-                    micro_batches,
-                    round_.advantages.values,
-                    self.backend,
-                    self.loss,
-                    args.temperature,
-                    self.learning_rate.value,
-                    self.ranks,
-                    frozen,
-                    tokens,
-                    None if self.experts is None else self.experts.step(self.summary.steps),
-                    round_.batch.owners,
-                )
+                metrics = round_.metrics | self.policy_step(micro_batches, round_, tokens, frozen)
                 metrics |= grpo.changed_share(
                     before, grpo.weight_sample(self.backend.model), self.ranks
                 )
@@ -335,6 +332,31 @@ class Trainer:
             stops = complete or bool(self.stop.reason)
             if stops or self.due(args.save_strategy, args.save_steps):
                 self.save(stops, self.position())
+
+    def policy_step(
+        self,
+        micro_batches: Sequence[MicroBatch],
+        round_: OpenRound,
+        tokens: StepTokens | None,
+        frozen: bool,
+    ) -> dict[str, float]:
+        """The policy's loss and update."""
+        rate = self.learning_rate.value
+        if isinstance(self.rounds, AnsweredRounds):
+            return sft_step(micro_batches, self.backend, rate, self.ranks)
+        return grpo.train_step(
+            micro_batches,
+            round_.advantages.values,
+            self.backend,
+            self.loss,
+            self.args.temperature,
+            rate,
+            self.ranks,
+            frozen,
+            tokens,
+            None if self.experts is None else self.experts.step(self.summary.steps),
+            round_.batch.owners,
+        )
 
     def publish(self) -> None:
         """Sends the current weights to the engine, once for each step."""

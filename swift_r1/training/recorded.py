@@ -41,7 +41,7 @@ class NothingGenerated:
     def generate(
         self, requests: Sequence[RolloutRequest] | None, on_done: OnDone, on_output: OnOutput
     ) -> list[RolloutOutput] | None:
-        raise NotImplementedError("a replay generates nothing")
+        raise NotImplementedError("this run generates nothing")
 
 
 class RecordedRewards(RewardCaller):

@@ -11,16 +11,19 @@ import time
 import uuid
 from collections.abc import Sequence
 from contextlib import ExitStack
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from functools import partial
+from itertools import chain
 
 import torch
 
+from swift_r1.data.conversations import Conversation
 from swift_r1.data.prompts import Wording, tokenizer_of_run
 from swift_r1.data.vocabulary import vocabulary_of
 from swift_r1.errors import EXIT_OK, SwiftError, UsageError, describe, one_line
 from swift_r1.flags import Plan, RlhfArguments, make_plan
 from swift_r1.flags.forecast import ForecastArguments
+from swift_r1.flags.sft import SftArguments
 from swift_r1.flags.training import seconds_of
 from swift_r1.models.loading import load_tokenizer
 from swift_r1.record.console import RunConsole
@@ -41,6 +44,7 @@ from swift_r1.runtime.ranks import Ranks, join_ranks, lost_peer
 from swift_r1.runtime.stopping import NOT_BETTER, OUT_OF_TIME, StopRequest, Watchdog
 from swift_r1.training import setup
 from swift_r1.training.backends.base import Backend, ReferencePolicy
+from swift_r1.training.batching import Batching
 from swift_r1.training.bookkeeping import Bookkeeping
 from swift_r1.training.checkpoint.folder import link_checkpoints, list_checkpoints, set_aside_later
 from swift_r1.training.checkpoint.resume import Checkpoints, RunSummary
@@ -54,12 +58,14 @@ from swift_r1.training.model_checks import choose_batching
 from swift_r1.training.recorded import RecordedRounds
 from swift_r1.training.rehearsal import rehearse
 from swift_r1.training.setup import Context, ModelFacts, Start
+from swift_r1.training.sft import AnsweredRounds, AnswerEvaluator, alone
 from swift_r1.training.shared_device import SharedDevice
 from swift_r1.training.teachers import open_teacher
 from swift_r1.training.turns import open_tools, open_turns
 from swift_r1.wire.protocol import SamplingParams, completion_seed
 
 logger = logging.getLogger("swift_r1.training")
+Rounds = RoundSampler | PrefetchedRounds | RecordedRounds
 
 
 def run(args: RlhfArguments, start: Start, stop: StopRequest) -> int:
@@ -210,33 +216,25 @@ def _build(context: Context, plan: Plan, data: Inputs, eval_sizes: Sequence[int]
     backend = setup.open_policy(context)
     ends = setup.completion_ends(context, backend)
     rollouts = setup.open_rollouts(context, backend, ends, writers)
-    facts = ModelFacts(ends, rollouts.max_model_length, backend.vocab_size)
-    tool_kit = open_tools(context, ends)
-    make_turns = open_turns(context, facts, tool_kit)
-    turns = make_turns(rollouts, ranks)
     recorder = _open_recorder(context, plan)
-    sampler = _sampler(context, plan, data, rollouts, turns, ends, recorder)
-    rounds: RoundSampler | PrefetchedRounds | RecordedRounds = sampler
-    if start.replay is not None:
-        rounds = _recorded_rounds(context, data, sampler, backend)
-    elif prefetches(args):
-        assert isinstance(rollouts, ServerRollouts)
-        rounds = PrefetchedRounds(sampler, rollouts, make_turns, context.spans)
-        context.cleanup.callback(rounds.close)
-    evaluator = None
-    if any(eval_sizes):
-        prompts = data.eval_prompts or [[] for _ in eval_sizes]
-        sets = eval_sets(
-            args, sampler.sampling, prompts, eval_sizes, data.open_rewards, facts.max_length
-        )
-        evaluator = Evaluator(sets, sampler, args.probe_prompts if args.log_tokens != "none" else 0)
+    run_id = _run_id(args, context.saved)
     reference = setup.open_reference(context, backend)
     critic = setup.open_critic(context, plan)
     critic_backend = critic.backend if critic is not None else None
+    batching = choose_batching(args, backend, critic_backend)
+    rounds: Rounds | AnsweredRounds
+    evaluator: Evaluator | AnswerEvaluator | None
+    if isinstance(args, SftArguments):
+        batching = alone(batching)
+        rounds = AnsweredRounds(data.prompts, plan.completions_per_round, batching, ranks)
+        evaluator = _answer_evaluator(args, data, eval_sizes, backend, batching)
+    else:
+        rounds, evaluator = _sampled(
+            context, plan, data, eval_sizes, backend, rollouts, ends, recorder, run_id
+        )
     models = [("loss", "", backend)]
     if critic is not None:
         models.append(("value_loss", "critic/", critic.backend))
-    batching = choose_batching(args, backend, critic_backend)
     teacher = open_teacher(context, backend, batching)
     frozen = [model for model in (reference, getattr(teacher, "model", None)) if model is not None]
     device = SharedDevice(
@@ -265,7 +263,7 @@ def _build(context: Context, plan: Plan, data: Inputs, eval_sizes: Sequence[int]
             recorder=recorder,
             monitor=data.monitor,
             choices=data.choices,
-            run_id=sampler.run_id,
+            run_id=run_id,
             fingerprint=Fingerprint(
                 args.to_dict(), ranks.world_size, start.dataset, torch.get_num_threads()
             ),
@@ -282,8 +280,7 @@ def _build(context: Context, plan: Plan, data: Inputs, eval_sizes: Sequence[int]
             recheck=_recheck(args, data),
             stopwatch=stopwatch,
             timed=(
-                "generate",
-                "reward",
+                *(["generate", "reward"] if args.generates else []),
                 *(["teacher"] if teacher else []),
                 "train",
                 "sync",
@@ -297,6 +294,63 @@ def _build(context: Context, plan: Plan, data: Inputs, eval_sizes: Sequence[int]
         spans=context.spans,
         stopwatch=stopwatch,
     )
+
+
+def _sampled(
+    context: Context,
+    plan: Plan,
+    data: Inputs,
+    eval_sizes: Sequence[int],
+    backend: Backend,
+    rollouts: Rollouts,
+    ends: tuple[int, ...],
+    recorder: Recorder,
+    run_id: str,
+) -> tuple[Rounds, Evaluator | None]:
+    """Returns the rounds of completions that are sampled, or were, and their evaluation."""
+    args = context.args
+    facts = ModelFacts(ends, rollouts.max_model_length, backend.vocab_size)
+    tool_kit = open_tools(context, ends)
+    make_turns = open_turns(context, facts, tool_kit)
+    turns = make_turns(rollouts, context.ranks)
+    sampler = _sampler(context, plan, data, rollouts, turns, ends, recorder, run_id)
+    rounds: Rounds = sampler
+    if context.start.replay is not None:
+        rounds = _recorded_rounds(context, data, sampler, backend)
+    elif prefetches(args):
+        assert isinstance(rollouts, ServerRollouts)
+        rounds = PrefetchedRounds(sampler, rollouts, make_turns, context.spans)
+        context.cleanup.callback(rounds.close)
+    if not any(eval_sizes):
+        return rounds, None
+    prompts = data.eval_prompts or [[] for _ in eval_sizes]
+    sets = eval_sets(
+        args, sampler.sampling, prompts, eval_sizes, data.open_rewards, facts.max_length
+    )
+    probed = args.probe_prompts if args.log_tokens != "none" else 0
+    return rounds, Evaluator(sets, sampler, probed)
+
+
+def _answer_evaluator(
+    args: SftArguments,
+    data: Inputs,
+    eval_sizes: Sequence[int],
+    backend: Backend,
+    batching: Batching,
+) -> AnswerEvaluator | None:
+    """Returns what measures held-out answers; None where there are none."""
+    held_out = [one for one in chain(*data.eval_prompts) if isinstance(one, Conversation)]
+    size = args.per_device_eval_batch_size
+    ranks = backend.ranks
+    evaluator = AnswerEvaluator(
+        held_out,
+        sum(eval_sizes),
+        size * ranks.data_parallel_size,
+        backend,
+        replace(batching, completions=size),
+        ranks,
+    )
+    return evaluator if evaluator.num_completions else None
 
 
 def _open_recorder(context: Context, plan: Plan) -> Recorder:
@@ -329,6 +383,7 @@ def _sampler(
     turns: ConversationDriver,
     ends: tuple[int, ...],
     recorder: Recorder,
+    run_id: str,
 ) -> RoundSampler:
     """Returns what makes a round's completions and has them scored."""
     args = context.args
@@ -354,7 +409,7 @@ def _sampler(
             stop=tuple(args.stop_words),
             stop_token_ids=ends,
         ),
-        run_id=_run_id(args, context.saved),
+        run_id=run_id,
         prompts=data.prompts,
         open_rewards=data.open_rewards(args.reward_funcs),
         recorder=recorder,

@@ -119,7 +119,7 @@ def open_policy(context: Context) -> Backend:
     or trained as the flags say."""
     args = context.args
     ranks = context.ranks
-    if not args.use_vllm:
+    if args.generates and not args.use_vllm:
         check_layers(transformers_config(args.model).get_text_config())
 
     def load() -> PreTrainedModel:
@@ -302,7 +302,7 @@ def open_rollouts(
     args = context.args
     ranks = context.ranks
     tokenizer: Any = context.tokenizer
-    if context.start.replay is not None:
+    if context.start.replay is not None or not args.generates:
         return NothingGenerated()
     if not args.use_vllm:
         pad = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else ends[0]

@@ -310,7 +310,7 @@ def test_bad_commands(tmp_path: Path, command: list[str], line: str) -> None:
 
 @pytest.mark.parametrize(
     "command",
-    [["sft", "--model", "m"], ["rlhf", "--rlhf_type", "dpo"], ["rlhf", "--rlhf-type=kto"]],
+    [["pt", "--model", "m"], ["rlhf", "--rlhf_type", "dpo"], ["rlhf", "--rlhf-type=kto"]],
 )
 def test_what_ms_swift_does_is_handed_over(tmp_path: Path, command: list[str]) -> None:
     """Without it one line says how to install it; another package named swift does not count."""
@@ -334,6 +334,6 @@ def test_ms_swift_is_run_by_module(tmp_path: Path) -> None:
     metadata.mkdir()
     (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: ms-swift\nVersion: 4.6.0\n")
     (metadata / "RECORD").write_text("swift/cli/main.py,,\n")
-    done = swift("sft", "--model", "m", cwd=tmp_path, environ={"PYTHONPATH": f"{tmp_path}:{REPO}"})
+    done = swift("pt", "--model", "m", cwd=tmp_path, environ={"PYTHONPATH": f"{tmp_path}:{REPO}"})
     assert done.code == 0
-    assert done.out == "real sft --model m\n"
+    assert done.out == "real pt --model m\n"

@@ -87,7 +87,7 @@ def faults(
         ("--structured_outputs_regex (", ["(: no pattern"]),
         ("--num_beams 2", ["--num_beams must be 1, not '2'"]),
         ("--loss_scale all", ["all is written default"]),
-        ("--loss_scale react", ["weights by pattern are for supervised training"]),
+        ("--loss_scale react", ["tokens have no weights by pattern"]),
         (
             "--use_vllm true --vllm_server_base_url http://h h:2",
             ["must begin with http://", "'h:2'"],

@@ -76,7 +76,7 @@ def check_inputs(
         faults += column_faults(args, data.train, data.eval)
         faults += sampler_faults(args, data.train)
     faults += [] if unknown else eval_dataset_faults(args)
-    if data is not None and not faults:
+    if data is not None and not faults and args.generates:
         faults += quick_faults(args, data.train[0], _gold(args, plugins, data.train[0]))
     faults += model_files_faults(args, environ)
     if faults or data is None:

@@ -272,6 +272,9 @@ POLICY = (
         "tokens that went through the model on all ranks: prompts, completions and padding",
         "tokens",
     ),
+    M("token_accuracy", "learned tokens that were the likeliest", "share", "rises", "`swift sft`"),
+    M("perplexity", "e to the power of `loss`", "", "falls, never below 1", "`swift sft`"),
+    M("tokens_learned", "tokens whose mean the loss is", "tokens", "", "`swift sft`"),
     *_of_methods(LOSSES.values()),
 )
 

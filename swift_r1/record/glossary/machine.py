@@ -242,6 +242,10 @@ EVALUATION = (
         "rises",
     ),
     M("eval/<set>/reward", "mean reward", "", "rises"),
+    M("eval/<set>/loss", "-log p of a held-out answer's token", "nats", "falls", "`swift sft`"),
+    M("eval/<set>/perplexity", "e to the power of that loss", "", "falls", "`swift sft`"),
+    M("eval/<set>/token_accuracy", "as `token_accuracy`", "share", "rises", "`swift sft`"),
+    M("eval/<set>/tokens_learned", "tokens of held-out answers", "tokens", "", "`swift sft`"),
     M("eval/<set>/rewards/<reward>/mean", "mean of one reward function", "", "rises"),
     M(
         "eval/<set>/avg@<n>",

@@ -1,0 +1,168 @@
+"""From a row with answers to tokens, and which of them are learned (`swift sft`).
+
+Nothing is looked for in rendered text: an answer stands behind its own prompt, as the model would see that, so where it
+begins and ends is known. Where a template renders earlier answers otherwise than it did when they were given (Qwen3 and
+R1 leave their thinking out), later ones do not continue that text, and begin a sequence of their own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from swift_r1.data.preprocessors import Row
+from swift_r1.data.prompt_templates import plain
+from swift_r1.data.prompts import Prompt, PromptEncoder, Wording, data_columns
+from swift_r1.errors import UsageError
+
+LOSS_SCALES = ("default", "last_round", "all")
+
+
+class AnsweredTokens(NamedTuple):
+    """Tokens, and which of them are learned; the first is not, since nothing predicts it."""
+
+    token_ids: tuple[int, ...]
+    learned: tuple[bool, ...]
+
+    @property
+    def begin(self) -> int:
+        """Where what is learned begins; the last token, where nothing is."""
+        return self.learned.index(True) if True in self.learned else len(self.learned) - 1
+
+
+@dataclass(frozen=True, slots=True)
+class Conversation(Prompt):
+    """A row with its answers. `text` and `token_ids` are those of the first sequence."""
+
+    sequences: tuple[AnsweredTokens, ...] = ()
+
+
+@dataclass
+class _Sequence:
+    """A sequence as it grows."""
+
+    text: str = ""
+    token_ids: list[int] = field(default_factory=list)
+    learned: list[bool] = field(default_factory=list)
+
+
+class ConversationEncoder(PromptEncoder):
+    """Renders and tokenises conversations.
+
+    Args:
+        max_length: most tokens of a sequence; the arguments before and behind are those of `PromptEncoder`.
+        truncation: of longer ones: `delete` leaves the row out, `left` cuts off their beginning, `right` their end.
+        loss_scale: what is learned: `default` all answers, `last_round` those behind the last message of the user,
+            `all` every token, also of prompts. A message's own `loss` comes before the first two.
+    """
+
+    noun = "rows"
+    bound = "--max_length, or the model's context"
+
+    def __init__(
+        self,
+        tokenizer: Any,
+        wording: Wording | None = None,
+        max_length: int | None = None,
+        truncation: str = "delete",
+        loss_scale: str = "default",
+    ) -> None:
+        super().__init__(tokenizer, wording, max_length, truncation)
+        self._loss_scale = loss_scale
+        ends = tokenizer.eos_token_id if self.turn_end is None else self.turn_end
+        self._end: str = tokenizer.convert_ids_to_tokens(ends)
+        asked = {"role": "user", "content": "x"}
+        both = [asked, {"role": "assistant", "content": "x"}]
+        self._overhead = len(self._rendered(both, False).encode()) + len(self._end)
+
+    def encode(self, row: Row) -> Conversation | None:
+        """Returns the conversation of a row; None where it is longer than `max_length` and is not to be cut."""
+        sequences = self.sequences(row)
+        if self._max_length is not None and self._longest(sequences) > self._max_length:
+            if self.truncation == "delete":
+                return None
+            left = self.truncation == "left"
+            kept = slice(-self._max_length, None) if left else slice(self._max_length)
+            cut = [AnsweredTokens(one.token_ids[kept], one.learned[kept]) for one in sequences]
+            # nothing predicts what stands first now
+            sequences = [one._replace(learned=(False, *one.learned[1:])) for one in cut]
+        first = sequences[0].token_ids
+        return Conversation(
+            prompt_id=row["prompt_id"],
+            dataset=row["dataset"],
+            messages=tuple(self._with_system(row["messages"])),
+            text=self.tokenizer.decode(first),
+            token_ids=first,
+            columns=data_columns(row),
+            tools=tuple(self.tools_of(row)),
+            sequences=tuple(sequences),
+        )
+
+    def sequences(self, row: Row) -> list[AnsweredTokens]:
+        """Returns the tokens of a row before they are cut: one sequence, or several where the template rewrites earlier
+        answers. Raises UsageError where the template refuses the messages, or leaves the calls of an answer out."""
+        own = self._with_system(row["messages"])
+        learns = [one.pop("loss", None) for one in own]
+        tools = self.tools_of(row)
+        if self._loss_scale == "all":
+            ids = self.tokenize(self._rendered(own, False, tools))
+            return [AnsweredTokens(ids, (False, *(True,) * (len(ids) - 1)))]
+        found: list[_Sequence] = []
+        last_asked = max(
+            (place for place, one in enumerate(own) if one["role"] == "user"), default=-1
+        )
+        answers = [place for place, one in enumerate(own) if one["role"] == "assistant"]
+        for place in answers:
+            by_strategy = self._loss_scale == "default" or place > last_asked
+            learned = by_strategy if learns[place] is None else learns[place]
+            if not learned and (found or place != answers[-1]):
+                continue  # it is part of the prompt of a later one, or behind all that is learned
+            prompt = self.render(own[:place], tools)
+            if not found or not prompt.startswith(found[-1].text):
+                found.append(_Sequence())
+            answer = self._answer(own[: place + 1], prompt, tools)
+            self._extend(found[-1], prompt[len(found[-1].text) :], False)
+            self._extend(found[-1], answer, learned)
+        return [AnsweredTokens(tuple(one.token_ids), tuple(one.learned)) for one in found]
+
+    def _extend(self, sequence: _Sequence, text: str, learned: bool) -> None:
+        ids = self.tokenize(text)
+        sequence.text += text
+        sequence.token_ids += ids
+        sequence.learned += [learned] * len(ids)
+
+    def _answer(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        prompt: str,
+        tools: Sequence[Mapping[str, Any]],
+    ) -> str:
+        """Returns what the model would write behind `prompt` to give the last message: as the template renders it, up to
+        the token that ends a turn; where the template does not have it there (it drops the thinking of an answer, or
+        the prompt opens the turn otherwise), the message's own text."""
+        own = messages[-1]
+        whole = self._rendered(messages, False, tools)
+        behind = whole.removeprefix(prompt) if whole.startswith(prompt) else ""
+        before, ended, rest = behind.rpartition(self._end)
+        said = before if ended and not rest.strip() else behind
+        content = str(own["content"]).removeprefix(self.response_prefix)
+        if said and _squeezed(content) in _squeezed(plain(said)):
+            return said + self._end
+        if own.get("tool_calls"):
+            raise UsageError(
+                "the chat template does not render the tool calls of an answer behind its prompt: take another "
+                "--prompt_template, or leave such rows out"
+            )
+        return content + self._end
+
+    def _length(self, row: Row) -> int:
+        return self._longest(self.sequences(row))
+
+    def _longest(self, sequences: Sequence[AnsweredTokens]) -> int:
+        return max(len(one.token_ids) for one in sequences)
+
+
+def _squeezed(text: str) -> str:
+    """Returns text without white space, which templates change."""
+    return "".join(text.split())
