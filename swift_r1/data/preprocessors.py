@@ -180,10 +180,11 @@ class MessagesPreprocessor(RowPreprocessor):
         role = next((standard for standard, names in own.items() if role in names), role)
         calls = {
             key: message[key]
-            for key in (*TOOL_CALL_KEYS, "tool_call_id", "name", "loss")
+            for key in (*TOOL_CALL_KEYS, "tool_call_id", "name")
             if message.get(key)
         }
-        return [{"role": role, "content": _first(message, self.content_keys), **calls}]
+        learned = {} if message.get("loss") is None else {"loss": message["loss"]}
+        return [{"role": role, "content": _first(message, self.content_keys), **calls, **learned}]
 
 
 def _first(message: Mapping[str, Any], keys: Sequence[str]) -> Any:

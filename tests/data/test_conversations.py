@@ -169,7 +169,7 @@ def test_calls_that_a_template_leaves_out(learned) -> None:
 
 def test_rows_keep_their_answers(tmp_path: Path, caplog) -> None:
     rows = [
-        {"messages": [*TWO, said("u", "nobody answers")]},
+        {"messages": [*TWO[:3], said("a", "3", loss=False), said("u", "nobody answers")]},
         {"query": "b?", "response": "yes"},
         {"messages": [said("u", "no answer")]},
         {"messages": [said("a", "first")]},
@@ -179,7 +179,10 @@ def test_rows_keep_their_answers(tmp_path: Path, caplog) -> None:
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     with caplog.at_level(logging.WARNING):
         found = load_rows(DataFlags(dataset=[str(path)], whole=True)).train
-    assert [row["messages"] for row in found] == [TWO, [said("u", "b?"), said("a", "yes")]]
+    assert [row["messages"] for row in found] == [
+        [*TWO[:3], said("a", "3", loss=False)],
+        [said("u", "b?"), said("a", "yes")],
+    ]
     for fault in ("no answer to learn", "there is no question", "loss of a message must be true"):
         assert fault in caplog.text
     prompts = load_rows(DataFlags(dataset=[str(path)])).train  # of the same file, kept apart
