@@ -52,6 +52,8 @@ _PAGES = {
     "Server": "server.md",
     "Check": "plugins.md",
     "Forecast": "forecast.md",
+    "Tried": "forecast.md",
+    "Sample": "sft.md",
     "Supervised training": "sft.md",
     "Estimate": "estimate.md",
 }
@@ -65,6 +67,7 @@ _COMMAND_PAGES = {
     },
     **{
         "sft": "sft.md",
+        "sample": "sft.md",
         "replay": "replay.md",
         "sweep": "sweep.md",
         "report": "seeing-a-run.md",

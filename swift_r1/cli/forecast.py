@@ -33,7 +33,7 @@ swift forecast --rlhf_type grpo --model models/smollm2-135m --external_plugins p
   --dataset 'countdown#1000' --reward_funcs external_countdown format --per_device_train_batch_size 8
 swift forecast grpo.yaml --num_prompts 64 --num_completions 32 --json forecast.json
 """
-HELP = (_USAGE, ForecastArguments, _EXAMPLES, ("Forecast",))
+HELP = (_USAGE, ForecastArguments, _EXAMPLES, ("Forecast", "Tried"))
 _END_S = 30.0  # for a trainer that was told to end
 
 
@@ -45,13 +45,13 @@ def run(words: Sequence[str]) -> int:
     world, _ = World.from_environment(os.environ)
     with TemporaryDirectory(prefix="swift-forecast-", ignore_cleanup_errors=True) as folder:
         args_json, environ = prepared(replace(parsed, output_dir=folder), words, world)
-        code = _rehearse(args_json, world, environ)
+        code = run_trainer(args_json, world, environ)
         if code:
             return code
         return _say(Path(folder), file, world)
 
 
-def _rehearse(args_json: Path, world: World, environ: Mapping[str, str]) -> int:
+def run_trainer(args_json: Path, world: World, environ: Mapping[str, str]) -> int:
     """Runs the trainer, which ends with this process; returns its exit code."""
     module, environ = trainer(world, environ)
     words = [sys.executable, "-m", module, str(args_json)]

@@ -31,6 +31,7 @@ from swift_r1.runtime.visible import harmless, log_visibly
 COMMANDS = {
     "rlhf": "train a model with GRPO or PPO",
     "sft": "teach a model answers (supervised), as a warm start",
+    "sample": "write a model's right answers as rows for swift sft",
     "forecast": "estimate what a run would learn from, before it starts",
     "estimate": "estimate a run's memory, time and GPU layout for hardware you do not have at hand",
     "launch": "start a run and its servers from one file, on this machine or many",
@@ -50,7 +51,17 @@ COMMANDS = {
     "doctor": "check this machine and installation",
 }
 # The others work without the extra `cpu` or `gpu`, as long as they load no tokenizer (`swift check --model`).
-LOAD_MODELS = ("rlhf", "sft", "forecast", "rollout", "eval", "replay", "merge-lora", "demo")
+LOAD_MODELS = (
+    "rlhf",
+    "sft",
+    "sample",
+    "forecast",
+    "rollout",
+    "eval",
+    "replay",
+    "merge-lora",
+    "demo",
+)
 _OF_EXTRAS = ("torch", "transformers", "accelerate", "peft")
 MS_SWIFT_COMMANDS = (
     "pt",
@@ -58,7 +69,6 @@ MS_SWIFT_COMMANDS = (
     "app",
     "deploy",
     "export",
-    "sample",
     "web-ui",
     "megatron",
 )

@@ -1,9 +1,10 @@
-"""The flags of `swift forecast`: those of the run that is looked at, and how much of it is tried."""
+"""The flags of `swift forecast` and `swift sample`: those of a run, and how much of it is tried."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any, ClassVar, Self
 
 from swift_r1.flags.fields import flag
@@ -18,26 +19,22 @@ and `invalid` (of each reward function how many values, and why the first of the
 
 
 @dataclass(frozen=True, kw_only=True)
-class ForecastArguments(RlhfArguments):
-    """Forecast."""
+class TriedArguments(RlhfArguments):
+    """Tried."""
 
-    command: ClassVar[str] = "forecast"
-    num_prompts: int = flag(
-        32, "prompts that are sampled: the first that the run would take", at_least=2
-    )
-    num_completions: int = flag(16, "completions of each of them", at_least=2)
-    json: str | None = flag(None, "file for all that was found, every prompt's figures too")
+    num_completions: int = flag(16, "completions of each prompt", at_least=2)
 
     def faults(self, given: frozenset[str], world: World) -> Iterator[str]:
         yield from super().faults(given, world)
+        who = f"swift {self.command}"
         if self.resume_from_checkpoint is not None and not self.resume_only_model:
-            yield "--resume_from_checkpoint: a forecast is of a run's beginning; --model CHECKPOINT looks on from there"
+            yield f"--resume_from_checkpoint: {who} begins with a model: --model CHECKPOINT goes on from there"
         if not self.reward_names and self.distillation is not None:
-            yield "a forecast goes by rewards, and a teacher alone gives none: give --reward_funcs to look at"
+            yield f"{who} goes by rewards, and a teacher alone gives none: give --reward_funcs"
         if self.estimate:
-            yield "--estimate true belongs to swift rlhf; a forecast says what memory is needed too"
+            yield f"--estimate true belongs to swift rlhf, and {who} is none"
         if world.nnodes > 1:
-            yield "a forecast is made on one node: leave NNODES out (its ranks train as they would, only fewer)"
+            yield f"{who} is done on one node: leave NNODES out"
 
     def resolved(self, given: frozenset[str], world: World, environ: Mapping[str, str]) -> Self:
         """Returns the run's arguments without evaluations, checkpoints and trackers."""
@@ -72,7 +69,56 @@ class ForecastArguments(RlhfArguments):
         return replace(self, max_steps=2, max_epochs=None, **alone)
 
 
+@dataclass(frozen=True, kw_only=True)
+class ForecastArguments(TriedArguments):
+    """Forecast."""
+
+    command: ClassVar[str] = "forecast"
+    num_prompts: int = flag(
+        32, "prompts that are sampled: the first that the run would take", at_least=2
+    )
+    json: str | None = flag(None, "file for all that was found, every prompt's figures too")
+
+
+@dataclass(frozen=True, kw_only=True)
+class SampleArguments(TriedArguments):
+    """Sample."""
+
+    command: ClassVar[str] = "sample"
+    num_prompts: int = flag(
+        0, "prompts that are answered: the first that a run would take; 0: each once", at_least=0
+    )
+    n_best_to_keep: int = flag(
+        1, "most answers of a prompt that are kept, by their reward", at_least=1, ms_swift="5"
+    )
+    reward_threshold: float | None = flag(
+        None,
+        "least reward (the weighted sum) of an answer that is kept (default: those that the first reward function "
+        "gives 1)",
+        ms_swift="0",
+    )
+    output_file: str = flag("", "new JSON-lines file for the rows", required=True)
+
+    def faults(self, given: frozenset[str], world: World) -> Iterator[str]:
+        yield from super().faults(given, world)
+        if self.plays_agent:
+            yield "swift sample writes conversations, and an episode of an agent may be several: leave --agent out"
+        if not self.num_prompts and self.streaming:
+            yield "--streaming true needs --num_prompts: the length of streamed data is not known"
+        file = Path(self.output_file).expanduser()
+        if file.exists():
+            yield f"--output_file {file} is there already: name another, or remove it"
+        elif not file.parent.is_dir():
+            yield f"--output_file {file}: there is no folder {file.parent}"
+
+    def resolved(self, given: frozenset[str], world: World, environ: Mapping[str, str]) -> Self:
+        args = super().resolved(given, world, environ)
+        return replace(args, output_file=str(Path(self.output_file).expanduser().absolute()))
+
+
 def arguments_of(args_json: Mapping[str, Any]) -> RlhfArguments:
     """Returns the arguments that the content of an args.json holds."""
-    kinds = {one.command: one for one in (ForecastArguments, SftArguments)}
+    kinds: dict[str, type[RlhfArguments]] = {
+        one.command: one for one in (ForecastArguments, SampleArguments, SftArguments)
+    }
     return kinds.get(args_json["command"][1], RlhfArguments).from_dict(args_json["args"])

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from itertools import cycle, islice
 from typing import Any
@@ -30,19 +30,9 @@ def rehearse(trainer: Trainer, args: ForecastArguments) -> None:
     assert isinstance(sampler, RoundSampler)
     books = replace(trainer.books, recorder=steps)
     trial = _Trial(**_parts_of(trainer) | {"recorder": steps, "books": books})
-    trial.publish()
-    trial.device.to_generate()
-    trainer.stopwatch.take()
-    count = min(args.num_prompts, plan.prompts_per_epoch or args.num_prompts)
     found = []
     parts = []
-    # As many completions at once as a round has: the engine's speed depends on it.
-    at_once = min(count, max(1, round(plan.completions_per_round / args.num_completions)))
-    trainer.recorder.phase("sampling", count * args.num_completions)
-    for number, first in enumerate(range(0, count, at_once)):
-        prompts = min(at_once, count - first)
-        own = replace(plan, prompts_per_round=prompts, num_generations=args.num_completions)
-        scored = replace(sampler, plan=own, recorder=Recorder()).sample(number, 0)
+    for prompts, scored in sampled(trainer, args.num_prompts, args.num_completions):
         seconds = trainer.stopwatch.take()
         parts.append(
             {
@@ -51,12 +41,7 @@ def rehearse(trainer: Trainer, args: ForecastArguments) -> None:
                 "reward": seconds.get("reward", 0.0),
             }
         )
-        if scored is not None:
-            found.append(scored)
-            # what a log without a terminal sees
-            if 4 * first // count < 4 * (done := first + prompts) // count:
-                logger.info("%d of %d prompts are answered and judged", done, count)
-    trainer.recorder.phase_end()
+        found += [] if scored is None else [scored]
     trial.rounds = _Known(
         **_parts_of(sampler) | {"known": _as_round(found, args.num_completions, plan)}
     )
@@ -81,6 +66,33 @@ def rehearse(trainer: Trainer, args: ForecastArguments) -> None:
     (trainer.books.run_dir / FORECAST_FILE).write_text(
         json.dumps(standard_json(content)) + "\n", encoding="utf-8"
     )
+
+
+def sampled(
+    trainer: Trainer, wanted: int, num_completions: int
+) -> Iterator[tuple[int, ScoredRound | None]]:
+    """Yields the completions and rewards of the first prompts that the run would take, a part of them at a time: how
+    many prompts it has, and on rank 0 what became of them. Collective."""
+    sampler = trainer.rounds
+    plan = trainer.plan
+    assert isinstance(sampler, RoundSampler)
+    trainer.publish()
+    trainer.device.to_generate()
+    trainer.stopwatch.take()
+    count = min(wanted, plan.prompts_per_epoch or wanted)
+    # As many completions at once as a round has: the engine's speed depends on it.
+    at_once = min(count, max(1, round(plan.completions_per_round / num_completions)))
+    trainer.recorder.phase("sampling", count * num_completions)
+    for number, first in enumerate(range(0, count, at_once)):
+        prompts = min(at_once, count - first)
+        own = replace(plan, prompts_per_round=prompts, num_generations=num_completions)
+        scored = replace(sampler, plan=own, recorder=Recorder()).sample(number, 0)
+        # what a log without a terminal sees
+        done = first + prompts
+        if scored is not None and 4 * first // count < 4 * done // count:
+            logger.info("%d of %d prompts are answered and judged", done, count)
+        yield prompts, scored
+    trainer.recorder.phase_end()
 
 
 class _Trial(Trainer):

@@ -22,7 +22,7 @@ from swift_r1.data.prompts import Wording, tokenizer_of_run
 from swift_r1.data.vocabulary import vocabulary_of
 from swift_r1.errors import EXIT_OK, SwiftError, UsageError, describe, one_line
 from swift_r1.flags import Plan, RlhfArguments, make_plan
-from swift_r1.flags.forecast import ForecastArguments
+from swift_r1.flags.forecast import ForecastArguments, SampleArguments, TriedArguments
 from swift_r1.flags.sft import SftArguments
 from swift_r1.flags.training import seconds_of
 from swift_r1.models.loading import load_tokenizer
@@ -57,6 +57,7 @@ from swift_r1.training.loop import Trainer
 from swift_r1.training.model_checks import choose_batching
 from swift_r1.training.recorded import RecordedRounds
 from swift_r1.training.rehearsal import rehearse
+from swift_r1.training.sampling import write_samples
 from swift_r1.training.setup import Context, ModelFacts, Start
 from swift_r1.training.sft import AnsweredRounds, AnswerEvaluator, alone
 from swift_r1.training.shared_device import SharedDevice
@@ -126,6 +127,9 @@ def run(args: RlhfArguments, start: Start, stop: StopRequest) -> int:
         start_up.close()
         if isinstance(args, ForecastArguments):
             rehearse(trainer, args)
+            return EXIT_OK
+        if isinstance(args, SampleArguments):
+            write_samples(trainer, args)
             return EXIT_OK
         stop.in_order(lambda text: trainer.recorder.event("stopping", text))
         summary = trainer.run()
@@ -466,7 +470,7 @@ def _open_saver(
         own_dtype=context.start.own_dtype,
         model_card=context.start.model_card,
     )
-    if context.ranks.is_rank0 and not isinstance(args, ForecastArguments):
+    if context.ranks.is_rank0 and not isinstance(args, TriedArguments):
         saves = -(-plan.total_steps // args.save_steps) if args.save_strategy == "steps" else 1
         lacking = saver.lack_of_room(min(saves, args.save_total_limit or saves), args.optim)
         if lacking is not None:

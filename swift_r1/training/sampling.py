@@ -1,0 +1,69 @@
+"""Rejection sampling: answers of the run's engine, graded by its rewards, of which the best are kept as rows that
+`swift sft` reads (`swift sample`)."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Sequence
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+from swift_r1.flags.forecast import SampleArguments
+from swift_r1.record.metrics import standard_json
+from swift_r1.rollout.trajectory import Trajectory
+from swift_r1.training.loop import Trainer
+from swift_r1.training.rehearsal import sampled
+
+SAMPLED_FILE = "sampled.json"
+"""In the run's folder: `prompts` answered, `solved` of them with an answer that was kept, `answers`, `right` and `kept`
+of those."""
+
+
+def write_samples(trainer: Trainer, args: SampleArguments) -> None:
+    """Writes `--output_file`, after each round what it gave, and at the end `SAMPLED_FILE`. Collective."""
+    counts = dict.fromkeys(("prompts", "solved", "answers", "right", "kept"), 0)
+    for _, scored in sampled(trainer, args.num_prompts or sys.maxsize, args.num_completions):
+        if scored is None:
+            continue
+        rows = []
+        for _, items in groupby(scored.trained, key=lambda item: item.group):
+            answers = list(items)
+            best = kept(answers, args.n_best_to_keep, args.reward_threshold)
+            counts["prompts"] += 1
+            counts["solved"] += bool(best)
+            counts["answers"] += len(answers)
+            counts["right"] += sum(is_good(item, args.reward_threshold) for item in answers)
+            counts["kept"] += len(best)
+            rows += [json.dumps(standard_json(row_of(item)), ensure_ascii=False) for item in best]
+        with trainer.ranks.busy(), Path(args.output_file).open("a", encoding="utf-8") as file:
+            file.writelines(f"{row}\n" for row in rows)
+    if trainer.ranks.is_rank0:
+        path = trainer.books.run_dir / SAMPLED_FILE
+        path.write_text(json.dumps(counts) + "\n", encoding="utf-8")
+
+
+def kept(answers: Sequence[Trajectory], most: int, threshold: float | None) -> list[Trajectory]:
+    """Returns the best of a prompt's answers that are good enough, each text once; those that were cut at their length
+    have no end that could be learned."""
+    good = {
+        item.text: item
+        for item in reversed(answers)
+        if is_good(item, threshold) and item.finish_reason != "length"
+    }
+    return sorted(good.values(), key=lambda item: (-item.reward, item.number))[:most]
+
+
+def is_good(answer: Trajectory, threshold: float | None) -> bool:
+    """Returns whether an answer's reward is `threshold` at least; without one, whether the first reward function gave
+    it 1. NaN, for no valid reward, is not good."""
+    if threshold is not None:
+        return answer.reward >= threshold
+    return next(iter(answer.rewards.values())) == 1
+
+
+def row_of(answer: Trajectory) -> dict[str, Any]:
+    """Returns the row of a kept answer: its whole conversation, the columns of its prompt, its reward."""
+    columns = dict(answer.prompt.columns) | {"reward": answer.reward}
+    return {"messages": [dict(one) for one in answer.messages], **columns}
