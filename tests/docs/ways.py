@@ -30,6 +30,8 @@ NOT_RUN = {
     "swift view": "a page, which ends when it is interrupted: tests/lab/view",
     "swift demo": "minutes: tests/demo; make demo",
     "swift forecast": "a server or an engine for minutes: tests/lab/forecast",
+    "swift sft": "a model and rows of the reader's: tests/e2e/test_sft.py",
+    "swift sample": "a model's answers: tests/e2e/test_sample.py",
     "swift replay": "needs the checkpoint of a run: tests/e2e/test_replay.py",
     "swift eval": "benchmarks of a hub: tests/lab/evaluation",
     "swift estimate run.yaml --measured": "a run of a real model: tests/lab/estimate",
