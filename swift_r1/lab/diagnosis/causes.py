@@ -23,6 +23,8 @@ BESIDE = 0.1
 # of the groups, equal rewards; of the completions, equal to another of their group
 SILENT = 0.7
 ALIKE = 0.3
+MOSTLY_ALIKE = 0.6
+NO_TEACHING = 0.05  # of the groups, with a signal
 COLD_SILENT = 0.4
 COLD_ENTROPY = 0.05  # nats per token
 CUT_MASS = 0.8  # of the policy's probability, left by top-p and the like
@@ -78,9 +80,9 @@ def _in_order(past: Past, trend: Trend, signs: Signs) -> Iterator[Cause]:
     steps: Sequence[Looked | str] = (
         "rewards invalid",
         _reward_is_noise,
+        _reward_constant,
         _answers_of_other_rows,
         "template broken",
-        _reward_constant,
         _no_variety,
         _sampling_differs,
         "engine mismatch",
@@ -222,17 +224,29 @@ def _answers_of_other_rows(past: Past) -> Cause | None:
 
 
 def _reward_constant(past: Past) -> Cause | None:
-    """Rewards that do not tell completions apart, whatever these are."""
-    spreads = past.values(f"{past.trained}/std", 0)
+    """Rewards that do not tell the completions of a prompt apart, whatever these are. Where all are 0 the answers may be
+    wrong, and where completions are equal their rewards have to be."""
     silent = past.values("frac_reward_zero_std", 0)
     values = past.values(f"{past.trained}/mean", 0)
-    if past.rounds < 3 or not spreads or not values or not silent or fmean(silent) < 0.95:
+    spreads = past.values(f"{past.trained}/std", 0)
+    alike = past.values("completions/repeated", 0)
+    if past.rounds < 3 or not values or not silent or min(silent) < 1 or not any(values):
         return None
-    if max(spreads) > 0.02 * abs(fmean(values)) or not any(values):
+    if alike and fmean(alike) > MOSTLY_ALIKE:
         return None
+    name = past.trained.removeprefix("rewards/")
+    everywhere = not any(spreads)
+    what = (
+        f"was {fmean(values):.3g} for every completion"
+        if everywhere
+        else "gave all completions of a prompt the same"
+    )
+    differ = (
+        f", of which {1 - fmean(alike):.0%} differ from the others of their prompt" if alike else ""
+    )
     return Cause(
         "reward constant",
-        f"{past.trained.removeprefix('rewards/')} was {fmean(values):.3g} for every completion since the first",
+        f"{name} {what} since the first round{differ}",
         "a reward that tells a right answer from a wrong one: call it on both (swift check)",
     )
 
@@ -251,7 +265,9 @@ def _no_variety(past: Past) -> Cause | None:
         flags["top_p"] = 1.0
     given = ", ".join(f"--{name} {past.args[name]}" for name in flags)
     cold = bool(flags) and bool(entropy) and fmean(entropy) < COLD_ENTROPY
-    same = alike is not None and alike >= ALIKE and silent is not None and silent >= COLD_SILENT
+    earns = bool(_mean(past, f"{past.right}/mean"))  # more variety of wrong answers would not help
+    least = ALIKE if earns else MOSTLY_ALIKE
+    same = alike is not None and alike >= least and silent is not None and silent >= COLD_SILENT
     if not (cold or same) or not _answers_differ_little(past, flags):
         return None
     evidence = f"{alike or 0:.0%} of the completions equal another of their prompt"
@@ -365,8 +381,10 @@ def _policy_does_not_move(past: Past) -> Cause | None:
         )
     if not still:
         return None
+    teaching = 1 - (_mean(past, "frac_reward_zero_std") or 0.0)
+    if teaching <= NO_TEACHING:
+        return None  # there is nothing that would move it
     if norms and not any(norms):
-        teaching = 1 - (_mean(past, "frac_reward_zero_std") or 0.0)
         return Cause(
             "policy does not move",
             f"{evidence}; gradient cut: its norm is 0 in every step, though {teaching:.0%} of the groups have a signal",
