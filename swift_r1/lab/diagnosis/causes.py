@@ -38,6 +38,8 @@ CLIPPED = 0.01  # of a gradient's norm, left by clipping
 LEAP = 0.15
 FAR = 1.5
 WILD_ENTROPY = 2.0  # times that of the first rounds
+WILD_ROUNDS = 3
+NEVER = 0.01  # mean of a reward that is as good as never given
 LOW_MOVE = 0.02  # nats per round, as healthy runs of small models have
 
 
@@ -66,17 +68,18 @@ def causes_of(past: Past, trend: Trend, others: Sequence[Trend], signs: Signs) -
     evaluations."""
     beside = _beside_the_task(trend, others)
     if trend.kind in ("rises", "solved"):
-        return [beside] if beside is not None else []
+        never = _task_never_done(past) if beside is not None else None
+        return [cause for cause in (never, beside) if cause is not None]
     found = list(_in_order(past, trend, signs))
-    if beside is not None:
-        found.append(beside)
     if not found and trend.kind in ("flat", "too early"):
-        too_few = _too_few_completions(past, trend)
-        return [too_few] if too_few is not None else []
+        found = [cause for cause in [_too_few_completions(past, trend)] if cause is not None]
     return found
 
 
 def _in_order(past: Past, trend: Trend, signs: Signs) -> Iterator[Cause]:
+    falls = trend.kind == "falls"
+    no_signal: Sequence[Looked | str] = (_no_signal, "no signal")
+    large: Sequence[Looked | str] = (_updates_too_large, "KL running off", "ratios off")
     steps: Sequence[Looked | str] = (
         "rewards invalid",
         _reward_is_noise,
@@ -86,19 +89,18 @@ def _in_order(past: Past, trend: Trend, signs: Signs) -> Iterator[Cause]:
         _no_variety,
         _sampling_differs,
         "engine mismatch",
-        _no_signal,
-        "no signal",
+        *(() if falls else no_signal),
         _policy_does_not_move,
         "weights not moving",
-        _updates_too_large,
-        "KL running off",
-        "ratios off",
+        *large,
         "entropy collapse",
         "repetition",
         "language broken",
         "length explosion",
         "truncation",
         "evaluation falling",
+        # where all is lost there is no signal any more
+        *(no_signal if falls else ()),
         "data repeated",
     )
     names = {
@@ -414,23 +416,38 @@ def _updates_too_large(past: Past) -> Cause | None:
     if not moved:
         return None
     rate = float(past.args.get("learning_rate") or 0.0)
-    entropy = past.change("entropy", min(3, max(1, past.rounds // 3)))
+    entropy = past.change("entropy", min(WILD_ROUNDS, max(1, past.rounds // 3)))
     wild = entropy is not None and fmean(entropy.late) > WILD_ENTROPY * fmean(entropy.early)
     leap = moved[0]
-    if leap < LEAP and moved[-1] < FAR:
+    if leap < LEAP and moved[-1] < FAR and not (wild and moved[-1] > LEAP):
         return None
     factor = max(3.0, moved[-1] / max(1, past.rounds) / LOW_MOVE)
-    entropies = (
-        f"; entropy rose from {fmean(entropy.early):.2g} to {fmean(entropy.late):.2g}"
-        if wild and entropy
-        else ""
-    )
-    return Cause(
-        "updates too large",
+    evidence = (
         f"log-probs of the first round's tokens changed by {leap:.2g} nats in one round, by {moved[-1]:.2g} since the "
-        f"start{entropies}",
-        f"--learning_rate {rate / factor:.1g}, fewer --num_iterations, --max_grad_norm 0.2",
-        {"learning_rate": float(f"{rate / factor:.1g}")},
+        "start"
+    )
+    if wild and entropy is not None:
+        evidence += f"; entropy rose from {fmean(entropy.early):.2g} to {fmean(entropy.late):.2g} nats per token"
+    lower = float(f"{rate / factor:.1g}")
+    decay = float(past.args.get("weight_decay") or 0.0)
+    flags: dict[str, Any] = {"learning_rate": lower}
+    advice = f"--learning_rate {lower:g}, fewer --num_iterations, --max_grad_norm 0.2"
+    if decay > 1:
+        flags["weight_decay"] = 0.0
+        advice = f"--weight_decay 0 ({decay:g} now), {advice}"
+    return Cause("updates too large", evidence, advice, flags)
+
+
+def _task_never_done(past: Past) -> Cause | None:
+    """Completions that are never right, while other rewards rise."""
+    values = past.values(f"{past.right}/mean", 0)
+    if not values or not 0 <= fmean(values) <= NEVER:
+        return None
+    return Cause(
+        "no signal",
+        f"reward {past.right.removeprefix('rewards/')} is {fmean(values):.2g} on average: only other rewards can rise",
+        "easier prompts, a solved example in the prompt, more --num_generations; a warm start",
+        remedy(past, "no signal"),
     )
 
 
