@@ -71,7 +71,7 @@ def causes_of(past: Past, trend: Trend, others: Sequence[Trend], signs: Signs) -
         never = _task_never_done(past) if beside is not None else None
         return [cause for cause in (never, beside) if cause is not None]
     found = list(_in_order(past, trend, signs))
-    if not found and trend.kind in ("flat", "too early"):
+    if not found and not signs and trend.kind in ("flat", "too early"):
         found = [cause for cause in [_too_few_completions(past, trend)] if cause is not None]
     return found
 
