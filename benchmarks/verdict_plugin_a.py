@@ -18,8 +18,6 @@ from swift_r1.rewards.graders import grade_countdown
 from swift_r1.rewards.graders.answers import first_answer
 from swift_r1.rewards.graders.countdown import ArithmeticFault, evaluate
 
-FAULT = os.environ.get("VERDICT_FAULT")
-
 
 def solved(completions, nums, target):
     return [grade_countdown(*item).score for item in zip(completions, nums, target, strict=True)]
@@ -204,27 +202,28 @@ samplers["archive"] = Archive
 
 # The engine
 
-if FAULT is not None:
+
+def without_an_end(engine, request):
+    """The engine does not know which token ends the model's turn."""
+    engine.eos = engine.eos[:0]
+    sampling = request.sampling.model_copy(update={"stop_token_ids": ()})
+    return request.model_copy(update={"sampling": sampling})
+
+
+def alike(engine, request):
+    """The engine begins each completion of a request with the request's own seed."""
+    return request.model_copy(update={"seeds": request.seeds[:1] * request.n})
+
+
+ENGINES = {"no end": without_an_end, "one seed": alike}
+
+if os.environ.get("VERDICT_FAULT") in ENGINES:
     from swift_r1.serving.engines.transformers import TransformersEngine
 
-if FAULT == "no end":
-    construct = TransformersEngine.__init__
-
-    def without_an_end(self, *args, **kwargs):
-        """An engine that does not know which token ends the model's turn."""
-        construct(self, *args, **kwargs)
-        self.eos = self.eos[:0]
-
-    TransformersEngine.__init__ = without_an_end
-
-if FAULT == "one seed":
+    changed = ENGINES[os.environ["VERDICT_FAULT"]]
     generate = TransformersEngine.generate
 
-    def alike(self, requests, *args, **kwargs):
-        """An engine that begins each completion of a request with the request's own seed."""
-        seeded = [
-            one.model_copy(update={"seeds": one.seeds[:1] * len(one.seeds)}) for one in requests
-        ]
-        return generate(self, seeded, *args, **kwargs)
+    def generate_changed(self, requests, *args, **kwargs):
+        return generate(self, [changed(self, one) for one in requests], *args, **kwargs)
 
-    TransformersEngine.generate = alike
+    TransformersEngine.generate = generate_changed
