@@ -5,8 +5,10 @@ VERDICT_FAULT, which the trainer's process reads.
 """
 
 import copy
+import multiprocessing
 import os
 import time
+from functools import partial
 
 from swift.dataset import DatasetMeta, ResponsePreprocessor, register_dataset
 from swift.rewards import ORM, orms
@@ -19,6 +21,7 @@ HOARDED_BYTES = 24_000_000
 ENGINE_TEMPERATURE = 0.4
 ROUNDS_BETWEEN_PUSHES = 8
 HANG_SECONDS = 20
+HOARD = []
 
 
 def sorted_answers(split="train", seed=42):
@@ -101,59 +104,56 @@ def push_every_eighth(rollouts):
     rollouts.publish_weights = publish
 
 
-def with_requests(engine, changed):
-    """Has the engine answer changed requests."""
+def when_it_trains(engine, faulty):
+    """Has `faulty(generate, ...)` answer in the place of `generate`, except in the check before the first push, which
+    would refuse such an engine: a server that has the fault under load passes it."""
     generate = engine.generate
 
-    def answer(self, requests, *rest):
-        return generate(self, [changed(one) for one in requests], *rest)
+    def answer(self, requests, version, *callbacks):
+        if not version:
+            return generate(self, requests, version, *callbacks)
+        return faulty(partial(generate, self), requests, version, *callbacks)
 
     engine.generate = answer
 
 
-def first_seed(request):
-    return request.model_copy(update={"seeds": request.seeds[:1] * request.n})
+def first_seed(generate, requests, *rest):
+    own = [one.model_copy(update={"seeds": one.seeds[:1] * one.n}) for one in requests]
+    return generate(own, *rest)
 
 
-def own_temperature(request):
-    sampling = request.sampling.model_copy(update={"temperature": ENGINE_TEMPERATURE})
-    return request.model_copy(update={"sampling": sampling})
+def own_temperature(generate, requests, *rest):
+    changed = {"temperature": ENGINE_TEMPERATURE}
+    own = [
+        one.model_copy(update={"sampling": one.sampling.model_copy(update=changed)})
+        for one in requests
+    ]
+    return generate(own, *rest)
 
 
-def answer_as_finished(engine):
-    """Has the engine give its answers to the requests in the order in which they end."""
-    generate = engine.generate
+def as_finished(generate, requests, version, on_done, on_output, unwanted):
+    """Gives the outputs to the requests in the order in which they end."""
+    finished = []
 
-    def answer(self, requests, version, on_done, on_output, unwanted):
-        finished = []
+    def keep(_number, output):
+        finished.append(output)
 
-        def keep(_number, output):
-            finished.append(output)
-
-        generate(self, requests, version, on_done, keep, unwanted)
-        outputs = []
-        for number, output in enumerate(finished):
-            own = output.model_copy(update={"request_id": requests[number].request_id})
-            outputs.append(own)
-            on_output(number, own)
-        return outputs
-
-    engine.generate = answer
+    generate(requests, version, on_done, keep, unwanted)
+    outputs = []
+    for number, output in enumerate(finished):
+        own = output.model_copy(update={"request_id": requests[number].request_id})
+        outputs.append(own)
+        on_output(number, own)
+    return outputs
 
 
-def hoard(engine):
-    """Has the trainer keep 24 MB of each round, as a callback does that gathers logits for a plot."""
-    generate = engine.generate
-    kept = []
-
-    def answer(self, *given):
-        kept.append(os.urandom(HOARDED_BYTES))
-        return generate(self, *given)
-
-    engine.generate = answer
+def hoarding(generate, *given):
+    """Keeps 24 MB of each round, as a callback does that gathers logits for a plot."""
+    HOARD.append(os.urandom(HOARDED_BYTES))
+    return generate(*given)
 
 
-if FAULT:
+if FAULT and "RANK" in os.environ and multiprocessing.parent_process() is None:  # the trainer
     from swift_r1.rollout.base import EmbeddedRollouts
     from swift_r1.serving.engines.transformers import TransformersEngine
 
@@ -161,12 +161,12 @@ if FAULT:
         case "every eighth push":
             push_every_eighth(EmbeddedRollouts)
         case "one seed":
-            with_requests(TransformersEngine, first_seed)
+            when_it_trains(TransformersEngine, first_seed)
         case "own temperature":
-            with_requests(TransformersEngine, own_temperature)
+            when_it_trains(TransformersEngine, own_temperature)
         case "order of finishing":
-            answer_as_finished(TransformersEngine)
+            when_it_trains(TransformersEngine, as_finished)
         case "hoarding":
-            hoard(TransformersEngine)
+            when_it_trains(TransformersEngine, hoarding)
         case _:
             raise ValueError(f"VERDICT_FAULT: {FAULT!r} is none of the faults")
