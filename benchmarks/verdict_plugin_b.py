@@ -153,7 +153,7 @@ def hoarding(generate, *given):
     return generate(*given)
 
 
-if FAULT and "RANK" in os.environ and multiprocessing.parent_process() is None:  # the trainer
+if FAULT and multiprocessing.parent_process() is None:  # no worker of the rewards
     from swift_r1.rollout.base import EmbeddedRollouts
     from swift_r1.serving.engines.transformers import TransformersEngine
 
