@@ -1,4 +1,4 @@
-"""What is wrong on purpose in the runs of `verdict_faults_b.yaml`, beside the plugin files of their tasks.
+"""What is wrong on purpose in the runs of `second.yaml`, beside the plugin files of their tasks.
 
 Data sets and rewards are asked for by their names; an engine's or a resource's fault by the environment variable
 VERDICT_FAULT, which the trainer's process reads.

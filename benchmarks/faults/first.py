@@ -1,4 +1,4 @@
-"""What is wrong on purpose in the runs of `benchmarks/verdict_faults_a.yaml`, beside the plugin file of its task.
+"""What is wrong on purpose in the runs of `first.yaml`, beside the plugin file of its task.
 
 The data sets are made of those of that other file, which is loaded first, and so are only asked for when rows are.
 """
