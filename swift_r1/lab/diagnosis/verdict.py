@@ -37,9 +37,17 @@ def verdict_of(past: Past, signs: Signs) -> Verdict | None:
     if reward is None:
         return None
     functions = []
+    others = evaluations = evaluation_trends(past)
     if len(past.rewards) > 1:
         found = [trend_of(past, name) for name in past.rewards]
         functions = [trend for trend in found if trend is not None]
-    right = trend_of(past, past.right) if len(past.rewards) > 1 else None
-    causes = causes_of(past, reward, right, signs)
-    return Verdict(reward, functions, evaluation_trends(past), causes)
+        by_name = dict(zip(past.rewards, found, strict=True))
+        right = by_name.get(past.right)
+        # what is only watched may be anything, but is not to fall
+        fallen = [by_name[name] for name in past.watched if name in by_name]
+        others = [
+            *([right] if right is not None else []),
+            *(trend for trend in fallen if trend is not None and trend.kind == "falls"),
+            *evaluations,
+        ]
+    return Verdict(reward, functions, evaluations, causes_of(past, reward, others, signs))
