@@ -52,7 +52,6 @@ _PAGES = {
     "Server": "server.md",
     "Check": "plugins.md",
     "Forecast": "forecast.md",
-    "Tried": "forecast.md",
     "Sample": "sft.md",
     "Supervised training": "sft.md",
     "Estimate": "estimate.md",

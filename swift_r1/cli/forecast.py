@@ -33,7 +33,7 @@ swift forecast --rlhf_type grpo --model models/smollm2-135m --external_plugins p
   --dataset 'countdown#1000' --reward_funcs external_countdown format --per_device_train_batch_size 8
 swift forecast grpo.yaml --num_prompts 64 --num_completions 32 --json forecast.json
 """
-HELP = (_USAGE, ForecastArguments, _EXAMPLES, ("Forecast", "Tried"))
+HELP = (_USAGE, ForecastArguments, _EXAMPLES, ("Forecast",))
 _END_S = 30.0  # for a trainer that was told to end
 
 

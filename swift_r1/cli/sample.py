@@ -28,7 +28,7 @@ swift sample --rlhf_type grpo --model models/smollm2-135m --external_plugins plu
   --num_completions 16 --n_best_to_keep 2 --output_file right.jsonl
 swift sample grpo.yaml --num_completions 32 --reward_threshold 0.5 --output_file good.jsonl
 """
-HELP = (_USAGE, SampleArguments, _EXAMPLES, ("Sample", "Tried"))
+HELP = (_USAGE, SampleArguments, _EXAMPLES, ("Sample",))
 
 
 def run(words: Sequence[str]) -> int:

@@ -20,9 +20,7 @@ and `invalid` (of each reward function how many values, and why the first of the
 
 @dataclass(frozen=True, kw_only=True)
 class TriedArguments(RlhfArguments):
-    """Tried."""
-
-    num_completions: int = flag(16, "completions of each prompt", at_least=2)
+    """What tries a run's own parts on its data."""
 
     def faults(self, given: frozenset[str], world: World) -> Iterator[str]:
         yield from super().faults(given, world)
@@ -77,6 +75,7 @@ class ForecastArguments(TriedArguments):
     num_prompts: int = flag(
         32, "prompts that are sampled: the first that the run would take", at_least=2
     )
+    num_completions: int = flag(16, "completions of each of them", at_least=2)
     json: str | None = flag(None, "file for all that was found, every prompt's figures too")
 
 
@@ -88,6 +87,7 @@ class SampleArguments(TriedArguments):
     num_prompts: int = flag(
         0, "prompts that are answered: the first that a run would take; 0: each once", at_least=0
     )
+    num_completions: int = flag(16, "answers to each of them", at_least=2)
     n_best_to_keep: int = flag(
         1, "most answers of a prompt that are kept, by their reward", at_least=1, ms_swift="5"
     )

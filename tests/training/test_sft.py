@@ -95,7 +95,7 @@ def test_loss_and_gradients_are_those_of_cross_entropy(
     assert metrics["token_accuracy"] == pytest.approx(hits)
     size = torch.stack([one.norm() for one in gradients.values()]).norm()
     for name, one in backend.gradients.items():
-        assert (one - gradients[name]).norm() / size < 1e-6, name
+        assert (one - gradients[name]).norm() / size < 5e-6, name
 
 
 def test_evaluation_is_of_each_data_set(backend, conversations, expected) -> None:
