@@ -45,9 +45,8 @@ def run(words: Sequence[str]) -> int:
             return code
         counts = json.loads((Path(folder) / SAMPLED_FILE).read_text(encoding="utf-8"))
     print(
-        "{answers} answers to {prompts} prompts, {right} of them good enough; {kept} kept, of {solved} prompts, in ".format(
-            **counts
-        )
+        "{answers} answers to {prompts} prompts, {cut} cut at their length, {good} good enough; {kept} kept, of {solved} "
+        "prompts, in ".format_map(counts)
         + parsed.output_file
     )
     return EXIT_OK

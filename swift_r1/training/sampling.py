@@ -17,13 +17,13 @@ from swift_r1.training.loop import Trainer
 from swift_r1.training.rehearsal import sampled
 
 SAMPLED_FILE = "sampled.json"
-"""In the run's folder: `prompts` answered, `solved` of them with an answer that was kept, `answers`, `right` and `kept`
-of those."""
+"""In the run's folder: `prompts` answered, `solved` of them with an answer that was kept; `answers`, and how many of
+those were `cut`, `good` and `kept`."""
 
 
 def write_samples(trainer: Trainer, args: SampleArguments) -> None:
     """Writes `--output_file`, after each round what it gave, and at the end `SAMPLED_FILE`. Collective."""
-    counts = dict.fromkeys(("prompts", "solved", "answers", "right", "kept"), 0)
+    counts = dict.fromkeys(("prompts", "solved", "answers", "cut", "good", "kept"), 0)
     for _, scored in sampled(trainer, args.num_prompts or sys.maxsize, args.num_completions):
         if scored is None:
             continue
@@ -34,7 +34,8 @@ def write_samples(trainer: Trainer, args: SampleArguments) -> None:
             counts["prompts"] += 1
             counts["solved"] += bool(best)
             counts["answers"] += len(answers)
-            counts["right"] += sum(is_good(item, args.reward_threshold) for item in answers)
+            counts["cut"] += sum(item.finish_reason == "length" for item in answers)
+            counts["good"] += sum(is_good(item, args.reward_threshold) for item in answers)
             counts["kept"] += len(best)
             rows += [json.dumps(standard_json(row_of(item)), ensure_ascii=False) for item in best]
         with trainer.ranks.busy(), Path(args.output_file).open("a", encoding="utf-8") as file:
@@ -45,19 +46,16 @@ def write_samples(trainer: Trainer, args: SampleArguments) -> None:
 
 
 def kept(answers: Sequence[Trajectory], most: int, threshold: float | None) -> list[Trajectory]:
-    """Returns the best of a prompt's answers that are good enough, each text once; those that were cut at their length
-    have no end that could be learned."""
-    good = {
-        item.text: item
-        for item in reversed(answers)
-        if is_good(item, threshold) and item.finish_reason != "length"
-    }
+    """Returns the best of a prompt's answers that are good enough, each text once."""
+    good = {item.text: item for item in reversed(answers) if is_good(item, threshold)}
     return sorted(good.values(), key=lambda item: (-item.reward, item.number))[:most]
 
 
 def is_good(answer: Trajectory, threshold: float | None) -> bool:
     """Returns whether an answer's reward is `threshold` at least; without one, whether the first reward function gave
-    it 1. NaN, for no valid reward, is not good."""
+    it 1. No valid reward (NaN) is not good, nor is an answer that was cut at its length: it has no end to learn."""
+    if answer.finish_reason == "length":
+        return False
     if threshold is not None:
         return answer.reward >= threshold
     return next(iter(answer.rewards.values())) == 1

@@ -52,7 +52,8 @@ def test_rows_of_a_model_that_sft_reads(tiny_model: Path, tmp_path: Path) -> Non
     words = [
         *("--rlhf_type", "grpo", "--model", str(tiny_model), "--external_plugins", str(PLUGIN)),
         *("--dataset", "counting#6", "--reward_funcs", "digits", "--reward_isolation", "inline"),
-        *("--max_completion_length", "12", "--per_device_train_batch_size", "8"),
+        *("--max_completion_length", "48", "--stop_words", *"aeiou13579", "--num_prompts", "2"),
+        *("--per_device_train_batch_size", "8"),
         *("--num_generations", "4", "--num_completions", "4", "--n_best_to_keep", "2"),
         *("--reward_threshold", "0", "--output_file", str(file)),
     ]
@@ -62,7 +63,7 @@ def test_rows_of_a_model_that_sft_reads(tiny_model: Path, tmp_path: Path) -> Non
     )
     print(done.stdout, done.stderr)
     assert done.returncode == 0
-    assert "24 answers to 6 prompts" in done.stdout
+    assert "8 answers to 2 prompts" in done.stdout
     rows = [json.loads(line) for line in file.read_text().splitlines()]
     assert rows and all(row["messages"][-1]["role"] == "assistant" for row in rows)
     assert all(row["reward"] >= 0 for row in rows)
