@@ -161,16 +161,16 @@ def _state(run: Opened) -> str:
 def _verdicts(runs: Sequence[Opened]) -> list[Block]:
     """Returns whether each run learns, by how much, and what keeps it from it, as `swift why` says it."""
     found: list[Block] = []
-    causes = []
     for run in runs:
         verdict = run.log.verdict
-        of = f"{run.folder.name}: " if len(runs) > 1 else ""
-        if verdict is None:
-            found.append(Note(of + TOO_EARLY))
-            continue
-        found += [Note(of + trend.text) for trend in (verdict.reward, *verdict.trends)]
-        causes += [[run.folder.name, one.name, one.evidence, one.advice] for one in verdict.causes]
-    return [*found, Table(["run", "why", "evidence", "try"], causes, 4)] if causes else found
+        lines = [TOO_EARLY]
+        if verdict is not None:
+            lines = [verdict.reward.text, *(f"Why: {one.line}" for one in verdict.causes)]
+            lines += [trend.text for trend in verdict.trends]
+        if len(runs) > 1:
+            lines[0] = f"{run.folder.name}: {lines[0]}"
+        found += map(Note, lines)
+    return found
 
 
 def _diagnoses(runs: Sequence[Opened]) -> list[Block]:

@@ -108,7 +108,7 @@ class _Overview:
                     for place in places:
                         colours[place] = number
                 shown = [
-                    {"run": row["run"], "verdict": brief(verdict)} | row
+                    {"run": row["run"], "verdict": brief(verdict), "why": _first(verdict)} | row
                     for row, verdict in zip(rows, self.verdicts, strict=True)
                 ]
                 self.state.content = _table(shown, colours) + _different(self.found)
@@ -227,10 +227,10 @@ class _Headline:
         kind = verdict.reward.kind.replace(" ", "-") if verdict is not None else "too-early"
         self.frame.classes(replace=f"view-verdict view-{kind}")
         text = verdict.reward.text if verdict is not None else TOO_EARLY
-        head = f"<h2>{markup(brief(verdict))}</h2><p>{markup(text)}</p>"
+        head = f"<h2>Reward: {markup(brief(verdict))}</h2><p>{markup(text)}</p>"
         causes = verdict.causes if verdict is not None else []
         for one in causes[:1]:
-            head += f"<p><b>Why: {markup(one.name)}.</b> {markup(one.evidence)}</p>"
+            head += f"<p><b>Why:</b> {markup(one.name)}: {markup(one.evidence)}</p>"
             head += f"<p><b>Try:</b> {markup(one.advice)}</p>"
         trends = verdict.trends if verdict is not None else []
         others = len(causes) - 1
@@ -321,6 +321,11 @@ def _table(rows: Sequence[Mapping[str, str]], colours: Sequence[int] = ()) -> st
         cells = "</td><td>".join(markup(row.get(name, "")) for name in names)
         lines.append(f"<tr><td>{mark}{cells}</td></tr>")
     return f'<table class="view-table">{"".join(lines)}</table>'
+
+
+def _first(verdict: Verdict | None) -> str:
+    """Returns the name of the first cause; empty where there is none."""
+    return verdict.causes[0].name if verdict is not None and verdict.causes else ""
 
 
 def _finding(run: RunFolder, one: Finding) -> dict[str, str]:
