@@ -58,10 +58,11 @@ Looked = Callable[[Past], Cause | None]
 Signs = Mapping[str, Sign]  # by name, those that hold
 
 
-def causes_of(past: Past, trend: Trend, right: Trend | None, signs: Signs) -> list[Cause]:
+def causes_of(past: Past, trend: Trend, others: Sequence[Trend], signs: Signs) -> list[Cause]:
     """Returns why a reward does not rise, what explains most first; nothing for one that rises, unless it is not the
-    one that matters. `right` is the trend of the first reward function, where there are several."""
-    beside = _beside_the_task(trend, right)
+    one that matters. `others` are the trends of what it is to raise: the first of several reward functions, and
+    evaluations."""
+    beside = _beside_the_task(trend, others)
     if trend.kind in ("rises", "solved"):
         return [beside] if beside is not None else []
     found = list(_in_order(past, trend, signs))
@@ -415,16 +416,20 @@ def _updates_too_large(past: Past) -> Cause | None:
     )
 
 
-def _beside_the_task(trend: Trend, right: Trend | None) -> Cause | None:
-    if right is None or trend.kind not in ("rises", "solved") or right.kind in ("rises", "solved"):
-        return None
-    if right.kind == "too early":
-        return None
-    return Cause(
-        "beside the task",
-        f"{trend.text}; but {right.text}: what rises is another reward",
-        "a smaller weight for the other rewards (--reward_weights), or give them only where the answer is right",
-    )
+def _beside_the_task(trend: Trend, others: Sequence[Trend]) -> Cause | None:
+    """What is trained rises, and what it is to raise falls, or surely gains less than half of that."""
+    for other in others:
+        gains = (
+            other.low > 0 or other.high > trend.change / 2 or other.kind in ("solved", "too early")
+        )
+        if trend.kind in ("rises", "solved") and trend.change > 0 and not gains:
+            return Cause(
+                "beside the task",
+                f"{other.text}, while {trend.text}",
+                "a smaller weight for the other rewards (--reward_weights), or give them only where the answer is right; "
+                "read the completions with the highest reward; take the checkpoint of the best evaluation",
+            )
+    return None
 
 
 def _too_few_completions(past: Past, trend: Trend) -> Cause | None:

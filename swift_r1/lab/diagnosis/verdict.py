@@ -60,9 +60,10 @@ def verdict_of(past: Past, signs: Signs) -> Verdict | None:
     if reward is None:
         return None
     functions = []
+    others = evaluations = evaluation_trends(past)
     if len(past.rewards) > 1:
         found = [trend_of(past, name) for name in past.rewards]
         functions = [trend for trend in found if trend is not None]
-    right = trend_of(past, past.right) if len(past.rewards) > 1 else None
-    causes = causes_of(past, reward, right, signs)
-    return Verdict(reward, functions, evaluation_trends(past), causes)
+        right = trend_of(past, past.right)
+        others = [*([right] if right is not None else []), *evaluations]
+    return Verdict(reward, functions, evaluations, causes_of(past, reward, others, signs))
