@@ -92,5 +92,7 @@ def test_a_verdict_that_fails_costs_a_line_and_not_the_run(
             file.write(json.dumps(row | still) + "\n")
         watch.line()
     assert watch.end() is None
-    found = [line.getMessage() for line in caplog.records if "failed: TypeError" in line.getMessage()]
+    found = [
+        line.getMessage() for line in caplog.records if "failed: TypeError" in line.getMessage()
+    ]
     assert len(found) == 1 and found[0].startswith("the verdict failed: ")
