@@ -11,6 +11,7 @@ from statistics import fmean
 from typing import Any
 
 from swift_r1.lab.diagnosis.past import Past, Sign
+from swift_r1.lab.diagnosis.text import NEVER_ENDS
 from swift_r1.lab.diagnosis.trend import Trend
 
 # share of a reward's variance that is chance; share of equal completions that got another value
@@ -85,6 +86,7 @@ def _in_order(past: Past, trend: Trend, signs: Signs) -> Iterator[Cause]:
         _reward_is_noise,
         _reward_constant,
         _answers_of_other_rows,
+        _never_ends,
         "template broken",
         _no_variety,
         _sampling_differs,
@@ -102,6 +104,7 @@ def _in_order(past: Past, trend: Trend, signs: Signs) -> Iterator[Cause]:
         # where all is lost there is no signal any more
         *(no_signal if falls else ()),
         "data repeated",
+        _prompts_in_order,
     )
     names = {
         "engine mismatch": "sampling differs from training",
@@ -250,6 +253,38 @@ def _reward_constant(past: Past) -> Cause | None:
         "reward constant",
         f"{name} {what} since the first round{differ}",
         "a reward that tells a right answer from a wrong one: call it on both (swift check)",
+    )
+
+
+def _never_ends(past: Past) -> Cause | None:
+    cut = past.first("completions/clipped_ratio")
+    if past.rounds < 3 or not cut or min(cut) < NEVER_ENDS:
+        return None
+    longest = past.args.get("max_completion_length")
+    return Cause(
+        "truncation",
+        f"{fmean(cut):.0%} of the completions of the first rounds were cut off: they do not end by themselves"
+        + (f" within {longest} tokens" if longest else ""),
+        "a longer --max_completion_length; the end that the model has learned: --stop_words, its chat template, its "
+        "eos_token_id (swift check shows a prompt as the model sees it)",
+        {"max_completion_length": 2 * longest} if isinstance(longest, int) else {},
+    )
+
+
+def _prompts_in_order(past: Past) -> Cause | None:
+    """In the first pass over data that is not shuffled, later rounds have other prompts than earlier ones."""
+    size = past.plan.get("prompts_per_epoch")
+    if past.args.get("dataset_shuffle") is not False or not isinstance(size, int):
+        return None
+    asked = past.rounds * (past.prompts or 1)
+    if asked > size:
+        return None
+    return Cause(
+        "prompts in the order of the file",
+        f"the {asked:,} prompts so far are the first of {size:,}, in the order of the data (--dataset_shuffle false): if "
+        "later ones are harder, a reward that falls says nothing about the policy",
+        "--dataset_shuffle true, or an evaluation on the same prompts each time (--eval_steps)",
+        {"dataset_shuffle": True},
     )
 
 
