@@ -15,7 +15,7 @@ from swift_r1.lab.estimate.work import Efficiency, Round
 from swift_r1.training.memory import (
     CONTEXT_BYTES,
     EMBEDDED_CACHE_BYTES,
-    GIB,
+    ENGINE_BYTES,
     WIDTHS,
     MemoryEstimate,
     estimate,
@@ -23,9 +23,6 @@ from swift_r1.training.memory import (
 )
 
 Mode = Literal["server", "colocate", "embedded"]
-
-# what vLLM holds beside weights and cache: activations of a prefill, CUDA graphs
-_ENGINE = 1.5 * GIB
 
 
 @dataclass(frozen=True)
@@ -88,7 +85,7 @@ class Job:
 
     @property
     def engine_bytes(self) -> float:
-        return 0.0 if self.chip.is_cpu else _ENGINE
+        return 0.0 if self.chip.is_cpu else ENGINE_BYTES
 
     __hash__ = object.__hash__
 
@@ -158,8 +155,7 @@ def trainer_memory(job: Job, ranks: int, stage: int | None) -> MemoryEstimate:
         ranks,
         CONTEXT_BYTES,
         stage,
-        gpu=not job.chip.is_cpu,
-        card=job.chip.memory,
+        card=None if job.chip.is_cpu else job.chip.memory,
         critic=None if job.critic is None else job.critic.shape,
     )
 
