@@ -22,7 +22,7 @@ from swift_r1.flags.training import EIGHT_BIT
 from swift_r1.flags.world import World
 from swift_r1.models.shape import KEPT_CHUNKS, LOGITS_BYTES, ModelShape, gpu_logits_bytes, shape_of
 from swift_r1.runtime.hardware import GpuMemory
-from swift_r1.training.backends.deepspeed_config import offloads, read_config
+from swift_r1.training.backends.deepspeed_config import ON_GPU, offloads, read_config
 from swift_r1.training.backends.fsdp_config import read_fsdp
 from swift_r1.training.micro_batches import LEAST_SAVING
 
@@ -100,6 +100,7 @@ def estimate(
     width = WIDTHS[args.torch_dtype or shape.dtype]
     ranks = world_size if stage is not None else 1
     sharded = ranks if stage == 3 else 1
+    bucket = _BUCKET_NUMBERS if card is None else ON_GPU["reduce_bucket_size"]
     trained, adapters = trained_numbers(args, shape)
     embedding_trained = args.train_type == "full" and trained == shape.total
 
@@ -113,7 +114,7 @@ def estimate(
     weights = (base + adapters * width) / sharded
     parts = {
         "weights": weights,
-        "gradients": _gradients(trained, width, ranks, stage, shape if fsdp else None),
+        "gradients": _gradients(trained, width, ranks, stage, bucket, shape if fsdp else None),
         "optimizer": _optimizer(args, trained, width, ranks, stage),
     }
     if args.wants_reference and (args.train_type == "full" or args.ref_model):
@@ -128,7 +129,7 @@ def estimate(
         bytes_each = WIDTHS[args.torch_dtype or critic.dtype]
         parts["critic's weights"] = numbers * bytes_each / sharded
         parts["critic's gradients"] = _gradients(
-            numbers, bytes_each, ranks, stage, critic if fsdp else None
+            numbers, bytes_each, ranks, stage, bucket, critic if fsdp else None
         )
         parts["critic's optimizer"] = _optimizer(args, numbers, bytes_each, ranks, stage)
     if stage == 3:
@@ -255,17 +256,23 @@ def flags_that_fit(
 
 
 def _gradients(
-    trained: int, width: float, ranks: int, stage: int | None, fsdp: ModelShape | None
+    trained: int,
+    width: float,
+    ranks: int,
+    stage: int | None,
+    bucket: int,
+    fsdp: ModelShape | None,
 ) -> float:
     """Float32 sums, and what of the weights' own dtype is on its way into them: under FSDP2 (of the model `fsdp`) the
-    largest group's, which is the output head with the embeddings, or a layer, and its float32 copy."""
+    largest group's, which is the output head with the embeddings, or a layer, and its float32 copy; under ZeRO what a
+    `bucket` of so many numbers holds."""
     if stage is None:
         return 4.0 * trained
     if fsdp is not None:
         layer = (fsdp.total - fsdp.head) // fsdp.layers
         return 4.0 * trained / ranks + (4 + width) * min(trained, max(fsdp.head, layer))
-    bucket = min(trained, _BUCKET_NUMBERS) * width
-    return 4.0 * trained + bucket if stage in (0, 1) else 4.0 * trained / ranks + 2 * bucket
+    held = min(trained, bucket) * width
+    return 4.0 * trained + held if stage in (0, 1) else 4.0 * trained / ranks + 2 * held
 
 
 def _optimizer(

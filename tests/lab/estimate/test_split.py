@@ -126,7 +126,7 @@ def test_memory_of_a_rank_is_that_of_rlhf(model_folder: Path) -> None:
 
     flags = ["--model", str(model_folder), *FLAGS, "--deepspeed", "zero3", "--nproc_per_node", "8"]
     args = parse_arguments(EstimateArguments, flags, {})
-    theirs = estimated(args, shape_of(str(model_folder)), World(8), gpu=True)
+    theirs = estimated(args, shape_of(str(model_folder)), World(8), chip_of("h100").memory)
     ours = trainer_memory(job_of(args, 8, chip_of("h100"), GPU), 8, 3)
     assert ours.parts == theirs.parts and ours.phases == theirs.phases
 
