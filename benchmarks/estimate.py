@@ -260,8 +260,15 @@ def show_published(console: Console) -> None:
 def published_seconds(row: Mapping[str, Any], config: Mapping[str, Any]) -> dict[str, float]:
     """Of the step and its phases."""
     group, completions = row["group"], row["prompts"] * row["group"]
+    own = completions // row["updates"] // row["ranks"]  # of a rank in an optimizer step
+    micro = max(1, own // 4)
+    steps = max(1, own // micro)
     args = RlhfArguments(  # log-probs of the policy and of the reference
-        per_device_train_batch_size=max(1, completions // row["updates"] // row["ranks"] // 4),
+        given=frozenset({"max_tokens_per_micro_batch", "gradient_checkpointing"}),
+        per_device_train_batch_size=micro,
+        gradient_accumulation_steps=steps,
+        steps_per_generation=steps * row["updates"],
+        generation_batch_size=micro * steps * row["updates"] * row["ranks"],
         num_generations=group,
         gradient_checkpointing=row["recomputes"],
         beta=0.01 if row.get("passes", 2) > 1 else 0.0,
@@ -276,10 +283,8 @@ def published_seconds(row: Mapping[str, Any], config: Mapping[str, Any]) -> dict
         args=args,
         model=from_config(config),
         round=Round(row["prompts"], group, row["prompt"], row["mean"], row["longest"], updates),
-        updated=completions // updates,
         chip=chip,
         use=assumed(chip),
-        width=2.0,
         per_node=8,
         most=row["most"],
     )

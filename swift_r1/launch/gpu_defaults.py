@@ -106,27 +106,26 @@ def step_cut(
         return args, [f"{stay}: {UNKNOWN}"]
     shape = shape_of(args.model)
     room = trainer_room(args, completions, world, memory)
-    cut = chosen_cut(args, shape, world, memory.total, room)
+
+    def peak_of(one: RlhfArguments) -> float:
+        return estimated(one, shape, world, memory.total).peak
+
+    cut = chosen_cut(args, world.size, peak_of, room)
     if cut is None:
-        least = estimated(smallest_cut(args), shape, world, memory.total)
+        least = peak_of(smallest_cut(args))
         return args, [
-            f"{stay}: by the memory estimate nothing fits: the least is {_gib(least.peak)}, and {_gib(room)} of this "
+            f"{stay}: by the memory estimate nothing fits: the least is {_gib(least)}, and {_gib(room)} of this "
             "GPU are for the trainer (--estimate true says what would fit)"
         ]
     lines = []
-    peak = estimated(cut, shape, world, memory.total).peak
+    peak = peak_of(cut)
     if "max_tokens_per_micro_batch" in free:
         lines.append(
             f"--max_tokens_per_micro_batch {cut.max_tokens_per_micro_batch}: at most {_gib(peak)} by the memory "
             f"estimate, of {_gib(room)} that this GPU has for the trainer"
         )
     if "gradient_checkpointing" in free:
-        other = estimated(
-            replace(cut, gradient_checkpointing=not cut.gradient_checkpointing),
-            shape,
-            world,
-            memory.total,
-        ).peak
+        other = peak_of(replace(cut, gradient_checkpointing=not cut.gradient_checkpointing))
         why = f"with it {_gib(other)} would be enough, and each step would compute a fourth more"
         if cut.gradient_checkpointing:
             why = f"without it micro-batches of this size would need {_gib(other)}"

@@ -4,7 +4,7 @@ at a time. The estimate of `memory.py` says what either needs; nothing here asks
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
 from swift_r1.flags.rlhf import RlhfArguments
@@ -138,24 +138,21 @@ def smallest_cut(args: RlhfArguments) -> RlhfArguments:
 
 
 def chosen_cut(
-    args: RlhfArguments, shape: ModelShape, world: World, card: float, room: float
+    args: RlhfArguments, ranks: int, peak: Callable[[RlhfArguments], float], room: float
 ) -> RlhfArguments | None:
-    """Returns the arguments with micro-batches and checkpointing for `room` bytes of a GPU of `card` bytes, where
-    nobody gave them; None where nothing fits. How a step is cut changes none of its numbers but by rounding
-    (tests/training/test_invariance.py)."""
-    for cut in _cuts(args, world):
-        if estimated(cut, shape, world, card).peak <= room:
-            return cut
-    return None
+    """Returns the arguments with micro-batches and checkpointing with which the `peak` of a rank, of so many, is at most
+    `room` bytes, where nobody gave them; None where nothing fits. How a step is cut changes none of its numbers but by
+    rounding (tests/training/test_invariance.py)."""
+    return next((cut for cut in _cuts(args, ranks) if peak(cut) <= room), None)
 
 
-def _cuts(args: RlhfArguments, world: World) -> Iterator[RlhfArguments]:
+def _cuts(args: RlhfArguments, ranks: int) -> Iterator[RlhfArguments]:
     """Yields what may be chosen, the fastest first: micro-batches of at least `ENOUGH_TOKENS` without checkpointing,
     then as large as fit with it."""
     free = open_flags(args)
     sizes: list[int | None] = [args.max_tokens_per_micro_batch]
     if "max_tokens_per_micro_batch" in free:
-        sizes = list(_sizes(args, world))
+        sizes = list(_sizes(args, ranks))
     ways = (False, True) if "gradient_checkpointing" in free else (args.gradient_checkpointing,)
     enough = min(ENOUGH_TOKENS, sizes[0] or 0)
     for checkpointing in ways:
@@ -166,10 +163,10 @@ def _cuts(args: RlhfArguments, world: World) -> Iterator[RlhfArguments]:
                 )
 
 
-def _sizes(args: RlhfArguments, world: World) -> Iterator[int]:
+def _sizes(args: RlhfArguments, ranks: int) -> Iterator[int]:
     """Yields tokens of a micro-batch: all that a rank has of a step, halves of it, and a single completion."""
     longest = _longest(args)
-    completions = math.ceil(args.completions_per_step * args.sequence_parallel_size / world.size)
+    completions = math.ceil(args.completions_per_step * args.sequence_parallel_size / ranks)
     size = min(completions * longest, max(MOST_TOKENS, longest))
     while size > longest:
         yield size
