@@ -34,9 +34,14 @@ def chip_here() -> Chip | None:
     if not torch.cuda.is_available():
         return with_cores(CHIPS["cpu"], len(os.sched_getaffinity(0)))
     about = torch.cuda.get_device_properties(0)
-    name = re.sub(r"[^a-z0-9]", "", about.name.lower())
-    found = [chip for key, chip in CHIPS.items() if key.split("-")[0] in name]
-    return min(found, key=lambda chip: abs(chip.memory - about.total_memory), default=None)
+    return chip_named(about.name, about.total_memory)
+
+
+def chip_named(name: str, memory: float) -> Chip | None:
+    """Returns the chip that the driver calls so and that has about so much memory; None where it is not known."""
+    plain = re.sub(r"[^a-z0-9]", "", name.lower())
+    found = [chip for key, chip in CHIPS.items() if key.split("-")[0] in plain]
+    return min(found, key=lambda chip: abs(chip.memory - memory), default=None)
 
 
 def of_step(

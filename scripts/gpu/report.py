@@ -120,7 +120,8 @@ def _flat(figures: dict[str, Any]) -> str:
     def said(value: Any) -> str:
         return f"{value:.4g}" if isinstance(value, float) else str(value)
 
-    return ", ".join(f"{name} {said(value)}" for name, value in figures.items())
+    shown = {name: one for name, one in figures.items() if not name.startswith(ESTIMATED)}
+    return ", ".join(f"{name} {said(value)}" for name, value in shown.items())
 
 
 def name_of_chip() -> str:
