@@ -126,7 +126,7 @@ def step_cut(
         )
     if "gradient_checkpointing" in free:
         other = peak_of(replace(cut, gradient_checkpointing=not cut.gradient_checkpointing))
-        why = f"with it {_gib(other)} would be enough, and each step would compute a fourth more"
+        why = f"with it {_gib(other)} would be enough, and the step would compute a third more"
         if cut.gradient_checkpointing:
             why = f"without it micro-batches of this size would need {_gib(other)}"
         lines.append(

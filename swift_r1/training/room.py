@@ -23,8 +23,11 @@ from swift_r1.training.memory import (
 
 SPARE = 0.03
 """Share of a GPU that is given to nobody: estimates are off by some percent."""
+LEAST_SHARE = 0.1
+"""Share of a GPU that an engine gets in any case where there is room: how much its first, largest batch takes is known
+of one model alone, and what is left holds prompts that may come again."""
 ENOUGH_TOKENS = 8192
-"""Tokens of a micro-batch for which checkpointing is not worth its fourth forward pass: with a 0.5B they keep an H200
+"""Tokens of a micro-batch for which checkpointing is not worth its second forward pass: with a 0.5B they keep an H200
 busy for 0.07 s, about as long as their launches take (results/gpu)."""
 MOST_TOKENS = 65_536
 """Tokens of a micro-batch beyond which nothing is gained."""
@@ -114,7 +117,7 @@ def divided(
     else:
         for_engine = usable - smallest.peak
         spare = for_engine - need.least
-        engine = min(need.wanted, need.least + spare / 2)
+        engine = min(max(need.wanted, LEAST_SHARE * gpu.total), need.least + spare / 2)
         for_trainer = usable - engine
     if for_engine < need.least or for_trainer < smallest.peak:
         return None

@@ -142,20 +142,27 @@ def test_what_is_not_known_or_does_not_fit_stays_and_is_said(models: dict[str, P
 
 
 def test_the_engine_gets_what_a_round_needs(models: dict[str, Path]) -> None:
-    """64 completions of 512 tokens and 8 prompts of 128, 12,288 bytes each; weights, engine and context."""
-    args, line = engine_share(parse(models["0.5b"], **COLOCATED), 64, World(), H200)
-    cache = (64 * 512 + 8 * 128) * 2 * 24 * 128 * 2
+    """512 completions of 4,096 tokens and 64 prompts of 128, 12,288 bytes each; weights, engine and context."""
+    long = parse(models["0.5b"], **COLOCATED, max_completion_length=4096)
+    args, line = engine_share(long, 512, World(), H200)
+    cache = (512 * 4096 + 64 * 128) * 2 * 24 * 128 * 2
     weights = shape_of(args.model).total * 2
     share = (cache + weights + 2.1 * GIB) / H200.total
     assert args.vllm_gpu_memory_utilization == pytest.approx(share, abs=1e-3)
     assert line is not None and line.startswith(
         f"--vllm_gpu_memory_utilization {args.vllm_gpu_memory_utilization:g}: "
     )
-    assert "139.0 of 140.0 GiB are free" in line and "64 completions at once" in line
+    assert "139.0 of 140.0 GiB are free" in line and "512 completions at once" in line
     # and the trainer the rest
-    cut, [tokens, _] = step_cut(args, 64, World(), H200)
+    cut, [tokens, _] = step_cut(args, 512, World(), H200)
     left = H200.free - (SPARE + float(args.vllm_gpu_memory_utilization or 0)) * H200.total
     assert f"of {left / GIB:.1f} GiB" in tokens and peak(cut) <= left
+    # a tenth of the GPU where that is more than enough, and half of what neither needs where it is not
+    few, _ = engine_share(parse(models["0.5b"], **COLOCATED), 64, World(), H200)
+    assert few.vllm_gpu_memory_utilization == 0.1
+    small = GpuMemory(24 * GIB, 23 * GIB)
+    found = divided(long, shape_of(long.model), World(), small, 512)
+    assert found is not None and found.need.least < found.engine < found.need.wanted
 
 
 def test_room_for_both(models: dict[str, Path]) -> None:
