@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any
 
 import psutil
 
-from swift_r1.flags.forecast import arguments_of
 from swift_r1.flags.rlhf import RlhfArguments
 from swift_r1.flags.training import EIGHT_BIT
 from swift_r1.flags.world import World
@@ -449,6 +448,8 @@ def advice(
 
 def advice_for(args_json: Mapping[str, Any], world: World, card: float | None) -> str:
     """`advice` for the content of an args.json."""
+    from swift_r1.flags.forecast import arguments_of  # another class of all flags, which takes a while
+
     args = arguments_of(args_json)
     return advice(args, shape_of(args.model), world, card)
 
