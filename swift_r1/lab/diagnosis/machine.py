@@ -15,6 +15,9 @@ CREEP_GIB = 0.2
 JUMPS = 0.75
 LONGER = 1.1  # completions that grow by more need more memory
 SLOWER = 1.5
+# of a step's seconds, and seconds, that pass while nothing but rewards is computed
+REWARD_SHARE = 0.5
+REWARD_SECONDS = 1.0
 
 
 @detector("memory creeping", 24, "memory/host_gib", "memory/peak_gib")
@@ -79,4 +82,23 @@ def slow_server(past: Past, rounds: int) -> Sign | None:
     return Sign(
         f"rollout server {found[0]} takes {found[1]:.1f} times as long as the others for a token",
         "look at its machine or GPU, and its /metrics; or leave it out: --vllm_server_base_url, --vllm_server_file",
+    )
+
+
+@detector("slow reward", 8, "time/reward")
+def slow_reward(past: Past, rounds: int) -> Sign | None:
+    """Sees that engine and trainer mostly wait for the reward functions."""
+    waits = past.last("time/reward", rounds)
+    steps = past.last("time/step", rounds)
+    if not waits or not steps or fmean(waits) < REWARD_SECONDS:
+        return None
+    if fmean(waits) < REWARD_SHARE * fmean(steps):
+        return None
+    slowest = max(
+        past.rewards, key=lambda name: fmean(past.last(f"{name}/seconds", rounds) or [0.0])
+    )
+    return Sign(
+        f"{fmean(waits):.1f} of the {fmean(steps):.1f} s of a step pass in waiting for rewards; most of it is "
+        f"{slowest.removeprefix('rewards/')}",
+        "more --reward_num_workers; an asynchronous reward, which answers many completions at once; --async_generate true",
     )

@@ -29,6 +29,7 @@ from swift_r1.training.checkpoint.state import (
     seed_everything,
 )
 from swift_r1.training.checkpoint.tensors import SavedTensors
+from swift_r1.training.movement import Movement
 from swift_r1.training.open_round import OpenRound
 from swift_r1.training.optimizer import LearningRate
 from swift_r1.training.ppo import TrainedCritic
@@ -96,6 +97,7 @@ class RunProgress:
     ended_epoch: bool = False  # the last step was the last of a pass over the prompts
     # the weights of this step are to be evaluated, which a run that stops leaves to the next
     evaluates: bool = False
+    movement: Movement | None = None  # since the first round; None before it
 
 
 @dataclass(frozen=True)
@@ -140,6 +142,7 @@ class Checkpoints:
                 fingerprint=self.fingerprint,
                 evaluates=progress.evaluates,
                 choices="" if self.choices is None else self.choices.state(position[0]),
+                movement={} if progress.movement is None else asdict(progress.movement),
             )
         with self.saver.ranks.busy():
             self.recorder.flush()
@@ -188,4 +191,5 @@ class Checkpoints:
             published,
             state.skipped_in_a_row,
             evaluates=state.evaluates,
+            movement=Movement.restored(state.movement),
         )
