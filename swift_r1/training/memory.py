@@ -448,7 +448,8 @@ def advice(
 
 def advice_for(args_json: Mapping[str, Any], world: World, card: float | None) -> str:
     """`advice` for the content of an args.json."""
-    from swift_r1.flags.forecast import arguments_of  # another class of all flags, which takes a while
+    # another class of all flags, which takes a while
+    from swift_r1.flags.forecast import arguments_of
 
     args = arguments_of(args_json)
     return advice(args, shape_of(args.model), world, card)
