@@ -72,6 +72,16 @@ class Past:
         return name if f"{name}/mean" in self.log.series else next(iter(self.rewards), "")
 
     @property
+    def watched(self) -> list[str]:
+        """Returns the metrics of the functions that have no weight."""
+        names = self.args.get("reward_funcs")
+        weights = self.args.get("reward_weights")
+        if not isinstance(names, list) or not isinstance(weights, list):
+            return []
+        pairs = zip(names, weights, strict=False)
+        return [f"rewards/{name}" for name, weight in pairs if weight == 0]
+
+    @property
     def trained(self) -> str:
         """Returns the metric of the function with the largest weight, the first of several: what is learned above
         all."""
