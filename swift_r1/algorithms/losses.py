@@ -64,6 +64,7 @@ def policy_loss(
     ref_logps: Tensor | None = None,
     rollout_logps: Tensor | None = None,
     entropies: Tensor | None = None,
+    old_entropies: Tensor | None = None,
     teacher_kl: Tensor | None = None,
     teacher_logps: Tensor | None = None,
     shares: Tensor | None = None,
@@ -71,11 +72,11 @@ def policy_loss(
     normalizer: Tensor | float | None = None,
     entropy_threshold: Tensor | float | None = None,
 ) -> LossOutput:
-    """sum of (w * keep * l + beta * k3 + teacher_kl_coef * teacher_kl + sdar_loss_coef * sdar) over trained tokens,
-    averaged as `config.loss_type` says.
+    """sum of (w * keep * l + beta * k3 - entropy_coef * entropy + teacher_kl_coef * teacher_kl + sdar_loss_coef * sdar)
+    over trained tokens, averaged as `config.loss_type` says.
 
-    `l` is the token's loss, `w` the rollout correction, `keep` the entropy filter and the off-policy mask. Only `logps`
-    and `teacher_kl` get a gradient.
+    `l` is the token's loss, `w` the rollout correction, `keep` the entropy filter and the off-policy mask. Only `logps`,
+    `teacher_kl` and, with an `entropy_coef`, `entropies` get a gradient.
     Computed in float32 (float64 for float64 `logps`); what stands where `mask` is 0 has no effect, NaN included.
 
     Args:
@@ -87,7 +88,9 @@ def policy_loss(
         config: the loss.
         ref_logps: `[B, T]`, under the reference policy; needed where `beta > 0` and not `kl_in_reward`.
         rollout_logps: `[B, T]`, as the engine gave them; needed for a rollout correction.
-        entropies: `[B, T]`, nats; needed where `top_entropy_quantile < 1`.
+        entropies: `[B, T]`, nats, of the policy at each token; needed where `entropy_coef > 0` or
+            `top_entropy_quantile < 1`.
+        old_entropies: `[B, T]`, those that `top_entropy_quantile` chooses by; by default `entropies`.
         teacher_kl: `[B, T]`, `reverse_kl` to a teacher's distribution at each token; None without one.
         teacher_logps: `[B, T]`, under the teacher; needed where `sdar_loss_coef > 0`.
         shares: `[B]`, which part of its completion a row is, see `loss_normalizer`; by default all of it.
@@ -101,7 +104,8 @@ def policy_loss(
         The loss (0, with gradient 0, where nothing is trained) and the metrics.
     """
     check_shapes(logps=logps, old_logps=old_logps, mask=mask)
-    check_shapes(logps=logps, ref_logps=ref_logps, rollout_logps=rollout_logps, entropies=entropies)
+    check_shapes(logps=logps, ref_logps=ref_logps, rollout_logps=rollout_logps)
+    check_shapes(logps=logps, entropies=entropies, old_entropies=old_entropies)
     check_shapes(logps=logps, kl=teacher_kl, teacher_logps=teacher_logps)
     if advantages.shape not in (logps.shape, logps.shape[:1]):
         raise ValueError(
@@ -142,14 +146,18 @@ def policy_loss(
         )
 
     if entropies is not None:
-        entropies = _constant(entropies, trained, dtype)
+        entropies = entropies.to(dtype).masked_fill(~trained, 0.0)
         metrics |= masked_metric("entropy", entropies, weight)
+    elif config.entropy_coef > 0:
+        raise ValueError("entropy_coef above 0 needs entropies")
     if config.top_entropy_quantile < 1:
-        if entropies is None:
+        chosen_by = entropies if old_entropies is None else old_entropies
+        if chosen_by is None:
             raise ValueError("top_entropy_quantile below 1 needs entropies")
+        chosen_by = _constant(chosen_by, trained, dtype)
         if entropy_threshold is None:
-            entropy_threshold = top_entropy_threshold(entropies, mask, config.top_entropy_quantile)
-        high = entropies >= entropy_threshold
+            entropy_threshold = top_entropy_threshold(chosen_by, mask, config.top_entropy_quantile)
+        high = chosen_by >= entropy_threshold
         per_token = per_token * high
         kept = kept & high
 
@@ -177,6 +185,8 @@ def policy_loss(
             per_token = per_token + config.beta * kl
     elif config.kl_in_loss:
         raise ValueError("beta above 0 needs ref_logps")
+    if config.entropy_coef > 0 and entropies is not None:
+        per_token = per_token - config.entropy_coef * entropies
     for method in config.distillations:
         assert method.flag is not None and method.token_loss is not None
         if teacher_logps is None:

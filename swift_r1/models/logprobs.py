@@ -41,7 +41,7 @@ PLAIN = LogitForm()
 
 
 class TokenLogprobs(NamedTuple):
-    """`logps` float32, as the targets `[N]` or `[N, W]`; `entropies` float32 `[N]`, without gradient."""
+    """`logps` float32, as the targets `[N]` or `[N, W]`; `entropies` float32 `[N]`, with a gradient where asked for."""
 
     logps: Tensor
     entropies: Tensor
@@ -59,6 +59,7 @@ def selective_logprobs(
     temperature: float = 1.0,
     chunk_size: int | None = None,
     top: int = 0,
+    entropy_gradient: bool = False,
 ) -> TokenLogprobs:
     """log softmax(hidden @ weight.T + bias, over temperature) at `targets`, and the entropy (nats) of each row.
 
@@ -69,6 +70,7 @@ def selective_logprobs(
         temperature: divides the logits, as the sampler did; > 0.
         chunk_size: rows at a time; by default equal chunks, as few as keep each within `logits_bytes`.
         top: above 0, the `top` likeliest tokens of each row, likeliest first, are targets too, after those of `[N, W]`.
+        entropy_gradient: the entropies are differentiable too.
 
     Returns:
         float32; the log-probs are differentiable with respect to `hidden`, `weight` and `bias`.
@@ -92,7 +94,7 @@ def selective_logprobs(
     # The backward pass of a soft cap needs the logits themselves.
     kept = KEPT_CHUNKS if torch.is_grad_enabled() and form.soft_cap is None else 0
     logps, entropies, likeliest = _SelectiveLogprobs.apply(
-        hidden, weight, bias, wide, form, temperature, size, kept, top
+        hidden, weight, bias, wide, form, temperature, size, kept, top, entropy_gradient
     )
     if top:
         return TokenLogprobs(logps, entropies, likeliest)
@@ -149,6 +151,16 @@ def _chunk_logits(
     return logits if temperature == 1.0 else logits.div_(temperature)
 
 
+def _entropy_slope(p: Tensor, entropies: Tensor, slopes: Tensor) -> Tensor:
+    """Returns the gradient of `sum(slopes * H)` by the logits, `[rows, V]`: d H / d logits = -p (log p + H).
+
+    Args:
+        p: `[rows, V]`, the softmax; 0 log 0 is 0.
+        entropies, slopes: `[rows]`, H and what it is multiplied by.
+    """
+    return torch.xlogy(p, p).addcmul_(entropies[:, None], p).mul_(-slopes[:, None])
+
+
 class _SelectiveLogprobs(torch.autograd.Function):
     """Keeps of the first `keep` chunks what the backward pass needs, and of the others only a number or two a row."""
 
@@ -164,6 +176,7 @@ class _SelectiveLogprobs(torch.autograd.Function):
         chunk_size: int,
         keep: int,
         top: int,
+        entropy_gradient: bool,
     ) -> tuple[Tensor, Tensor, Tensor]:
         rows = hidden.shape[0]
         lse, totals, entropies = (hidden.new_empty(rows, dtype=torch.float32) for _ in range(3))
@@ -203,17 +216,20 @@ class _SelectiveLogprobs(torch.autograd.Function):
             if len(kept) < keep:
                 kept.append(weights)
 
-        ctx.save_for_backward(hidden, weight, bias, targets, lse, totals, *kept)
+        ctx.save_for_backward(hidden, weight, bias, targets, lse, totals, entropies, *kept)
         ctx.form = form
         ctx.temperature = temperature
         ctx.chunk_size = chunk_size
         ctx.kernels = kernels
-        ctx.mark_non_differentiable(entropies, targets)
+        ctx.entropy_gradient = entropy_gradient
+        ctx.mark_non_differentiable(targets, *(() if entropy_gradient else (entropies,)))
         return logps, entropies, targets
 
     @staticmethod
-    def backward(ctx: Any, grad_logps: Tensor, *_others: Tensor) -> tuple[Tensor | None, ...]:
-        hidden, weight, bias, targets, lse, totals, *kept = ctx.saved_tensors
+    def backward(
+        ctx: Any, grad_logps: Tensor, grad_entropies: Tensor, _targets: Tensor
+    ) -> tuple[Tensor | None, ...]:
+        hidden, weight, bias, targets, lse, totals, entropies, *kept = ctx.saved_tensors
         needs_hidden, needs_weight, needs_bias = ctx.needs_input_grad[:3]
         grad_hidden = torch.empty_like(hidden) if needs_hidden else None
         # Chunks add up in float32: a sum of many bf16 terms would lose the small ones.
@@ -223,7 +239,11 @@ class _SelectiveLogprobs(torch.autograd.Function):
         per_cap = None if ctx.form.soft_cap is None else ctx.temperature / ctx.form.soft_cap
         for number, start in enumerate(range(0, hidden.shape[0], ctx.chunk_size)):
             part = slice(start, start + ctx.chunk_size)
-            scale = grad_logps[part].float() * (ctx.form.scale / ctx.temperature)
+            inner = ctx.form.scale / ctx.temperature
+            scale = grad_logps[part].float() * inner
+            # each row's entropy, and what its gradient is multiplied by
+            own = entropies[part]
+            rise = grad_entropies[part].float() * inner if ctx.entropy_gradient else None
 
             again = None
             if number >= len(kept):
@@ -231,7 +251,13 @@ class _SelectiveLogprobs(torch.autograd.Function):
             if ctx.kernels is not None:
                 logits = kept[number] if again is None else again
                 low = ctx.kernels.softmax_gradient(
-                    logits, lse[part], targets[part], scale, per_cap, weight.dtype
+                    logits,
+                    lse[part],
+                    targets[part],
+                    scale,
+                    per_cap,
+                    weight.dtype,
+                    None if rise is None else (own, rise),
                 )
                 del logits, again
                 if grad_bias is not None:
@@ -239,14 +265,22 @@ class _SelectiveLogprobs(torch.autograd.Function):
             else:
                 together = scale.sum(-1, keepdim=True)
                 slope = None
+                lift = None
                 # d logp / d logits = onehot - softmax
                 if again is None:
+                    if rise is not None:
+                        lift = _entropy_slope(kept[number] / totals[part, None], own, rise)
                     grad_logits = kept[number] * (-together / totals[part, None])
                 else:
                     if per_cap is not None:
                         # d tanh(x) = 1 - tanh(x)^2
                         slope = 1 - (again * per_cap).square_()
-                    grad_logits = again.sub_(lse[part, None]).exp_().mul_(-together)
+                    p = again.sub_(lse[part, None]).exp_()
+                    if rise is not None:
+                        lift = _entropy_slope(p, own, rise)
+                    grad_logits = p.mul_(-together)
+                if lift is not None:
+                    grad_logits += lift
                 grad_logits.scatter_add_(-1, targets[part], scale)
                 if slope is not None:
                     grad_logits *= slope
@@ -272,4 +306,4 @@ class _SelectiveLogprobs(torch.autograd.Function):
             grad_weight = grad_weight.to(weight.dtype)
         if grad_bias is not None:
             grad_bias = grad_bias.to(bias.dtype)
-        return grad_hidden, grad_weight, grad_bias, *(None,) * 6
+        return grad_hidden, grad_weight, grad_bias, *(None,) * 7

@@ -44,6 +44,7 @@ class ModelInputs(NamedTuple):
     mine: Tensor | None = None
     # so many of the likeliest tokens in each place are targets too (`selective_logprobs`)
     top: int = 0
+    entropy_gradient: bool = False  # the entropies are differentiable too
 
     def own(self) -> ModelInputs:
         """This rank's part of a row that is spread over a group; `packed_row` stays that of the whole row."""
@@ -118,7 +119,12 @@ class Policy(nn.Module):
         """Returns the log-probs of `K` tokens; takes the fields of `ModelInputs`, since ZeRO-3 looks for tensors among
         the arguments."""
         inputs = ModelInputs(*fields)
-        head = partial(self.logprob_head, temperature=temperature, top=inputs.top)
+        head = partial(
+            self.logprob_head,
+            temperature=temperature,
+            top=inputs.top,
+            entropy_gradient=inputs.entropy_gradient,
+        )
         return TokenLogprobs(*_of_tokens(self.model, inputs, head))
 
 
@@ -170,6 +176,7 @@ class LogprobHead(nn.Module):
         targets: Tensor,
         temperature: float,
         top: int,
+        entropy_gradient: bool,
     ) -> TokenLogprobs:
         weight = self.weight
         bias = self.bias
@@ -177,7 +184,14 @@ class LogprobHead(nn.Module):
             weight = self.loaded_weight
             bias = self.loaded_bias
         return selective_logprobs(
-            hidden, weight, targets, bias=bias, form=self.form, temperature=temperature, top=top
+            hidden,
+            weight,
+            targets,
+            bias=bias,
+            form=self.form,
+            temperature=temperature,
+            top=top,
+            entropy_gradient=entropy_gradient,
         )
 
 

@@ -23,7 +23,7 @@ from swift_r1.algorithms import (
     top_entropy_threshold,
     turn_advantages,
 )
-from swift_r1.algorithms.aggregation import divide, masked_metric, token_means
+from swift_r1.algorithms.aggregation import divide, token_means
 from swift_r1.algorithms.losses import ROLLOUT_LOG_RATIO_BOUND
 from swift_r1.algorithms.off_policy import WholeMeans, completion_weights, of_owners, weight_metrics
 from swift_r1.flags import RlhfArguments
@@ -295,7 +295,7 @@ def train_step(
     signals = [advantages[micro.samples].count_nonzero().double() for micro in batches]
     normalizer, computed, *signals = ranks.sum_data(torch.stack([normalizer, computed, *signals]))
     taught = bool(config.distillations) or any(micro.teacher_ids is not None for micro in batches)
-    everywhere = config.kl_in_loss or taught
+    everywhere = config.kl_in_loss or config.entropy_coef > 0 or taught
     num_backward = max(
         (place for place, signal in enumerate(signals, start=1) if signal or everywhere), default=1
     )
@@ -318,6 +318,7 @@ def train_step(
         if micro.teacher_ids is not None:
             ids = torch.cat([inputs.targets[:, None], micro.flatten(micro.teacher_ids)], 1)
             inputs = inputs._replace(targets=ids)
+        inputs = inputs._replace(entropy_gradient=config.entropy_coef > 0)
         found = backend.logprobs(inputs, temperature)
         if micro.teacher_tops is not None:
             teacher_kl = micro.unflatten(
@@ -333,8 +334,9 @@ def train_step(
             config,
             ref_logps=micro.ref_logps,
             rollout_logps=micro.rollout_logps,
+            entropies=entropies,
             # The filter and its threshold must see the same numbers, or rounding decides about a token at the edge.
-            entropies=micro.old_entropies if filtered else entropies,
+            old_entropies=micro.old_entropies,
             teacher_kl=teacher_kl,
             teacher_logps=micro.teacher_logps,
             shares=micro.shares,
@@ -343,12 +345,11 @@ def train_step(
             entropy_threshold=threshold,
         )
         if tokens is not None:
-            tokens.add(micro, logps, entropies, result)
+            tokens.add(micro, logps, entropies.detach(), result)
         if config.log_rollout_offpolicy_metrics:
             weights.append(completion_weights(logps, micro.rollout_logps, micro.trained))
-        entropy = masked_metric("entropy", entropies, micro.trained.to(entropies.dtype))
         loss = result.loss if experts is None else (1 - experts.mu) * result.loss
-        return replace(result, loss=loss, metrics=result.metrics | entropy)
+        return replace(result, loss=loss)
 
     losses = experts.losses(backend) if experts is not None else []
     num_backward = 0 if frozen else num_backward + len(losses)

@@ -31,6 +31,7 @@ from it and compute their share.
 from __future__ import annotations
 
 import logging
+import math
 import sys
 import time
 from contextlib import suppress
@@ -44,6 +45,7 @@ from swift_r1.algorithms import (
     group_advantages,
 )
 from swift_r1.algorithms.aggregation import token_means
+from swift_r1.algorithms.entropy import EntropyConfig, after_step, entropy_coef
 from swift_r1.errors import ServerUnreachable
 from swift_r1.flags import Plan, RlhfArguments
 from swift_r1.models.policy import MicroBatch
@@ -105,6 +107,7 @@ class Trainer:
         # the mean over the step's tokens, as for the critic; the KL is in the rewards
         if self.critic is not None:
             self.loss = replace(self.loss, loss_type="bnpo")
+        self.entropy = from_flags(EntropyConfig, self.args)
         self.progress = RunProgress()
 
     @property
@@ -268,11 +271,12 @@ class Trainer:
                 tokens = round_.tokens()
                 frozen = critic is not None and self.summary.steps < args.critic_warmup_steps
                 before = grpo.weight_sample(self.backend.model)
+                bonus = entropy_coef(progress.entropy, self.entropy)
                 metrics = round_.metrics | grpo.train_step(
                     micro_batches,
                     round_.advantages.values,
                     self.backend,
-                    self.loss,
+                    replace(self.loss, entropy_coef=bonus),
                     args.temperature,
                     self.learning_rate.value,
                     self.ranks,
@@ -281,6 +285,11 @@ class Trainer:
                     None if self.experts is None else self.experts.step(self.summary.steps),
                     round_.batch.owners,
                 )
+                if self.entropy.use_adaptive_entropy and not frozen:
+                    found = metrics.get("entropy", math.nan)
+                    progress.entropy = after_step(progress.entropy, found, self.entropy)
+                if self.entropy.use_adaptive_entropy or bonus:
+                    metrics["entropy_coef"] = bonus
                 metrics |= grpo.changed_share(
                     before, grpo.weight_sample(self.backend.model), self.ranks
                 )

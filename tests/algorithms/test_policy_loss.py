@@ -146,6 +146,7 @@ def loop_loss(given: Given, c: LossConfig) -> float:
                     loss *= own if compared <= limit else 0.0
             if c.beta and not c.kl_in_reward:
                 loss += c.beta * (math.exp(ref[i][t] - logps[i][t]) - (ref[i][t] - logps[i][t]) - 1)
+            loss -= c.entropy_coef * entropies[i][t]
             gap = teacher[i][t] - logps[i][t]
             loss += c.sdar_loss_coef * gap / (1 + math.exp(-c.sdar_gate_beta * gap))
             losses.append(loss)
@@ -167,6 +168,7 @@ configs = st.builds(
     epsilon_high=st.sampled_from([None, 0.28, 1.1]),
     delta=st.sampled_from([None, 1.2, 3.0]),
     beta=st.sampled_from([0.0, 0.04, 1.0]),
+    entropy_coef=st.sampled_from([0.0, 0.05]),
     kl_in_reward=st.booleans(),
     max_completion_length=st.sampled_from([7, 512]),
     tau_pos=st.sampled_from([1.0, 0.5]),

@@ -181,6 +181,35 @@ def exact_head(hidden, weight, bias, targets, slopes, temperature, form=PLAIN):
     return chosen, -(every.exp() * every).sum(-1), gradients
 
 
+@pytest.mark.parametrize("form", [PLAIN, LogitForm(scale=0.4, soft_cap=3.0)])
+@pytest.mark.parametrize("chunk", [None, 4])
+def test_the_gradient_of_the_entropy(chunk, form):
+    """Beside that of the log-probs; of chunks that are kept and of those that are computed again."""
+    *leaves, targets, slopes = head(torch.float32, words=2100)
+    rise = slopes.flip(0)
+    exact = [one.detach().double().requires_grad_() for one in leaves]
+    logits = form.scale * (exact[0] @ exact[1].t() + exact[2])
+    if form.soft_cap:
+        logits = form.soft_cap * torch.tanh(logits / form.soft_cap)
+    every = (logits / 0.7).log_softmax(-1)
+    total = (slopes * every.gather(-1, targets[:, None])[:, 0]).sum()
+    total = total - (rise * (every.exp() * every).sum(-1)).sum()
+    hidden, weight, bias = leaves
+    out = selective_logprobs(
+        hidden,
+        weight,
+        targets,
+        bias=bias,
+        form=form,
+        temperature=0.7,
+        chunk_size=chunk,
+        entropy_gradient=True,
+    )
+    found = torch.autograd.grad((slopes * out.logps + rise * out.entropies).sum(), leaves)
+    for one, other in zip(found, torch.autograd.grad(total, exact), strict=True):
+        torch.testing.assert_close(one.double(), other, rtol=1e-4, atol=5e-5)
+
+
 @pytest.mark.parametrize("words", [1, 101, 2048, 5000])
 @pytest.mark.parametrize("chunk", [None, 4])
 def test_the_head(words, chunk):

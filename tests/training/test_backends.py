@@ -12,6 +12,7 @@ from safetensors.torch import load_file
 EVERYTHING = {
     "loss_type": "dapo",
     "top_entropy_quantile": 0.4,
+    "entropy_coef": 0.3,
     "overlong_filter": True,
     "kl_in_reward": True,
     "rollout_importance_sampling_mode": "sequence_truncate",

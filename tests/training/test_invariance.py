@@ -44,7 +44,7 @@ LOSSES = {
         loss_type="dr_grpo", rollout_importance_sampling_mode="token_truncate"
     ),
     "sapo, KL in the reward": LossConfig(loss_type="sapo", beta=0.1, kl_in_reward=True),
-    "cispo": LossConfig(loss_type="cispo"),
+    "cispo, entropy bonus": LossConfig(loss_type="cispo", entropy_coef=0.5),
     "fipo": LossConfig(
         loss_type="fipo", beta=0.1, delta=1.3, fipo_decay_rate=4, fipo_clip_range=0.5
     ),

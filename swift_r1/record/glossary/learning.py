@@ -164,6 +164,13 @@ POLICY = (
         "`--top_entropy_quantile` below 1",
     ),
     M(
+        "entropy_coef",
+        "weight that the entropy bonus had in the step",
+        "",
+        "adaptive: 0 while `entropy` is above `--entropy_target`; at `--entropy_coef_max` for long the target is too high",
+        "`--entropy_coef` above 0 or `--use_adaptive_entropy true`",
+    ),
+    M(
         "kl",
         "mean KL of the policy to its reference per token (k3 estimator)",
         "nats",

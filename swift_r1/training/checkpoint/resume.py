@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
+from swift_r1.algorithms.entropy import EntropyState
 from swift_r1.algorithms.rewards import mean
 from swift_r1.data.choices import Choices
 from swift_r1.errors import UsageError
@@ -96,6 +97,8 @@ class RunProgress:
     ended_epoch: bool = False  # the last step was the last of a pass over the prompts
     # the weights of this step are to be evaluated, which a run that stops leaves to the next
     evaluates: bool = False
+    # with `--use_adaptive_entropy`
+    entropy: EntropyState = field(default_factory=EntropyState)
 
 
 @dataclass(frozen=True)
@@ -140,6 +143,7 @@ class Checkpoints:
                 fingerprint=self.fingerprint,
                 evaluates=progress.evaluates,
                 choices="" if self.choices is None else self.choices.state(position[0]),
+                entropy=asdict(progress.entropy),
             )
         with self.saver.ranks.busy():
             self.recorder.flush()
@@ -188,4 +192,5 @@ class Checkpoints:
             published,
             state.skipped_in_a_row,
             evaluates=state.evaluates,
+            entropy=EntropyState(**state.entropy or {}),
         )

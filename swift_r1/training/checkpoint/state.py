@@ -66,6 +66,8 @@ class RunState:
     evaluates: bool = False  # the evaluation of this step is still to come
     # of `Choices`; empty with `--prompt_sampler uniform`, and in older checkpoints
     choices: str = ""
+    # of `EntropyState`; None in older checkpoints
+    entropy: Mapping[str, Any] | None = None
 
     def write(self, folder: Path) -> None:
         content = standard_json(asdict(self), lambda value: {"number": str(value)})
