@@ -69,6 +69,7 @@ def policy_loss(
     teacher_logps: Tensor | None = None,
     shares: Tensor | None = None,
     whole: WholeMeans | None = None,
+    marked: Tensor | None = None,
     normalizer: Tensor | float | None = None,
     entropy_threshold: Tensor | float | None = None,
 ) -> LossOutput:
@@ -95,6 +96,8 @@ def policy_loss(
         teacher_logps: `[B, T]`, under the teacher; needed where `sdar_loss_coef > 0`.
         shares: `[B]`, which part of its completion a row is, see `loss_normalizer`; by default all of it.
         whole: what is of a completion as a whole, where rows are parts of one; by default it is of each row alone.
+        marked: bool `[B, T]`, the tokens that `config.loss.marks` gives of the whole optimizer step; by default of this
+            call.
         normalizer: denominator of the whole optimizer step, the sum of `loss_normalizer` over all micro-batches and
             ranks; by default this call's own.
         entropy_threshold: smallest entropy that is kept, `top_entropy_threshold` over the whole optimizer step; by
@@ -124,9 +127,14 @@ def policy_loss(
     if rollout_logps is not None:
         rollout_logps = _constant(rollout_logps, trained, dtype)
     ratio = importance_ratio(logps, old_logps, weight, config, whole)
-    token = config.loss.function(ratio, logps, advantages, config)
+    marks: tuple[Tensor, ...] = ()
+    if config.loss.marks is not None:
+        if marked is None:
+            marked = marked_tokens(old_logps, advantages, trained, config, seed=0)
+        marks = (marked.to(trained.device),)
+    token = config.loss.function(ratio, logps, advantages, config, *marks)
     per_token = token.loss
-    kept = trained
+    kept = trained if token.dropped is None else trained & ~token.dropped
     metrics: dict[str, Tensor] = {
         **_ratio_metric("ratio", ratio, weight, config),
         **_ratio_metric("clip_ratio/low", token.clipped_low, weight, config),
@@ -233,6 +241,22 @@ def importance_ratio(
     if config.importance_sampling_level == "sequence_token":
         log_ratio = log_ratio.detach() + (logps - logps.detach())
     return log_ratio.clamp(-LOG_RATIO_BOUND, LOG_RATIO_BOUND).exp()
+
+
+def marked_tokens(
+    logps: Tensor, advantages: Tensor, trained: Tensor, config: LossConfig, seed: int
+) -> Tensor:
+    """The tokens of an optimizer step that its loss treats otherwise (`Loss.marks`), bool `[R, T]` on the CPU.
+
+    Args:
+        logps, advantages: `[R, T]`, of the policy before the round's first update, and of the tokens.
+        trained: bool `[R, T]`; give all of the step's, or what is chosen depends on how it was cut.
+        seed: of what is drawn by chance.
+    """
+    assert config.loss.marks is not None
+    given = [one.detach().cpu() for one in (logps, advantages, trained)]
+    marked: Tensor = config.loss.marks(*given, config, torch.Generator().manual_seed(seed))
+    return marked
 
 
 def rollout_weights(

@@ -45,6 +45,7 @@ class TokenLoss:
     clipped_low: Tensor
     clipped_high: Tensor
     metrics: Mapping[str, Tensor] = field(default_factory=dict)  # what else is logged, by name
+    dropped: Tensor | None = None  # bool: tokens that have no loss for another reason; None: none
 
 
 def nowhere(like: Tensor) -> Tensor:
@@ -58,8 +59,8 @@ class Loss:
 
     name: str
     # from the importance ratio `[B, T]` (the same number along a row at sequence level), log-probs `[B, T]`, advantages
-    # `[B, T]` and the `LossConfig`, which has the fields of `settings`
-    function: Callable[[Tensor, Tensor, Tensor, Any], TokenLoss]
+    # `[B, T]` and the `LossConfig`, which has the fields of `settings`; and what `marks` gives, bool `[B, T]`
+    function: Callable[..., TokenLoss]
     # what the step's sum is divided by: its trained tokens; its completions, each of which counts by the mean over its
     # tokens; or its completions times `--max_completion_length`
     mean_over: Literal["tokens", "completions", "length"] = "tokens"
@@ -75,6 +76,11 @@ class Loss:
     # with `labels`, the advantages of an optimizer step and the sum of its losses: from the completions' mean
     # log-ratios `[N]`, their labels `[N]` (0 outside of the step) and the `LossConfig`
     targets: Callable[[Tensor, Tensor, Any], tuple[Tensor, Tensor]] | None = None
+    # which tokens of an optimizer step `function` treats otherwise, bool `[R, T]`: from log-probs before the round's
+    # first update, advantages and which are trained (bool), each `[R, T]` on the CPU; the `LossConfig`; and a generator
+    marks: Callable[[Tensor, Tensor, Tensor, Any, Any], Tensor] | None = None
+    everywhere: bool = False  # tokens without an advantage have a gradient too
+    from_second: bool = False  # is what its name says from a round's second optimizer step on
     metrics: tuple[LoggedMetric, ...] = ()  # those of `TokenLoss`
 
     @property

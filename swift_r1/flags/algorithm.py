@@ -375,6 +375,16 @@ def algorithm_faults(args: RlhfArguments, given: frozenset[str]) -> Iterator[str
         yield f"--chord_sft_dataset needs {', '.join(missing)}"
     if loss.ratio_of_tokens and args.importance_sampling_level != "token":
         yield f"{loss.chosen_by} weighs tokens by their own ratios: use --importance_sampling_level token"
+    one_step = (
+        args.generation_batch_size is None
+        and args.micro_batches_per_round == args.gradient_accumulation_steps
+        and args.num_iterations == 1
+    )
+    if loss.from_second and args.rlhf_type == "grpo" and one_step:
+        yield (
+            f"{loss.chosen_by} acts from a round's second optimizer step on, and rounds have one: give --num_iterations "
+            "or --steps_per_generation"
+        )
     clip_high = args.epsilon if args.epsilon_high is None else args.epsilon_high
     if "delta" in loss.reads and args.delta is not None and args.delta <= 1 + clip_high:
         yield (

@@ -24,7 +24,8 @@ from swift_r1.algorithms import (
     turn_advantages,
 )
 from swift_r1.algorithms.aggregation import divide, token_means
-from swift_r1.algorithms.losses import ROLLOUT_LOG_RATIO_BOUND
+from swift_r1.algorithms.losses import ROLLOUT_LOG_RATIO_BOUND, marked_tokens
+from swift_r1.algorithms.methods import LOSSES
 from swift_r1.algorithms.off_policy import WholeMeans, completion_weights, of_owners, weight_metrics
 from swift_r1.flags import RlhfArguments
 from swift_r1.models.policy import MicroBatch
@@ -97,12 +98,13 @@ def split_round(
 def needs_old_policy(args: RlhfArguments, updates: int) -> bool:
     """Whether a round of `updates` optimizer steps needs a forward pass before its first one. With one update the
     training forward gives the old log-probs; but a KL in the reward and a teacher's word come before the advantages,
-    the entropy threshold before the first backward pass, and the log has the entropies before it."""
+    the entropy threshold and marked tokens before the first backward pass, and the log has the entropies before it."""
     return (
         updates > 1
         or args.kl_in_reward
         or args.kl_coef > 0
         or args.top_entropy_quantile < 1
+        or LOSSES[args.loss_type].marks is not None
         or args.log_entropy
         or (args.distillation is not None and args.distillation.needs_old_logps)
     )
@@ -197,6 +199,27 @@ def entropy_threshold(batches: Sequence[MicroBatch], quantile: float, ranks: Ran
     return ranks.broadcast(mine)[0][0]
 
 
+def marks_of_step(
+    batches: Sequence[MicroBatch], advantages: Tensor, config: LossConfig, seed: int, ranks: Ranks
+) -> Tensor:
+    """`marked_tokens` of the rows of an optimizer step, `[R, longest]`, the same on every rank. Collective."""
+    longest = int(ranks.max(float(max(micro.mask.shape[1] for micro in batches))))
+    # log-probs, and 1 where trained
+    found = torch.zeros(2, len(advantages), longest)
+    for micro in batches:
+        assert micro.old_logps is not None
+        trained = micro.trained.float()
+        own = torch.stack([micro.old_logps.masked_fill(~micro.trained, 0.0), trained])
+        found[:, micro.samples, : trained.shape[1]] = own.cpu()
+    logps, there = ranks.sum_data(found)
+    of_tokens = (
+        advantages[:, :longest]
+        if advantages.dim() == 2
+        else advantages[:, None].expand(-1, longest)
+    )
+    return marked_tokens(logps, of_tokens, there != 0, config, seed)
+
+
 @torch.no_grad()
 def group_targets(
     batches: Sequence[MicroBatch],
@@ -268,6 +291,7 @@ def train_step(
     tokens: StepTokens | None = None,
     experts: ExpertStep | None = None,
     owners: Tensor | None = None,
+    seed: int = 0,
 ) -> dict[str, float]:
     """The policy's loss and update. Collective.
 
@@ -278,6 +302,7 @@ def train_step(
         tokens: takes what this loss sees and does of the completions that are recorded.
         experts: their loss is added, times its mu, and the policy's is times 1 - mu.
         owners: int64 `[R]`, the completion of each row of the round; by default each is one.
+        seed: of tokens that the loss draws by chance.
 
     Returns:
         As `update`, with each rank's `micro_batches` and the `tokens_computed` of all of them (prompts, completions and
@@ -295,12 +320,15 @@ def train_step(
     signals = [advantages[micro.samples].count_nonzero().double() for micro in batches]
     normalizer, computed, *signals = ranks.sum_data(torch.stack([normalizer, computed, *signals]))
     taught = bool(config.distillations) or any(micro.teacher_ids is not None for micro in batches)
-    everywhere = config.kl_in_loss or config.entropy_coef > 0 or taught
+    everywhere = config.kl_in_loss or config.entropy_coef > 0 or config.loss.everywhere or taught
     num_backward = max(
         (place for place, signal in enumerate(signals, start=1) if signal or everywhere), default=1
     )
     filtered = config.top_entropy_quantile < 1
     threshold = entropy_threshold(batches, config.top_entropy_quantile, ranks) if filtered else None
+    marked = None
+    if config.loss.marks is not None:
+        marked = marks_of_step(batches, advantages, config, seed, ranks)
     several = owners is not None and int(owners[-1]) + 1 < len(owners)
     means = None
     if several and config.by_completion:
@@ -341,6 +369,7 @@ def train_step(
             teacher_logps=micro.teacher_logps,
             shares=micro.shares,
             whole=None if means is None else WholeMeans(*means[:, micro.samples].to(logps)),
+            marked=None if marked is None else of_micro_batch(marked, micro),
             normalizer=normalizer,
             entropy_threshold=threshold,
         )

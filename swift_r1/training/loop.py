@@ -67,6 +67,7 @@ from swift_r1.training.optimizer import LearningRate
 from swift_r1.training.recorded import RecordedRounds
 from swift_r1.training.shared_device import SharedDevice
 from swift_r1.training.teachers import Teacher
+from swift_r1.wire.protocol import completion_seed
 
 logger = logging.getLogger("swift_r1.training")
 
@@ -284,6 +285,7 @@ class Trainer:
                     tokens,
                     None if self.experts is None else self.experts.step(self.summary.steps),
                     round_.batch.owners,
+                    completion_seed(args.seed, "tokens", self.summary.steps),
                 )
                 if self.entropy.use_adaptive_entropy and not frozen:
                     found = metrics.get("entropy", math.nan)

@@ -22,6 +22,7 @@ from swift_r1.algorithms import (
     top_entropy_threshold,
 )
 from swift_r1.algorithms.config import ImportanceSamplingLevel, RolloutCorrection
+from swift_r1.algorithms.losses import marked_tokens
 from swift_r1.algorithms.methods import LOSSES
 from swift_r1.algorithms.rewards import from_flags
 
@@ -69,6 +70,15 @@ def call(given: Given, config: LossConfig, **more: Any) -> Any:
     )
 
 
+def marks_of(given: Given, config: LossConfig) -> Tensor | None:
+    """Those of all the tokens; how they are chosen is tested in `test_covariance.py`."""
+    if config.loss.marks is None:
+        return None
+    trained = given["mask"] != 0
+    advantages = given["advantages"].reshape(len(trained), -1).expand_as(trained)
+    return marked_tokens(given["old_logps"], advantages, trained, config, seed=0)
+
+
 def loop_loss(given: Given, c: LossConfig) -> float:
     """The formulas of the issue, token by token, with Python's floats."""
     logps, old, ref, roll, entropies, teacher = (
@@ -88,6 +98,7 @@ def loop_loss(given: Given, c: LossConfig) -> float:
         high = min(low + 1, len(trained) - 1)
         threshold = trained[low] + (place - low) * (trained[high] - trained[low])
 
+    marked = marks_of(given, c)
     completions: list[list[float]] = []
     for i in range(rows):
         tokens = [t for t in range(len(mask[i])) if mask[i][t]]
@@ -106,11 +117,16 @@ def loop_loss(given: Given, c: LossConfig) -> float:
                 loss = -(4 / tau) / (1 + math.exp(-tau * (r - 1))) * a
             elif c.loss_type == "real":
                 loss = -math.log(r) * a
+            elif c.loss_type == "kl_cov":
+                assert marked is not None
+                loss = -r * a + (c.ppo_kl_coef * abs(math.log(r)) if marked[i, t] else 0.0)
             else:
                 upper = c.epsilon if c.epsilon_high is None else c.epsilon_high
                 clipped = min(max(r, 1 - c.epsilon), 1 + upper)
                 capped = r if c.delta is None else min(r, c.delta)
                 loss = -min(capped * a, clipped * a)
+            if c.loss_type == "clip_cov" and marked is not None and marked[i, t]:
+                loss = 0.0
             if c.loss_type == "fipo":
                 future = 0.0
                 for u in tokens:
@@ -177,6 +193,10 @@ configs = st.builds(
     fipo_clip_range=st.sampled_from([None, 0.0, 0.2]),
     fipo_clip_high_only=st.booleans(),
     fipo_safety_threshold=st.sampled_from([None, 1.1, 4.0]),
+    clip_cov_ratio=st.sampled_from([0.3, 1.0]),
+    clip_cov_lb=st.sampled_from([0.0, 1.0]),
+    kl_cov_ratio=st.sampled_from([0.0002, 0.5]),
+    ppo_kl_coef=st.sampled_from([0.1, 1.0]),
     sdar_loss_coef=st.sampled_from([0.0, 0.3]),
     sdar_gate_beta=st.sampled_from([1.0, 5.0]),
     top_entropy_quantile=st.sampled_from([1.0, 0.2, 0.55]),
@@ -375,11 +395,15 @@ def test_the_cut_into_micro_batches_changes_nothing(
             given["entropies"], given["mask"], config.top_entropy_quantile
         )
         outputs = []
+        marked = marks_of(given, config)
         for rows in parts:
             width = max(1, int(given["mask"][rows].sum(1).max()))
             part = {k: v[rows] if v.dim() == 1 else v[rows, :width] for k, v in given.items()}
             part["logps"] = logps[rows, :width]
-            outputs.append(call(part, config, normalizer=normalizer, entropy_threshold=threshold))
+            whole = {"normalizer": normalizer, "entropy_threshold": threshold}
+            if marked is not None:
+                whole["marked"] = marked[rows, :width]
+            outputs.append(call(part, config, **whole))
             outputs[-1].loss.backward()
         assert logps.grad is not None
         total = sum(output.loss.item() for output in outputs)
@@ -408,10 +432,12 @@ def test_two_ranks_whose_gradients_are_averaged(loss_type: str) -> None:
     logps = given["logps"].clone().requires_grad_()
     (whole,) = torch.autograd.grad(call(given | {"logps": logps}, config).loss, logps)
     normalizer = loss_normalizer(given["mask"], config)
+    marked = marks_of(given, config)
     per_rank = []
     for rows in (slice(0, 4), slice(4, 6)):
         part = {k: v[rows] for k, v in (given | {"logps": logps}).items()}
-        loss = 2 * call(part, config, normalizer=normalizer).loss
+        own = None if marked is None else marked[rows]
+        loss = 2 * call(part, config, normalizer=normalizer, marked=own).loss
         per_rank.append(torch.autograd.grad(loss, logps)[0])
     torch.testing.assert_close(sum(per_rank) / 2, whole)
 
@@ -426,6 +452,8 @@ def test_normalizers() -> None:
         "dapo": 3,
         "cispo": 3,
         "fipo": 3,
+        "clip_cov": 3,
+        "kl_cov": 3,
         "dr_grpo": 30,
     }
     for loss_type, number in expected.items():
@@ -534,7 +562,7 @@ def test_on_policy_gradient_is_the_policy_gradient() -> None:
     for loss_type in LOSS_TYPES:
         logps = torch.tensor([[-1.0, -2.0], [-0.5, -3.0]], dtype=torch.float64, requires_grad=True)
         advantages = torch.tensor([1.5, -0.5], dtype=torch.float64)
-        config = LossConfig(loss_type=loss_type, max_completion_length=2)
+        config = LossConfig(loss_type=loss_type, max_completion_length=2, clip_cov_lb=4.0)
         policy_loss(logps, logps.detach(), advantages, torch.ones(2, 2), config).loss.backward()
         assert logps.grad is not None
         torch.testing.assert_close(logps.grad, (-advantages / 4)[:, None].expand(2, 2))

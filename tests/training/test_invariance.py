@@ -48,6 +48,8 @@ LOSSES = {
     "fipo": LossConfig(
         loss_type="fipo", beta=0.1, delta=1.3, fipo_decay_rate=4, fipo_clip_range=0.5
     ),
+    "clip_cov": LossConfig(loss_type="clip_cov", clip_cov_ratio=0.2, clip_cov_lb=0.0),
+    "kl_cov": LossConfig(loss_type="kl_cov", kl_cov_ratio=0.2),
     "real": LossConfig(loss_type="real", beta=0.1, num_generations=worker.GROUP),
     "gspo": LossConfig(
         importance_sampling_level="sequence", rollout_importance_sampling_mode="sequence_mask"

@@ -130,7 +130,7 @@ POLICY = (
     M(
         "clip_ratio/low",
         "ratios below 1 - `--epsilon` where the advantage is negative: these tokens have no gradient; 0 for `cispo`, "
-        "`sapo` and `real`",
+        "`sapo`, `real` and `kl_cov`",
         "share",
         "0 in the first step of a round, a few percent later; 30 % on both sides together: steps are too large or "
         "completions too old",
@@ -138,7 +138,7 @@ POLICY = (
     M(
         "clip_ratio/high",
         "ratios above 1 + `--epsilon_high` where the advantage is positive; with `cispo` those above the cap; 0 for "
-        "`sapo` and `real`",
+        "`sapo`, `real` and `kl_cov`",
         "share",
         "as `clip_ratio/low`",
     ),
