@@ -116,6 +116,11 @@ class LossConfig:
         return LOSSES[self.loss_type]
 
     @property
+    def level(self) -> ImportanceSamplingLevel:
+        """`importance_sampling_level`, or that which the loss has by definition."""
+        return self.importance_sampling_level if self.loss.limit is None else "sequence"
+
+    @property
     def distillations(self) -> list[Distillation]:
         """Ways to learn from a teacher that add a loss of tokens, and so need the teacher's log-probs."""
         return [one for one in DISTILLATION_LOSSES if one.chosen(self)]
@@ -125,9 +130,7 @@ class LossConfig:
         """Whether a number of a completion as a whole decides about its tokens."""
         by_sequence = (self.rollout_importance_sampling_mode or "").startswith("sequence")
         return (
-            self.importance_sampling_level != "token"
-            or by_sequence
-            or self.off_policy_sequence_mask_delta is not None
+            self.level != "token" or by_sequence or self.off_policy_sequence_mask_delta is not None
         )
 
     @property

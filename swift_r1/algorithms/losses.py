@@ -126,7 +126,9 @@ def policy_loss(
 
     if rollout_logps is not None:
         rollout_logps = _constant(rollout_logps, trained, dtype)
-    ratio = importance_ratio(logps, old_logps, weight, config, whole)
+    log_ratio = logps - old_logps
+    limited = limited_log_ratio(log_ratio, advantages, config)
+    ratio = importance_ratio(limited, weight, config, whole)
     marks: tuple[Tensor, ...] = ()
     if config.loss.marks is not None:
         if marked is None:
@@ -135,10 +137,12 @@ def policy_loss(
     token = config.loss.function(ratio, logps, advantages, config, *marks)
     per_token = token.loss
     kept = trained if token.dropped is None else trained & ~token.dropped
+    low = token.clipped_low | (limited > log_ratio)
+    high = token.clipped_high | (limited < log_ratio)
     metrics: dict[str, Tensor] = {
         **_ratio_metric("ratio", ratio, weight, config),
-        **_ratio_metric("clip_ratio/low", token.clipped_low, weight, config),
-        **_ratio_metric("clip_ratio/high", token.clipped_high, weight, config),
+        **_ratio_metric("clip_ratio/low", low, weight, config),
+        **_ratio_metric("clip_ratio/high", high, weight, config),
     }
     for name, values in token.metrics.items():
         metrics |= masked_metric(name, values, weight)
@@ -165,9 +169,9 @@ def policy_loss(
         chosen_by = _constant(chosen_by, trained, dtype)
         if entropy_threshold is None:
             entropy_threshold = top_entropy_threshold(chosen_by, mask, config.top_entropy_quantile)
-        high = chosen_by >= entropy_threshold
-        per_token = per_token * high
-        kept = kept & high
+        uncertain = chosen_by >= entropy_threshold
+        per_token = per_token * uncertain
+        kept = kept & uncertain
 
     if rollout_logps is not None:
         metrics |= masked_metric("rollout/logp_diff", (old_logps - rollout_logps).abs(), weight)
@@ -215,13 +219,18 @@ def policy_loss(
     loss = divide(
         numerator, loss_normalizer(mask, config, shares) if normalizer is None else normalizer
     )
-    clipped = token.clipped_high.to(torch.int8) - token.clipped_low.to(torch.int8)
+    clipped = high.to(torch.int8) - low.to(torch.int8)
     return LossOutput(loss, metrics, TokenOutcome(ratio.detach(), clipped, kept))
 
 
+def limited_log_ratio(log_ratio: Tensor, advantages: Tensor, config: LossConfig) -> Tensor:
+    """Returns log-ratios `[B, T]` of tokens as the loss has them (`Loss.limit`): of most losses as they are."""
+    limit = config.loss.limit
+    return log_ratio if limit is None else limit(log_ratio, advantages, config)
+
+
 def importance_ratio(
-    logps: Tensor,
-    old_logps: Tensor,
+    log_ratio: Tensor,
     mask: Tensor,
     config: LossConfig,
     whole: WholeMeans | None = None,
@@ -229,17 +238,17 @@ def importance_ratio(
     """`[B, T]`: exp(logp - old), or at sequence level exp of its mean over the completion's trained tokens.
 
     Sequence level: GSPO (arXiv 2507.18071, eq. 7); GSPO-token (eq. 14) has its value, and the gradient of the token's
-    own log-prob. `mask` has the dtype of `logps`; padding must be finite.
+    own log-prob. `mask` has the dtype of `log_ratio`; padding must be finite.
     """
-    log_ratio = logps - old_logps
-    if config.importance_sampling_level != "token":
+    own = log_ratio
+    if config.level != "token":
         mean = token_means(log_ratio, mask)
         # the gradient of a row's tokens is by its share as it is, since each adds its own loss
         if whole is not None:
             mean = mean + (whole.moved - mean).detach()
         log_ratio = mean[:, None] * mask  # 0 between trained tokens too, which `fipo` counts
-    if config.importance_sampling_level == "sequence_token":
-        log_ratio = log_ratio.detach() + (logps - logps.detach())
+    if config.level == "sequence_token":
+        log_ratio = log_ratio.detach() + (own - own.detach())
     return log_ratio.clamp(-LOG_RATIO_BOUND, LOG_RATIO_BOUND).exp()
 
 
@@ -254,9 +263,10 @@ def marked_tokens(
         seed: of what is drawn by chance.
     """
     assert config.loss.marks is not None
-    given = [one.detach().cpu() for one in (logps, advantages, trained)]
-    marked: Tensor = config.loss.marks(*given, config, torch.Generator().manual_seed(seed))
-    return marked
+    generator = torch.Generator().manual_seed(seed)
+    return config.loss.marks(
+        logps.detach().cpu(), advantages.cpu(), trained.cpu(), config, generator
+    )
 
 
 def rollout_weights(
@@ -335,7 +345,7 @@ def _ratio_metric(
     name: str, values: Tensor, weight: Tensor, config: LossConfig
 ) -> dict[str, Tensor]:
     """Counts each ratio once: a token at token level, a completion with trained tokens at sequence level."""
-    if config.importance_sampling_level == "token":
+    if config.level == "token":
         return masked_metric(name, values, weight)
     return masked_metric(
         name, token_means(values.to(weight.dtype), weight), (weight.sum(1) > 0).to(weight.dtype)

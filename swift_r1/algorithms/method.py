@@ -68,6 +68,9 @@ class Loss:
     ignores: Mapping[str, str] = field(default_factory=dict)  # flags that do nothing here, and why
     # weighs tokens by their own importance ratios: no other level will do
     ratio_of_tokens: bool = False
+    # what a token's log-ratio becomes before the mean over its completion is taken, which is the only level then: from
+    # log-ratios and advantages `[B, T]` and the `LossConfig`
+    limit: Callable[[Tensor, Tensor, Any], Tensor] | None = None
     settings: type | None = None  # a dataclass of fields made by `setting`
     cap: float | None = None  # `epsilon_high` where it is not given; None: `epsilon`
     # what `advantages` are replaced by, for a loss that compares whole groups: from those of all completions of a round

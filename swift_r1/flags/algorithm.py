@@ -103,7 +103,7 @@ class AlgorithmArguments:
     )
     epsilon: float = flag(
         0.2,
-        "lower clip range of the ratio",
+        "lower clip range of the ratio (gmpo: of its log; dppo_tv, dppo_kl: of the divergence)",
         _reads("epsilon"),
         at_least=0,
         less_than=1,
@@ -111,7 +111,7 @@ class AlgorithmArguments:
     )
     epsilon_high: float | None = flag(
         None,
-        "upper clip range (default: --epsilon; cispo: 5.0)",
+        "upper clip range of the same (default: --epsilon; cispo: 5.0)",
         _reads("epsilon_high"),
         at_least=0,
     )

@@ -24,7 +24,11 @@ from swift_r1.algorithms import (
     turn_advantages,
 )
 from swift_r1.algorithms.aggregation import divide, token_means
-from swift_r1.algorithms.losses import ROLLOUT_LOG_RATIO_BOUND, marked_tokens
+from swift_r1.algorithms.losses import (
+    ROLLOUT_LOG_RATIO_BOUND,
+    limited_log_ratio,
+    marked_tokens,
+)
 from swift_r1.algorithms.methods import LOSSES
 from swift_r1.algorithms.off_policy import WholeMeans, completion_weights, of_owners, weight_metrics
 from swift_r1.flags import RlhfArguments
@@ -259,6 +263,7 @@ def means_of_completions(
     advantages: Tensor,
     owners: Tensor,
     backend: Backend,
+    config: LossConfig,
     temperature: float,
     ranks: Ranks,
 ) -> Tensor:
@@ -271,7 +276,8 @@ def means_of_completions(
         gap = (old - micro.rollout_logps).clamp(-ROLLOUT_LOG_RATIO_BOUND, ROLLOUT_LOG_RATIO_BOUND)
         own = of_micro_batch(advantages, micro)
         own = own if own.dim() == 2 else own[:, None].expand_as(now)
-        values = torch.stack([now - old, gap, micro.rollout_logps - now, own, torch.ones_like(now)])
+        moved = limited_log_ratio(now - old, own, config)
+        values = torch.stack([moved, gap, micro.rollout_logps - now, own, torch.ones_like(now)])
         sums[:, micro.samples] = (values.double() * micro.trained).sum(2).cpu()
     sums = ranks.sum_data(sums)
     *whole, counts = sums.new_zeros(sums.shape).index_add_(1, owners, sums)[:, owners]
@@ -333,7 +339,9 @@ def train_step(
     means = None
     if several and config.by_completion:
         assert owners is not None
-        means = means_of_completions(batches, advantages, owners, backend, temperature, ranks)
+        means = means_of_completions(
+            batches, advantages, owners, backend, config, temperature, ranks
+        )
     weights: list[Tensor] = []  # of each micro-batch, on its device
     lacking = 0.0  # of `loss`, in what it is computed from
     if config.loss.targets is not None:

@@ -79,6 +79,31 @@ def marks_of(given: Given, config: LossConfig) -> Tensor | None:
     return marked_tokens(given["old_logps"], advantages, trained, config, seed=0)
 
 
+def geometric_mean(
+    logps: list[float], old: list[float], advantage: Any, tokens: list[int], c: LossConfig
+) -> float:
+    """Of ratios that are clipped on the side to which their advantage draws them."""
+    product = 1.0
+    for t in tokens:
+        a = advantage[t] if isinstance(advantage, list) else advantage
+        r = math.exp(logps[t] - old[t])
+        if a > 0:
+            r = min(r, math.exp(c.epsilon if c.epsilon_high is None else c.epsilon_high))
+        elif a < 0:
+            r = max(r, math.exp(-c.epsilon))
+        product *= r
+    return product ** (1 / len(tokens))
+
+
+def dppo_divergence(logp: float, old_logp: float, c: LossConfig) -> float:
+    """Of the sampled token and any other one."""
+    p, q = math.exp(logp), math.exp(old_logp)
+    if c.loss_type == "dppo_tv":
+        return abs(p - q)
+    rest, old_rest = max(1 - p, 1e-8), max(1 - q, 1e-8)
+    return q * math.log(q / p) + old_rest * math.log(old_rest / rest)
+
+
 def loop_loss(given: Given, c: LossConfig) -> float:
     """The formulas of the issue, token by token, with Python's floats."""
     logps, old, ref, roll, entropies, teacher = (
@@ -105,7 +130,9 @@ def loop_loss(given: Given, c: LossConfig) -> float:
         losses: list[float] = []
         for t in tokens:
             a = advantages[i][t] if isinstance(advantages[i], list) else advantages[i]
-            if c.importance_sampling_level == "token":
+            if c.loss_type == "gmpo":
+                r = geometric_mean(logps[i], old[i], advantages[i], tokens, c)
+            elif c.importance_sampling_level == "token":
                 r = math.exp(logps[i][t] - old[i][t])
             else:
                 r = math.exp(sum(logps[i][u] - old[i][u] for u in tokens) / len(tokens))
@@ -117,6 +144,13 @@ def loop_loss(given: Given, c: LossConfig) -> float:
                 loss = -(4 / tau) / (1 + math.exp(-tau * (r - 1))) * a
             elif c.loss_type == "real":
                 loss = -math.log(r) * a
+            elif c.loss_type == "gmpo":
+                loss = -r * a
+            elif c.loss_type in ("dppo_tv", "dppo_kl"):
+                upper = c.epsilon if c.epsilon_high is None else c.epsilon_high
+                far = dppo_divergence(logps[i][t], logps[i][t] - math.log(r), c)
+                masked = (a > 0 and r > 1 and far > upper) or (a < 0 and r < 1 and far > c.epsilon)
+                loss = 0.0 if masked else -min(r, 20.0) * a * logps[i][t]
             elif c.loss_type == "kl_cov":
                 assert marked is not None
                 loss = -r * a + (c.ppo_kl_coef * abs(math.log(r)) if marked[i, t] else 0.0)
@@ -169,7 +203,7 @@ def loop_loss(given: Given, c: LossConfig) -> float:
         completions.append(losses)
 
     total = sum(sum(losses) for losses in completions)
-    if c.loss_type in ("grpo", "sapo", "real"):
+    if c.loss_type in ("grpo", "sapo", "real", "gmpo"):
         return sum(sum(losses) / len(losses) for losses in completions if losses) / rows
     if c.loss_type == "dr_grpo":
         return total / (rows * c.max_completion_length)
@@ -237,23 +271,38 @@ def test_what_the_loss_did_to_tokens(config: LossConfig, seed: int, rows: int, w
     output = call(given | {"logps": logps}, config)
     (gradient,) = torch.autograd.grad(output.loss, logps)
     by_group = "epsilon" in config.loss.reads
+    by_divergence = config.loss_type.startswith("dppo")
     cap = config.clip_high if "epsilon_high" in config.loss.reads else math.inf
     low, high = (1 - config.epsilon, 1 + config.clip_high) if by_group else (0, cap)
     for i, mask in enumerate(given["mask"].tolist()):
         tokens = [t for t in range(width) if mask[t]]
         log_ratios = [(given["logps"][i, t] - given["old_logps"][i, t]).item() for t in tokens]
-        if config.importance_sampling_level != "token" and tokens:
+        own = log_ratios
+        if config.loss_type == "gmpo" and tokens:
+            low, high = math.exp(-config.epsilon), math.exp(config.clip_high)
+            values = [given[name][i].tolist() for name in ("logps", "old_logps", "advantages")]
+            log_ratios = [math.log(geometric_mean(*values, tokens, config))] * len(tokens)
+        elif config.importance_sampling_level != "token" and tokens:
             log_ratios = [sum(log_ratios) / len(tokens)] * len(tokens)
-        for t, log_ratio in zip(tokens, log_ratios, strict=True):
+        for t, log_ratio, alone in zip(tokens, log_ratios, own, strict=True):
             ratio, advantage = output.tokens.ratios[i, t].item(), given["advantages"][i].item()
             assert ratio == pytest.approx(math.exp(log_ratio), rel=1e-10)
-            clipped = (ratio > high) - (ratio < low)
+            compared = math.exp(alone) if config.loss_type == "gmpo" else ratio
+            clipped = (compared > high) - (compared < low)
+            if by_divergence:
+                logp = given["logps"][i, t].item()
+                far = dppo_divergence(logp, logp - log_ratio, config)
+                clipped = (ratio > 1 and far > config.clip_high) - (
+                    ratio < 1 and far > config.epsilon
+                )
             if by_group:
                 clipped *= clipped * advantage > 0
             assert output.tokens.clipped[i, t] == clipped
-            if config.importance_sampling_level != "sequence":
+            if config.level != "sequence":
                 moved = bool(output.tokens.kept[i, t]) and not (clipped and by_group)
                 assert (gradient[i, t] != 0) == moved
+            elif config.loss_type == "gmpo" and clipped:
+                assert gradient[i, t] == 0
     assert not output.tokens.kept[~given["mask"]].any()
 
 
@@ -273,7 +322,7 @@ def test_gradient_by_finite_differences(
         off_policy_sequence_mask_delta=0.1,
         rollout_importance_sampling_mode=mode,
     )
-    if loss_type == "cispo":
+    if loss_type in ("cispo", "dppo_tv", "dppo_kl"):
         # Its weight is a constant to the gradient; so hold it: the surrogate sum of w * A * logp is what differs.
         ratio_logps = given["logps"].clone()
 
@@ -453,6 +502,9 @@ def test_normalizers() -> None:
         "cispo": 3,
         "fipo": 3,
         "clip_cov": 3,
+        "gmpo": 3,
+        "dppo_tv": 3,
+        "dppo_kl": 3,
         "kl_cov": 3,
         "dr_grpo": 30,
     }

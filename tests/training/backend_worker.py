@@ -44,7 +44,7 @@ from swift_r1.training.optimizer import LearningRate, OptimizerConfig
 from swift_r1.training.ppo import TrainedCritic, critic_step, token_advantages
 
 COMPLETIONS, GROUP = 16, 4
-MOVED = ("fipo", "real", "kl_cov")
+MOVED = ("fipo", "real", "kl_cov", "gmpo", "dppo_kl")
 FORMS = {"": Form(), "p": Form(packed=True), "s": Form(packed=True, shared=True)}
 
 

@@ -50,6 +50,8 @@ LOSSES = {
     ),
     "clip_cov": LossConfig(loss_type="clip_cov", clip_cov_ratio=0.2, clip_cov_lb=0.0),
     "kl_cov": LossConfig(loss_type="kl_cov", kl_cov_ratio=0.2),
+    "gmpo": LossConfig(loss_type="gmpo", epsilon=0.1),
+    "dppo_kl": LossConfig(loss_type="dppo_kl", epsilon=1e-4),
     "real": LossConfig(loss_type="real", beta=0.1, num_generations=worker.GROUP),
     "gspo": LossConfig(
         importance_sampling_level="sequence", rollout_importance_sampling_mode="sequence_mask"

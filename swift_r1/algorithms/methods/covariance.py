@@ -1,6 +1,6 @@
 """Clip-Cov and KL-Cov (arXiv 2505.22617): a few tokens of high covariance make entropy fall, so these are held back.
 
-How much a token lowers the entropy is seen from its centred cross-product of log-prob and advantage (eq. 10 there),
+How much a token lowers the entropy is seen from its centred cross-product of log-prob and advantage,
 over all tokens of an optimizer step. Clip-Cov takes some of the high ones out of the loss; KL-Cov holds the highest
 where they were before the round.
 """
@@ -101,7 +101,7 @@ def highest(
 def clip_cov(
     ratio: Tensor, logps: Tensor, advantages: Tensor, config: _Config, marked: Tensor
 ) -> TokenLoss:
-    """`clipped_surrogate`; 0 at the marked tokens (eq. 12)."""
+    """`clipped_surrogate`; 0 at the marked tokens."""
     token = clipped_surrogate(ratio, logps, advantages, config)
     return TokenLoss(
         token.loss.masked_fill(marked, 0.0),
@@ -115,7 +115,7 @@ def clip_cov(
 def kl_cov(
     ratio: Tensor, logps: Tensor, advantages: Tensor, config: _Config, marked: Tensor
 ) -> TokenLoss:
-    """-r * A, + `ppo_kl_coef` * |log r| at the marked tokens (eq. 14); nothing is clipped."""
+    """-r * A, + `ppo_kl_coef` * |log r| at the marked tokens; nothing is clipped."""
     penalty = config.ppo_kl_coef * ratio.log().abs() * marked
     return TokenLoss(
         penalty - ratio * advantages,

@@ -129,7 +129,8 @@ POLICY = (
     ),
     M(
         "clip_ratio/low",
-        "ratios below 1 - `--epsilon` where the advantage is negative: these tokens have no gradient; 0 for `cispo`, "
+        "ratios below 1 - `--epsilon` where the advantage is negative (`gmpo`: log-ratios below -`--epsilon`; `dppo_tv`, "
+        "`dppo_kl`: what their mask takes out there): these tokens have no gradient; 0 for `cispo`, "
         "`sapo`, `real` and `kl_cov`",
         "share",
         "0 in the first step of a round, a few percent later; 30 % on both sides together: steps are too large or "
@@ -137,7 +138,7 @@ POLICY = (
     ),
     M(
         "clip_ratio/high",
-        "ratios above 1 + `--epsilon_high` where the advantage is positive; with `cispo` those above the cap; 0 for "
+        "ratios above 1 + `--epsilon_high` where the advantage is positive (`gmpo`, `dppo_tv`, `dppo_kl`: likewise); with `cispo` those above the cap; 0 for "
         "`sapo`, `real` and `kl_cov`",
         "share",
         "as `clip_ratio/low`",
