@@ -106,6 +106,15 @@ class Estimator:
     # what is centred is divided by its deviation over the whole batch, or by nothing
     over_batch: bool = False
     note: str | None = None  # what the log of a run says of it
+    # advantages of tokens `[N, T]` in the place of those of completions: from rewards `[N]`, NaN where invalid, log-probs
+    # of the policy that sampled and the sums of its squared probabilities `[N, T]`, the mask `[N, T]`, the completions
+    # per group, and the weights `[N, T]` of a correction between engine and trainer or None
+    of_tokens: Callable[[Tensor, Tensor, Tensor, Tensor, int, Tensor | None], Tensor] | None = None
+
+    @property
+    def chosen_by(self) -> str:
+        """The flag that asks for it, as it is written."""
+        return f"--advantage_estimator {self.name}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -141,7 +141,7 @@ class AlgorithmArguments:
     advantage_estimator: str = flag(
         "grpo",
         "how rewards become advantages; reinforce_plus_plus (or ..._batch) has the batch's mean as its baseline, "
-        "reinforce_plus_plus_baseline (or ..._group) the group's",
+        "reinforce_plus_plus_baseline (or ..._group) the group's, optimal_token_baseline one for each token",
         _not_ppo("advantages come from the critic"),
         choices=tuple(ESTIMATORS),
         synonyms={
@@ -403,6 +403,21 @@ def algorithm_faults(args: RlhfArguments, given: frozenset[str]) -> Iterator[str
             f"--entropy_coef {args.entropy_coef:g} is where the adaptive coefficient begins: give one from "
             f"--entropy_coef_min {lowest:g} to --entropy_coef_max {highest:g}"
         )
+    if estimator.of_tokens is not None:
+        method = args.distillation
+        for other, clashes in (
+            (loss.chosen_by, loss.labels is not None),
+            (
+                method.chosen_by if method is not None and method.flag else "--teacher_model",
+                method is not None and method.advantages is not None,
+            ),
+            (
+                f"--scale_rewards {args.scale_rewards}",
+                "scale_rewards" in given and args.scale_rewards != "none",
+            ),
+        ):
+            if clashes:
+                yield f"{estimator.chosen_by} gives each token an advantage of its own: {other} does not go with it"
     if args.dynamic_sample and estimator.baseline == "batch":
         yield (
             f"--dynamic_sample true makes no sense with --advantage_estimator {estimator.name}, whose baseline is "

@@ -47,6 +47,8 @@ class TokenLogprobs(NamedTuple):
     entropies: Tensor
     # int64 `[N, W]`, the targets, the likeliest tokens among them; where asked for
     likeliest: Tensor | None = None
+    # float32 `[N]`, the sum of the squared probabilities of all tokens; where asked for
+    squares: Tensor | None = None
 
 
 def selective_logprobs(
@@ -60,6 +62,7 @@ def selective_logprobs(
     chunk_size: int | None = None,
     top: int = 0,
     entropy_gradient: bool = False,
+    squares: bool = False,
 ) -> TokenLogprobs:
     """log softmax(hidden @ weight.T + bias, over temperature) at `targets`, and the entropy (nats) of each row.
 
@@ -71,6 +74,7 @@ def selective_logprobs(
         chunk_size: rows at a time; by default equal chunks, as few as keep each within `logits_bytes`.
         top: above 0, the `top` likeliest tokens of each row, likeliest first, are targets too, after those of `[N, W]`.
         entropy_gradient: the entropies are differentiable too.
+        squares: the sums of squared probabilities are in the result, without gradient.
 
     Returns:
         float32; the log-probs are differentiable with respect to `hidden`, `weight` and `bias`.
@@ -93,12 +97,13 @@ def selective_logprobs(
     wide = targets if targets.dim() == 2 else targets[:, None]
     # The backward pass of a soft cap needs the logits themselves.
     kept = KEPT_CHUNKS if torch.is_grad_enabled() and form.soft_cap is None else 0
-    logps, entropies, likeliest = _SelectiveLogprobs.apply(
-        hidden, weight, bias, wide, form, temperature, size, kept, top, entropy_gradient
+    logps, entropies, likeliest, sums = _SelectiveLogprobs.apply(
+        hidden, weight, bias, wide, form, temperature, size, kept, top, entropy_gradient, squares
     )
+    more = sums if squares else None
     if top:
-        return TokenLogprobs(logps, entropies, likeliest)
-    return TokenLogprobs(logps.view_as(targets), entropies)
+        return TokenLogprobs(logps, entropies, likeliest, more)
+    return TokenLogprobs(logps.view_as(targets), entropies, None, more)
 
 
 @cache
@@ -177,11 +182,13 @@ class _SelectiveLogprobs(torch.autograd.Function):
         keep: int,
         top: int,
         entropy_gradient: bool,
-    ) -> tuple[Tensor, Tensor, Tensor]:
+        squares: bool,
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         rows = hidden.shape[0]
         lse, totals, entropies = (hidden.new_empty(rows, dtype=torch.float32) for _ in range(3))
         targets = torch.cat([targets, targets.new_empty(rows, top)], 1)
         logps = torch.empty_like(targets, dtype=torch.float32)
+        sums = hidden.new_empty(rows if squares else 0, dtype=torch.float32)
         kernels = gpu_kernels("head", hidden)
         kept: list[Tensor] = []  # logits with the kernels, else their exponentials
 
@@ -196,6 +203,8 @@ class _SelectiveLogprobs(torch.autograd.Function):
                     logits.gather(-1, targets[part]) - largest[:, None] - log_total[:, None]
                 )
                 lse[part] = largest + log_total
+                if squares:
+                    sums[part] = (logits - lse[part, None]).mul_(2).exp_().sum(-1)
                 if len(kept) < keep:
                     kept.append(logits)
                 del logits  # before those of the next chunk
@@ -213,6 +222,8 @@ class _SelectiveLogprobs(torch.autograd.Function):
             # H = -sum p log p; of the shifted logits, so that both terms are positive and nothing cancels.
             entropies[part] = log_total - logits.mul_(weights).sum(-1) / total
             lse[part], totals[part] = largest.squeeze(-1) + log_total, total
+            if squares:
+                sums[part] = weights.square().sum(-1) / total.square()
             if len(kept) < keep:
                 kept.append(weights)
 
@@ -222,12 +233,12 @@ class _SelectiveLogprobs(torch.autograd.Function):
         ctx.chunk_size = chunk_size
         ctx.kernels = kernels
         ctx.entropy_gradient = entropy_gradient
-        ctx.mark_non_differentiable(targets, *(() if entropy_gradient else (entropies,)))
-        return logps, entropies, targets
+        ctx.mark_non_differentiable(targets, sums, *(() if entropy_gradient else (entropies,)))
+        return logps, entropies, targets, sums
 
     @staticmethod
     def backward(
-        ctx: Any, grad_logps: Tensor, grad_entropies: Tensor, _targets: Tensor
+        ctx: Any, grad_logps: Tensor, grad_entropies: Tensor, *_others: Tensor
     ) -> tuple[Tensor | None, ...]:
         hidden, weight, bias, targets, lse, totals, entropies, *kept = ctx.saved_tensors
         needs_hidden, needs_weight, needs_bias = ctx.needs_input_grad[:3]
@@ -306,4 +317,4 @@ class _SelectiveLogprobs(torch.autograd.Function):
             grad_weight = grad_weight.to(weight.dtype)
         if grad_bias is not None:
             grad_bias = grad_bias.to(bias.dtype)
-        return grad_hidden, grad_weight, grad_bias, *(None,) * 7
+        return grad_hidden, grad_weight, grad_bias, *(None,) * 8

@@ -45,6 +45,7 @@ class ModelInputs(NamedTuple):
     # so many of the likeliest tokens in each place are targets too (`selective_logprobs`)
     top: int = 0
     entropy_gradient: bool = False  # the entropies are differentiable too
+    squares: bool = False  # sums of squared probabilities are wanted too
 
     def own(self) -> ModelInputs:
         """This rank's part of a row that is spread over a group; `packed_row` stays that of the whole row."""
@@ -86,6 +87,8 @@ class MicroBatch:
     # needs them
     old_logps: Tensor | None = None
     old_entropies: Tensor | None = None
+    # `[B, T]` float32, the sum of that policy's squared probabilities at each token; None where nothing needs it
+    old_squares: Tensor | None = None
     ref_logps: Tensor | None = None  # `[B, T]` float32, None without a reference policy
     teacher_logps: Tensor | None = None  # `[B, T]` float32, None without a teacher
     # teacher_ids, teacher_tops: `[B, T, M]` int64 and float32, the likeliest tokens in each place under the teacher and
@@ -124,6 +127,7 @@ class Policy(nn.Module):
             temperature=temperature,
             top=inputs.top,
             entropy_gradient=inputs.entropy_gradient,
+            squares=inputs.squares,
         )
         return TokenLogprobs(*_of_tokens(self.model, inputs, head))
 
@@ -177,6 +181,7 @@ class LogprobHead(nn.Module):
         temperature: float,
         top: int,
         entropy_gradient: bool,
+        squares: bool,
     ) -> TokenLogprobs:
         weight = self.weight
         bias = self.bias
@@ -192,6 +197,7 @@ class LogprobHead(nn.Module):
             temperature=temperature,
             top=top,
             entropy_gradient=entropy_gradient,
+            squares=squares,
         )
 
 
@@ -218,7 +224,7 @@ def _of_tokens(
         return head(_chosen_states(model, inputs), inputs.targets)
     own = inputs.own()
     given = head(_chosen_states(model, own), own.targets)
-    return [inputs.together(values) for values in given if values is not None]
+    return [None if values is None else inputs.together(values) for values in given]
 
 
 def _chosen_states(model: PreTrainedModel, inputs: ModelInputs) -> Tensor:

@@ -28,8 +28,10 @@ from swift_r1.algorithms.losses import (
     ROLLOUT_LOG_RATIO_BOUND,
     limited_log_ratio,
     marked_tokens,
+    rollout_weights,
 )
-from swift_r1.algorithms.methods import LOSSES
+from swift_r1.algorithms.method import Estimator
+from swift_r1.algorithms.methods import ESTIMATORS, LOSSES
 from swift_r1.algorithms.off_policy import WholeMeans, completion_weights, of_owners, weight_metrics
 from swift_r1.flags import RlhfArguments
 from swift_r1.models.policy import MicroBatch
@@ -109,6 +111,7 @@ def needs_old_policy(args: RlhfArguments, updates: int) -> bool:
         or args.kl_coef > 0
         or args.top_entropy_quantile < 1
         or LOSSES[args.loss_type].marks is not None
+        or ESTIMATORS[args.advantage_estimator].of_tokens is not None
         or args.log_entropy
         or (args.distillation is not None and args.distillation.needs_old_logps)
     )
@@ -122,23 +125,31 @@ def before_training(
     temperature: float,
     *,
     old_policy: bool,
+    squares: bool = False,
     critic: Backend | None = None,
 ) -> list[list[MicroBatch]]:
     """Adds what must be computed with the weights as they are before the round's first update: with `old_policy` the
-    policy's log-probs and entropies, the reference's log-probs, the critic's values. Collective."""
+    policy's log-probs and entropies (and the sums of its squared probabilities, where asked for), the reference's
+    log-probs, the critic's values. Collective."""
 
     def filled(micro: MicroBatch) -> MicroBatch:
-        old = entropies = ref = values = None
+        old = entropies = sums = ref = values = None
         if old_policy:
-            now = backend.logprobs(micro.inputs, temperature)
+            now = backend.logprobs(micro.inputs._replace(squares=squares), temperature)
             old = micro.unflatten(now.logps)
             entropies = micro.unflatten(now.entropies)
+            sums = None if now.squares is None else micro.unflatten(now.squares)
         if reference is not None:
             ref = micro.unflatten(reference.logprobs(micro.inputs, temperature).logps)
         if critic is not None:
             values = micro.unflatten(critic.values(micro.inputs))
         return replace(
-            micro, old_logps=old, old_entropies=entropies, ref_logps=ref, old_values=values
+            micro,
+            old_logps=old,
+            old_entropies=entropies,
+            old_squares=sums,
+            ref_logps=ref,
+            old_values=values,
         )
 
     return [[filled(micro) for micro in micro_batches] for micro_batches in steps]
@@ -187,6 +198,33 @@ def of_round(
         part: Tensor = getattr(micro, name)
         together[micro.samples, : part.shape[1]] = part.float().cpu()
     return ranks.sum_data(together)
+
+
+def advantages_of_tokens(
+    rewards: Tensor,
+    batch: RoundBatch,
+    steps: Sequence[Sequence[MicroBatch]],
+    estimator: Estimator,
+    config: LossConfig,
+    ranks: Ranks,
+) -> Tensor:
+    """Returns the advantages of a round's tokens by an estimator that has one for each, float32 `[R, longest]`, on every
+    rank; `rewards` are `[R]`: a completion is one row. Collective."""
+    assert estimator.of_tokens is not None
+    old = of_round("old_logps", batch, steps, ranks)
+    squares = of_round("old_squares", batch, steps, ranks)
+    mask = batch.token_mask()
+    weights = None
+    if config.rollout_importance_sampling_mode is not None:
+        engine = batch.padded(batch.rollout_logps).masked_fill(~mask, 0.0)
+        weights, _ = rollout_weights(
+            old.masked_fill(~mask, 0.0),
+            engine,
+            mask.float(),
+            config.rollout_importance_sampling_mode,
+            config.rollout_importance_sampling_threshold,
+        )
+    return estimator.of_tokens(rewards, old, squares, mask, config.num_generations, weights)
 
 
 def entropy_threshold(batches: Sequence[MicroBatch], quantile: float, ranks: Ranks) -> Tensor:

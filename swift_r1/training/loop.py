@@ -46,6 +46,7 @@ from swift_r1.algorithms import (
 )
 from swift_r1.algorithms.aggregation import token_means
 from swift_r1.algorithms.entropy import EntropyConfig, after_step, entropy_coef
+from swift_r1.algorithms.methods import ESTIMATORS
 from swift_r1.errors import ServerUnreachable
 from swift_r1.flags import Plan, RlhfArguments
 from swift_r1.models.policy import MicroBatch
@@ -109,6 +110,7 @@ class Trainer:
         if self.critic is not None:
             self.loss = replace(self.loss, loss_type="bnpo")
         self.entropy = from_flags(EntropyConfig, self.args)
+        self.estimator = ESTIMATORS[self.args.advantage_estimator]
         self.progress = RunProgress()
 
     @property
@@ -167,6 +169,7 @@ class Trainer:
                 self.reference,
                 self.args.temperature,
                 old_policy=grpo.needs_old_policy(self.args, updates),
+                squares=self.estimator.of_tokens is not None,
                 critic=critic.backend if critic is not None else None,
             )
         if self.teacher is not None:
@@ -235,10 +238,16 @@ class Trainer:
             metrics["teacher_kl"] = (old - teachers)[mask].mean().item()
             if method.rewards is not None:
                 rewards = method.rewards(rewards, old, teachers, mask, self.args)
+        if self.estimator.of_tokens is not None:
+            of_tokens = grpo.advantages_of_tokens(
+                rewards, batch, steps, self.estimator, self.loss, self.ranks
+            )
+            mask = batch.token_mask()
+            return Advantages(of_tokens, token_means(of_tokens, mask.float())), metrics
         values = group_advantages(
             rewards,
             self.plan.num_generations,
-            estimator=self.args.advantage_estimator,
+            estimator=self.estimator.name,
             scale_rewards=self.args.scale_rewards,  # type: ignore[arg-type]  # checked by the parser
         )
         if self.loss.loss.labels is not None:

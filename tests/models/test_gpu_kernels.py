@@ -245,11 +245,12 @@ def test_the_head_of_every_form(wide, form):
 
 def test_the_likeliest_tokens():
     hidden, weight, _, targets, _ = head(torch.float32)
-    out = selective_logprobs(hidden, weight, targets, chunk_size=8, top=5)
+    out = selective_logprobs(hidden, weight, targets, chunk_size=8, top=5, squares=True)
     logps = (hidden @ weight.t()).log_softmax(-1)
     assert torch.equal(out.likeliest[:, 1:], logps.topk(5).indices)
     assert torch.equal(out.likeliest[:, 0], targets)
     near(out.logps, logps.gather(-1, out.likeliest).double(), 1e-5)
+    near(out.squares, (2 * logps).exp().sum(-1).double(), 1e-5)
 
 
 def test_the_head_in_bf16():

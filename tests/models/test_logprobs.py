@@ -166,6 +166,18 @@ def test_the_likeliest_tokens():
     torch.testing.assert_close(out.logps, logps.gather(-1, out.likeliest), rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.parametrize("top", [0, 3])
+def test_the_sums_of_squared_probabilities(top):
+    hidden, weight, bias, targets, _ = problem(torch.float32)
+    out = selective_logprobs(
+        hidden, weight, targets, bias=bias, temperature=0.7, chunk_size=8, top=top, squares=True
+    )
+    p = ((hidden.double() @ weight.double().t() + bias.double()) / 0.7).softmax(-1)
+    torch.testing.assert_close(out.squares.double(), p.square().sum(-1), rtol=1e-5, atol=1e-6)
+    assert not out.squares.requires_grad
+    assert selective_logprobs(hidden, weight, targets).squares is None
+
+
 @pytest.mark.parametrize("temperature", [1.0, 0.7])
 def test_soft_capped_and_scaled_logits_equal_float64(temperature):
     problem_ = problem(torch.float32)

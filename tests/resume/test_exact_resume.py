@@ -91,6 +91,11 @@ TAUGHT = {
     "dataset": "hinted#40",
     "teacher_model": "policy",
     "gkd_logits_topk": 8,
+    # Of the policy before the round, too: the baseline of each token, and the tokens that are drawn.
+    "advantage_estimator": "optimal_token_baseline",
+    "loss_type": "clip_cov",
+    "clip_cov_ratio": 0.3,
+    "clip_cov_lb": 0.0,
 }
 TWO_RANKS = {"processes": 2, "per_device_train_batch_size": 4}
 SETTINGS = {

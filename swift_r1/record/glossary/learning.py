@@ -138,7 +138,8 @@ POLICY = (
     ),
     M(
         "clip_ratio/high",
-        "ratios above 1 + `--epsilon_high` where the advantage is positive (`gmpo`, `dppo_tv`, `dppo_kl`: likewise); with `cispo` those above the cap; 0 for "
+        "ratios above 1 + `--epsilon_high` where the advantage is positive (`gmpo`, `dppo_tv`, `dppo_kl`: likewise); "
+        "with `cispo` those above the cap; 0 for "
         "`sapo`, `real` and `kl_cov`",
         "share",
         "as `clip_ratio/low`",
