@@ -21,6 +21,7 @@ EXIT_USAGE = 2
 EXIT_SERVER_UNREACHABLE = 3
 EXIT_PORT_TAKEN = 4
 EXIT_RUN_FAILED = 5
+EXIT_FINDING = 6
 EXIT_LOST_PEER = 75
 """A rank tells its launcher alone that it ended since another rank is gone. The run's own code is the other rank's."""
 EXIT_RANK_KILLED = 76
@@ -33,6 +34,7 @@ EXIT_CODES = {
     EXIT_SERVER_UNREACHABLE: "the rollout server was not reached in time",
     EXIT_PORT_TAKEN: "the port is taken",
     EXIT_RUN_FAILED: "the run failed",
+    EXIT_FINDING: "swift why found what is wrong",
     EXIT_INTERRUPTED: "interrupted by Ctrl-C, state saved",
     EXIT_TERMINATED: "ended by SIGTERM, state saved",
 }

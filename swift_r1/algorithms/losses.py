@@ -191,10 +191,13 @@ def policy_loss(
         metrics |= masked_metric("rollout/weight_over_threshold", over.expand_as(weight), weight)
 
     if ref_logps is not None:
-        kl = k3(logps, _constant(ref_logps, trained, dtype))
+        ref_logps = _constant(ref_logps, trained, dtype)
+        kl = k3(logps, ref_logps)
         metrics |= masked_metric("kl", kl, weight)
         if config.kl_in_loss:
             per_token = per_token + config.beta * kl
+            pull = config.beta * (1 - (ref_logps - logps.detach()).exp()).abs()
+            metrics |= masked_metric("kl/pull", pull, weight)
     elif config.kl_in_loss:
         raise ValueError("beta above 0 needs ref_logps")
     if config.entropy_coef > 0 and entropies is not None:

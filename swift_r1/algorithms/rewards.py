@@ -115,15 +115,29 @@ def normalize_groups(values: Sequence[float | None], num_generations: int) -> li
 
 
 def group_statistics(groups: Sequence[Sequence[float]]) -> dict[str, float]:
-    """Metrics of a round, from the usable rewards of each group: `reward`, `reward_std` (mean of the groups' standard
-    deviations), `frac_reward_zero_std`, and `frac_groups_all_invalid` (without a usable reward: it teaches nothing)."""
+    """Metrics of a round, from the usable rewards of each group: `reward` and its standard error `reward_stderr`,
+    `reward_std` (mean of the groups' standard deviations), `frac_reward_zero_std`, and `frac_groups_all_invalid` (without
+    a usable reward: it teaches nothing)."""
     stds = [sample_std(values) for values in groups]
     return {
         "reward": mean([value for values in groups for value in values]),
+        "reward_stderr": standard_error(groups),
         "reward_std": mean(stds),
         "frac_reward_zero_std": mean([float(std == 0.0) for std in stds]),
         "frac_groups_all_invalid": mean([float(not values) for values in groups]),
     }
+
+
+def standard_error(groups: Sequence[Sequence[float]]) -> float:
+    """Returns the standard error of the mean of all values, where values of one group resemble each other (the
+    cluster-robust estimate of a mean); of a single group that of independent values; NaN without any."""
+    known = [group for group in groups if group]
+    values = [value for group in known for value in group]
+    if len(known) < 2:
+        return sample_std(values) / math.sqrt(len(values)) if values else math.nan
+    middle = mean(values)
+    sums = math.fsum((math.fsum(group) - len(group) * middle) ** 2 for group in known)
+    return math.sqrt(sums * len(known) / (len(known) - 1)) / len(values)
 
 
 def mean(values: Sequence[float]) -> float:

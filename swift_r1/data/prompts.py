@@ -44,7 +44,7 @@ class Prompt:
         columns: every other column of the row, handed to the rewards (`nums`, `target`, ...).
         response_prefix: the end of `text` with which the model's turn begins; the rewards see it before the completion.
         turn_end: the token that ends the model's turn in the template, where one does.
-        row: where a sampler chose it (`--prompt_sampler`), the number of its row.
+        row: the number of its row; 0 where rows are streamed.
         tools: OpenAI's descriptions of the tools that the template renders.
     """
 
@@ -58,6 +58,11 @@ class Prompt:
     turn_end: int | None = None
     row: int = 0
     tools: tuple[Mapping[str, Any], ...] = ()
+
+
+def data_columns(row: Row) -> dict[str, Any]:
+    """Returns the columns of a row that rewards get."""
+    return {key: value for key, value in row.items() if key not in RESERVED and key != "messages"}
 
 
 class PromptFlags(Protocol):
@@ -230,11 +235,7 @@ class PromptEncoder:
             messages=tuple(self._with_system(row["messages"])),
             text=plain(text),
             token_ids=ids,
-            columns={
-                key: value
-                for key, value in row.items()
-                if key not in RESERVED and key != "messages"
-            },
+            columns=data_columns(row),
             response_prefix=self.response_prefix,
             turn_end=self.turn_end,
             tools=tuple(tools),

@@ -162,6 +162,12 @@ class RewardArguments(PluginArguments):
         at_most=1,
     )
 
+    recheck_rewards: bool = flag(
+        True,
+        "ask the reward functions again about up to 64 completions of rounds 8, 16, 32 and so on, which shows whether "
+        "their answers are reproducible and fit their rows",
+    )
+
     @property
     def reward_models(self) -> list[RewardModel]:
         """Named by the end of the path; of several with one end, the later ones by a number too."""

@@ -6,7 +6,7 @@ import logging
 import signal
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import count
 from typing import Any
@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from swift_r1.data.choices import Choices
 from swift_r1.data.preprocessors import Row
-from swift_r1.data.prompts import Prompt, PromptEncoder
+from swift_r1.data.prompts import Prompt, PromptEncoder, data_columns
 from swift_r1.data.sampler import PromptSampler
 from swift_r1.data.streaming import RowStream, chained
 from swift_r1.errors import RunFailed, UsageError
@@ -66,6 +66,10 @@ class Prompts:
     def choose(self, count: int, round_: int) -> None:
         """The next `count` prompts are for this round."""
 
+    def columns_beside(self, prompt: Prompt, offset: int) -> Mapping[str, Any] | None:
+        """Returns the columns of the row that stands so many rows after a prompt's; None where it is not known."""
+        return None
+
     def take(self, count: int, round_: int = 0) -> list[Prompt]:
         """The next `count` prompts, for this round. Raises RunFailed where streamed data cannot be read, or is not what
         it was, or the sampler fails (`Choices`)."""
@@ -94,7 +98,16 @@ class Prompts:
             return next(self._loaded[0])
 
 
-class PromptStream(Prompts):
+class PromptsOfRows(Prompts):
+    """Prompts of rows that are all there."""
+
+    rows: Sequence[Row]
+
+    def columns_beside(self, prompt: Prompt, offset: int) -> Mapping[str, Any] | None:
+        return data_columns(self.rows[(prompt.row + offset) % len(self.rows)])
+
+
+class PromptStream(PromptsOfRows):
     """Prompts without end, epoch after epoch, in the sampler's order, from its position on; all rows fit
     (`PromptEncoder.fitting`)."""
 
@@ -114,6 +127,7 @@ class PromptStream(Prompts):
             )
 
         super().__init__(load, workers, int(sampler.state_dict()["drawn"]))
+        self.rows = rows
 
 
 class StreamedPrompts(Prompts):
@@ -137,7 +151,7 @@ class StreamedPrompts(Prompts):
         super().__init__(load, min(workers, 1), taken, digest)
 
 
-class ChosenPrompts(Prompts):
+class ChosenPrompts(PromptsOfRows):
     """Prompts of the rows that a sampler chooses when they are taken."""
 
     def __init__(
@@ -151,6 +165,7 @@ class ChosenPrompts(Prompts):
                 yield [_Encoded(replace(prompt, row=row))]
 
         super().__init__(load, 0, taken)
+        self.rows = rows
         self._choices = choices
 
     def choose(self, count: int, round_: int) -> None:
@@ -168,7 +183,7 @@ class _EncodedRows(Dataset[_Encoded]):
     def __getitem__(self, index: int) -> _Encoded:
         prompt = self.encoder.encode(self.rows[index])
         assert prompt is not None  # all rows fit
-        return _Encoded(prompt)
+        return _Encoded(replace(prompt, row=index))
 
 
 class _EncodedStream(IterableDataset[_Encoded]):

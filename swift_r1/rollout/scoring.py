@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import unicodedata
 from collections import Counter, defaultdict
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
 from itertools import chain, groupby
@@ -13,7 +13,13 @@ from typing import Any
 
 import numpy as np
 
-from swift_r1.algorithms.rewards import Composition, group_statistics, mean, sample_std
+from swift_r1.algorithms.rewards import (
+    Composition,
+    group_statistics,
+    mean,
+    sample_std,
+    standard_error,
+)
 from swift_r1.data.prompts import Prompt
 from swift_r1.data.rows import TOOL_COLUMNS
 from swift_r1.data.sampler import Outcome
@@ -222,24 +228,47 @@ def _outcome(group: Sequence[Trajectory], step: int, total: float) -> Outcome:
 def reward_metrics(
     scored: Sequence[Trajectory], columns: Sequence[RewardColumn]
 ) -> dict[str, float]:
-    """Returns `reward`, `reward_std` (mean of the groups' standard deviations), `frac_reward_zero_std`,
-    `frac_groups_all_invalid` (groups without one usable reward), and under `rewards/<name>/` mean, std, invalid share
-    (in all and by kind) and seconds."""
-    groups: dict[int, list[float]] = {}
+    """Returns `reward`, `reward_stderr`, `reward_std` (mean of the groups' standard deviations),
+    `frac_reward_zero_std`, `frac_groups_all_invalid` (groups without one usable reward), and under `rewards/<name>/`
+    mean, stderr, std, invalid share (in all and by kind), seconds, and `equal_differ`: of the completions that equal an
+    earlier one of their group, the share that got another value than it; left out without any."""
+    groups: dict[int, list[Trajectory]] = defaultdict(list)
     for trajectory in scored:
-        of_group = groups.setdefault(trajectory.group, [])
-        if not math.isnan(trajectory.reward):
-            of_group.append(trajectory.reward)
-    metrics = group_statistics(list(groups.values()))
+        groups[trajectory.group].append(trajectory)
+    totals = [_known(one.reward for one in group) for group in groups.values()]
+    metrics = group_statistics(totals)
     for column in columns:
-        known = [value for value in column.values if value is not None and not math.isnan(value)]
-        metrics[f"rewards/{column.name}/mean"] = mean(known)
-        metrics[f"rewards/{column.name}/std"] = sample_std(known)
-        metrics[f"rewards/{column.name}/invalid"] = len(column.invalid) / len(column.values)
+        name = column.name
+        known = _known(column.values)
+        of_groups = [_known(one.rewards[name] for one in group) for group in groups.values()]
+        metrics[f"rewards/{name}/mean"] = mean(known)
+        metrics[f"rewards/{name}/stderr"] = standard_error(of_groups)
+        metrics[f"rewards/{name}/std"] = sample_std(known)
+        metrics[f"rewards/{name}/invalid"] = len(column.invalid) / len(column.values)
         for kind, count in Counter(bad.kind for bad in column.invalid).items():
-            metrics[f"rewards/{column.name}/invalid/{kind}"] = count / len(column.values)
-        metrics[f"rewards/{column.name}/seconds"] = column.seconds
+            metrics[f"rewards/{name}/invalid/{kind}"] = count / len(column.values)
+        metrics[f"rewards/{name}/seconds"] = column.seconds
+        differs = [differ for group in groups.values() for differ in _equal_differ(group, name)]
+        if differs:
+            metrics[f"rewards/{name}/equal_differ"] = mean(differs)
     return metrics
+
+
+def _known(values: Iterable[float | None]) -> list[float]:
+    return [value for value in values if value is not None and not math.isnan(value)]
+
+
+def _equal_differ(group: Sequence[Trajectory], name: str) -> list[float]:
+    """Returns, for each completion of a group that equals an earlier one, whether its value is another (1 or 0)."""
+    first: dict[tuple[str, str], float] = {}
+    differs = []
+    for trajectory in group:
+        key = trajectory.text, trajectory.finish_reason
+        for value in _known([trajectory.rewards[name]]):
+            if key in first:
+                differs.append(float(value != first[key]))
+            first.setdefault(key, value)
+    return differs
 
 
 def completion_metrics(scored: Sequence[Trajectory]) -> dict[str, float]:
@@ -406,7 +435,8 @@ def completion_row(trajectory: Trajectory, step: int, dropped: bool = False) -> 
 def text_metrics(trajectories: Sequence[Trajectory]) -> dict[str, float]:
     """Returns `completions/repetition`: the share of n-grams of 8 tokens that were in their completion before, of all
     of them together; left out where completions are shorter. `completions/foreign_letters`: the share of letters of
-    scripts that are not in the prompt. `prompts/repeated`: the share of prompts that came before in the round."""
+    scripts that are not in the prompt. `prompts/repeated`: the share of prompts that came before in the round.
+    `completions/repeated`: the share of completions that equal an earlier one of their group."""
     ngrams = 0
     repeats = 0
     letters = 0
@@ -425,6 +455,8 @@ def text_metrics(trajectories: Sequence[Trajectory]) -> dict[str, float]:
             foreign += count * (script not in scripts[trajectory.request_id])
     different = len({prompt.token_ids for prompt in prompts.values()})
     metrics = {"prompts/repeated": 1 - different / len(prompts)}
+    texts = {(trajectory.request_id, trajectory.text) for trajectory in trajectories}
+    metrics["completions/repeated"] = 1 - len(texts) / len(trajectories)
     if ngrams:
         metrics["completions/repetition"] = repeats / ngrams
     if letters:

@@ -19,6 +19,7 @@ from swift_r1.record.recorder import Recorder
 from swift_r1.record.spans import Stopwatch
 from swift_r1.rewards.monitor import InvalidRewardMonitor
 from swift_r1.rollout.base import Rollouts
+from swift_r1.rollout.recheck import Recheck
 from swift_r1.rollout.scoring import ScoredRound, completion_row, outcomes_of, round_metrics
 from swift_r1.runtime.pace import Pace
 from swift_r1.runtime.ranks import Ranks
@@ -43,6 +44,7 @@ class Bookkeeping:
     recorder: Recorder
     monitor: InvalidRewardMonitor | None  # of invalid rewards, on rank 0
     choices: Choices | None  # with `--prompt_sampler`, on rank 0
+    recheck: Recheck | None  # with `--recheck_rewards`, on rank 0
     stopwatch: Stopwatch
     timed: Sequence[str]  # what of a step the stopwatch measures
     max_skipped_steps: int
@@ -67,6 +69,9 @@ class Bookkeeping:
                 f"none of the round's {len(rows)} completions has a valid reward; the first: {why}"
             )
         metrics = round_metrics(scored)
+        if self.recheck is not None and self.recheck.due(progress.rounds):
+            with self.ranks.busy(), self.stopwatch.timed("reward"):
+                metrics |= self.recheck.metrics(scored)
         entropies = [
             one.entropy
             for one in scored.trained

@@ -188,6 +188,13 @@ def completion_entropies(
     return sums / lengths
 
 
+def advantage_size(advantages: Tensor) -> dict[str, float]:
+    """Returns `advantages/mean_size`: the mean of the completions' advantages `[N]` without their signs, over those
+    that have one."""
+    known = advantages[advantages.isfinite()].abs()
+    return {"advantages/mean_size": known.mean().item()} if len(known) else {}
+
+
 def of_round(
     name: str, batch: RoundBatch, steps: Sequence[Sequence[MicroBatch]], ranks: Ranks
 ) -> Tensor:

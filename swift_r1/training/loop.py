@@ -63,6 +63,7 @@ from swift_r1.training.bookkeeping import Bookkeeping
 from swift_r1.training.checkpoint.resume import Checkpoints, RunProgress, RunSummary
 from swift_r1.training.chord import Experts
 from swift_r1.training.evaluation.evaluate import EvaluationLeft, Evaluator
+from swift_r1.training.movement import Movement
 from swift_r1.training.open_round import OpenRound, saved_round
 from swift_r1.training.optimizer import LearningRate
 from swift_r1.training.recorded import RecordedRounds
@@ -172,12 +173,14 @@ class Trainer:
                 squares=self.estimator.of_tokens is not None,
                 critic=critic.backend if critic is not None else None,
             )
+        moved = self.moved(batch)
         if self.teacher is not None:
             self.watchdog.progress("the teacher's log-probs")
             with self.stopwatch.timed("teacher"):
                 steps = self.teacher.teach(scored, batch, steps)
         with self.stopwatch.timed("train"):
             advantages, metrics = self.advantages(batch, steps, self.summary.steps)
+            metrics |= moved | grpo.advantage_size(advantages.of_completions)
             entropies = (
                 grpo.completion_entropies(steps, batch, self.ranks)
                 if self.args.log_entropy
@@ -197,6 +200,18 @@ class Trainer:
         return OpenRound(
             batch, steps, advantages, metrics, seconds, ends_epoch=ends_epoch, recorded=recorded
         )
+
+    def moved(self, batch: RoundBatch) -> dict[str, float]:
+        """Returns how far the policy is from where the run began, in rounds where that is measured. Collective."""
+        progress = self.progress
+        with self.stopwatch.timed("train"):
+            if progress.movement is None:
+                self.progress.movement = Movement.of_round(
+                    batch, self.backend, self.batching, self.ranks
+                )
+            elif progress.movement.due(progress.rounds):
+                return progress.movement.metrics(self.backend, self.batching, self.ranks)
+        return {}
 
     @property
     def token_share(self) -> float:

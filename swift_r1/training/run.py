@@ -32,6 +32,7 @@ from swift_r1.record.token_record import GIB, TOKENS, TokenWriter, cut_record
 from swift_r1.rollout.base import Rollouts
 from swift_r1.rollout.multi_turn import ConversationDriver
 from swift_r1.rollout.prefetch import PrefetchedRounds, prefetches
+from swift_r1.rollout.recheck import Recheck
 from swift_r1.rollout.remote import ServerRollouts
 from swift_r1.rollout.rounds import RoundSampler
 from swift_r1.runtime.libraries import quiet_libraries
@@ -282,6 +283,7 @@ def _build(context: Context, plan: Plan, data: Inputs, eval_sizes: Sequence[int]
             recorder=recorder,
             monitor=data.monitor,
             choices=data.choices,
+            recheck=_recheck(args, data),
             stopwatch=stopwatch,
             timed=(
                 "generate",
@@ -364,6 +366,14 @@ def _sampler(
         progress=context.watchdog.progress,
         on_done=on_done,
     )
+
+
+def _recheck(args: RlhfArguments, data: Inputs) -> Recheck | None:
+    """Returns what asks the rewards again; None where nothing is to be asked, or they are a record."""
+    open_rewards = data.open_rewards(args.reward_funcs)
+    if open_rewards is None or data.prompts is None or not args.recheck_rewards:
+        return None
+    return Recheck(open_rewards, data.prompts.columns_beside) if args.reward_funcs else None
 
 
 def _recorded_rounds(

@@ -4,7 +4,7 @@ import math
 import subprocess
 import sys
 from contextlib import closing
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import psutil
 import pytest
@@ -160,22 +160,27 @@ def test_what_a_sampler_is_told_of_a_round():
     ]
 
 
-@dataclass
-class Echo:
-    """Stands for the encoder: a row is its prompt."""
+class Numbered:
+    """Stands for the encoder: the prompt of a number has it as a column."""
 
     def encode(self, row):
-        return row
+        return Prompt(f"numbers:{row['number']}", "numbers", (), "", (), {"number": row["number"]})
 
 
 @pytest.mark.parametrize("workers", [0, 1])
 def test_prompts_come_in_order_whatever_is_taken(workers):
     with closing(
-        PromptStream(list(range(10)), Echo(), PromptSampler(10, 4, shuffle=False), workers)
+        PromptStream(
+            [{"number": row} for row in range(10)],
+            Numbered(),
+            PromptSampler(10, 4, shuffle=False),
+            workers,
+        )
     ) as stream:
         taken = [stream.take(count) for count in (4, 1, 4, 3, 6)]
     assert [len(part) for part in taken] == [4, 1, 4, 3, 6]
-    assert [row for part in taken for row in part] == [n % 10 for n in range(18)]
+    prompts = [prompt for part in taken for prompt in part]
+    assert [prompt.columns["number"] for prompt in prompts] == [n % 10 for n in range(18)]
 
 
 def test_python_ends_though_nobody_closed_the_stream():
@@ -186,21 +191,21 @@ from swift_r1.data.prompts import Prompt
 from swift_r1.data.sampler import PromptSampler
 from swift_r1.rollout.prompts import PromptStream
 
-class Echo:
+class Numbered:
     def encode(self, row):
-        return row
+        return Prompt(str(row), "numbers", (), "", (), {})
 
 def ignore(number, frame): ...
 
 signal.signal(signal.SIGCHLD, ignore)
-stream = PromptStream(list(range(10)), Echo(), PromptSampler(10, 4, shuffle=False), 1)
+stream = PromptStream(list(range(10)), Numbered(), PromptSampler(10, 4, shuffle=False), 1)
 assert signal.getsignal(signal.SIGCHLD) is ignore
-print(stream.take(4))
+print([prompt.prompt_id for prompt in stream.take(4)])
 """
     ended = subprocess.run(
         [sys.executable, "-c", script], capture_output=True, text=True, timeout=60
     )
-    assert (ended.returncode, ended.stdout) == (0, "[0, 1, 2, 3]\n"), ended.stderr
+    assert (ended.returncode, ended.stdout) == (0, "['0', '1', '2', '3']\n"), ended.stderr
 
 
 class Numbers:
@@ -214,15 +219,16 @@ class Numbers:
 def test_a_killed_process_costs_no_prompt(streams, caplog):
     before = set(psutil.Process().children())
     if streams:
-        stream = StreamedPrompts(Numbers(), Echo(), 0, "", 4, workers=1)
+        stream = StreamedPrompts(Numbers(), Numbered(), 0, "", 4, workers=1)
     else:
         stream = PromptStream(
-            [{"number": n} for n in range(100)], Echo(), PromptSampler(100, 4, shuffle=False), 1
+            [{"number": n} for n in range(100)], Numbered(), PromptSampler(100, 4, shuffle=False), 1
         )
     taken = stream.take(5)
     [worker] = set(psutil.Process().children()) - before
     worker.kill()
     taken += [one for count in (3, 6, 30) for one in stream.take(count)]
-    assert [row["number"] for row in taken] == list(range(44)) and stream.taken == 44
+    numbers = [prompt.columns["number"] for prompt in taken]
+    assert numbers == list(range(44)) and stream.taken == 44
     assert "the trainer's own process prepares prompts" in caplog.text
     stream.close()

@@ -13,14 +13,17 @@ CREEP = 1.2
 CREEP_GIB = 0.2
 # of the growth, made by its three largest rises: an allocator's, in evaluations and the like
 JUMPS = 0.75
-LONGER = 1.1  # completions that grow by more need more memory
+LONGER = 1.1  # completions that grow by more need more memory, at most in proportion
 SLOWER = 1.5
+# of a step's seconds, and seconds, that pass while nothing but rewards is computed
+REWARD_SHARE = 0.5
+REWARD_SECONDS = 1.0
 
 
 @detector("memory creeping", 24, "memory/host_gib", "memory/peak_gib")
 def memory_creeping(past: Past, rounds: int) -> Sign | None:
     """Sees memory that has grown in each third since the warm-up, in the last one not much less than in the first,
-    not by a few jumps, although completions have not grown."""
+    not by a few jumps, although completions have not grown, or by less than that."""
     lengths = past.log.get("completions/mean_length")
     for name in ("memory/host_gib", "memory/peak_gib"):
         series = past.log.get(name)
@@ -39,8 +42,11 @@ def memory_creeping(past: Past, rounds: int) -> Sign | None:
         )
         longer = False
         if len(lengths) == len(series):
-            first = fmean(lengths.values[begin : begin + size])
-            longer = fmean(lengths.values[-size:]) > LONGER * first
+            # memory grows at most as much as what is in it
+            growth = fmean(lengths.values[-size:]) / max(
+                1.0, fmean(lengths.values[begin : begin + size])
+            )
+            longer = growth > LONGER and growth * points[0] >= points[3]
         if grown and gains[2] >= gains[0] / 2 and not jumped and not longer:
             what = "of the host" if name == "memory/host_gib" else "(peak)"
             return Sign(
@@ -79,4 +85,23 @@ def slow_server(past: Past, rounds: int) -> Sign | None:
     return Sign(
         f"rollout server {found[0]} takes {found[1]:.1f} times as long as the others for a token",
         "look at its machine or GPU, and its /metrics; or leave it out: --vllm_server_base_url, --vllm_server_file",
+    )
+
+
+@detector("slow reward", 8, "time/reward")
+def slow_reward(past: Past, rounds: int) -> Sign | None:
+    """Sees that engine and trainer mostly wait for the reward functions."""
+    waits = past.last("time/reward", rounds)
+    steps = past.last("time/step", rounds)
+    if not waits or not steps or fmean(waits) < REWARD_SECONDS:
+        return None
+    if fmean(waits) < REWARD_SHARE * fmean(steps):
+        return None
+    slowest = max(
+        past.rewards, key=lambda name: fmean(past.last(f"{name}/seconds", rounds) or [0.0])
+    )
+    return Sign(
+        f"{fmean(waits):.1f} of the {fmean(steps):.1f} s of a step pass in waiting for rewards; most of it is "
+        f"{slowest.removeprefix('rewards/')}",
+        "more --reward_num_workers; an asynchronous reward, which answers many completions at once; --async_generate true",
     )

@@ -96,6 +96,17 @@ class Past:
         begin, end = (bisect_right(series.steps, step) for step in (after, until))
         return [value for value in series.values[begin:end] if not math.isnan(value)]
 
+    def of_rounds(self, name: str) -> list[tuple[int, float]]:
+        """Returns the steps and known values of a metric that is of rounds: one for each, from the line of its last
+        step, or of several where lines are rarer."""
+        series = self.log.get(name)
+        of_rounds = {
+            math.ceil(step / self.round): (step, value)
+            for step, value in zip(series.steps, series.values, strict=True)
+            if not math.isnan(value)
+        }
+        return list(of_rounds.values())
+
     def last(self, name: str, rounds: int) -> list[float]:
         """Returns a metric's known values of the last rounds; none where there were not so many."""
         begin = self.log.last_step - rounds * self.round

@@ -12,6 +12,7 @@ from typing import Any
 from swift_r1.errors import describe
 from swift_r1.lab.diagnosis import learning, machine, policy, text  # noqa: F401  each registers its detectors
 from swift_r1.lab.diagnosis.past import DETECTORS, Detector, Past, Sign
+from swift_r1.lab.diagnosis.verdict import Verdict, verdict_of
 from swift_r1.record.events import AppendedLines
 from swift_r1.record.folder import DIAGNOSIS, RunFolder
 from swift_r1.record.metric_log import MetricLog
@@ -76,6 +77,12 @@ class Diagnosis(MetricLog):
             numbers[name] = {when: fmean(some) for when, some in values.items() if some}
         begin = max(1, self.last_step - one.rounds * self._past.round + 1)
         return Finding(one.name, (begin, self.last_step), *sign, numbers)
+
+    @property
+    def verdict(self) -> Verdict | None:
+        """Returns whether the reward rises, and why not; None before the second round."""
+        signs = {name: Sign(one.evidence, one.advice) for name, one in self.findings.items()}
+        return verdict_of(self._past, signs)
 
     @property
     def not_judged(self) -> list[str]:

@@ -34,6 +34,12 @@ COMPLETIONS = (
         "near 0; 0.2 and rising: the language drifts",
     ),
     M(
+        "completions/repeated",
+        "completions that equal an earlier one of their prompt",
+        "share",
+        "below 0.5: equal completions teach nothing about each other",
+    ),
+    M(
         "prompts/repeated",
         "prompts that occur more than once in the round",
         "share",

@@ -30,6 +30,7 @@ from swift_r1.training.checkpoint.state import (
     seed_everything,
 )
 from swift_r1.training.checkpoint.tensors import SavedTensors
+from swift_r1.training.movement import Movement
 from swift_r1.training.open_round import OpenRound
 from swift_r1.training.optimizer import LearningRate
 from swift_r1.training.ppo import TrainedCritic
@@ -99,6 +100,7 @@ class RunProgress:
     evaluates: bool = False
     # with `--use_adaptive_entropy`
     entropy: EntropyState = field(default_factory=EntropyState)
+    movement: Movement | None = None  # since the first round; None before it
 
 
 @dataclass(frozen=True)
@@ -144,6 +146,7 @@ class Checkpoints:
                 evaluates=progress.evaluates,
                 choices="" if self.choices is None else self.choices.state(position[0]),
                 entropy=asdict(progress.entropy),
+                movement={} if progress.movement is None else asdict(progress.movement),
             )
         with self.saver.ranks.busy():
             self.recorder.flush()
@@ -192,5 +195,6 @@ class Checkpoints:
             published,
             state.skipped_in_a_row,
             evaluates=state.evaluates,
-            entropy=EntropyState(**state.entropy or {}),
+            entropy=EntropyState(**state.entropy),
+            movement=Movement.restored(state.movement),
         )

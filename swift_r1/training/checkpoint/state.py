@@ -6,7 +6,7 @@ import json
 import os
 import random
 from collections.abc import Mapping, Sequence
-from dataclasses import MISSING, asdict, dataclass, fields
+from dataclasses import MISSING, asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
@@ -66,8 +66,10 @@ class RunState:
     evaluates: bool = False  # the evaluation of this step is still to come
     # of `Choices`; empty with `--prompt_sampler uniform`, and in older checkpoints
     choices: str = ""
-    # of `EntropyState`; None in older checkpoints
-    entropy: Mapping[str, Any] | None = None
+    # of `EntropyState`; empty in older checkpoints
+    entropy: Mapping[str, Any] = field(default_factory=dict)
+    # of `Movement`; empty in older checkpoints
+    movement: Mapping[str, Any] = field(default_factory=dict)
 
     def write(self, folder: Path) -> None:
         content = standard_json(asdict(self), lambda value: {"number": str(value)})
@@ -85,7 +87,11 @@ class RunState:
                 f"{checkpoint} cannot be resumed from: it was saved without state/ (--save_only_model true)"
             ) from None
         known = {item.name for item in fields(cls)}
-        needed = {item.name for item in fields(cls) if item.default is MISSING}
+        needed = {
+            item.name
+            for item in fields(cls)
+            if item.default is MISSING and item.default_factory is MISSING
+        }
         written = content.pop("format", None)
         older = written in (2, 3) and content.get("round") is None
         if not (older or written == _FORMAT) or not needed <= set(content) <= known:

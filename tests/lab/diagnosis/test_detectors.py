@@ -45,6 +45,8 @@ HEALTHY: Mapping[str, float] = {
     "time/slowest_rank": 1.0,
     "time/server_slowdown": 1.1,
     "time/slowest_server": 0.0,
+    "time/reward": 0.2,
+    "time/step": 10.0,
 }
 
 
@@ -92,6 +94,7 @@ FAULTS: Mapping[str, Mapping[str, Any]] = {
     "memory creeping": {"memory/host_gib": lambda number: 4 + 0.05 * number},
     "slow rank": {"time/rank_slowdown": 2.0},
     "slow server": {"time/server_slowdown": 2.0},
+    "slow reward": {"time/reward": 6.0},
 }
 
 
@@ -196,7 +199,7 @@ def test_an_evaluation_that_falls_while_the_reward_rises(tmp_path: Path) -> None
         ("length explosion", {"rewards/right/mean": lambda number: 0.4 + 0.01 * number}),
         ("weights not moving", {"grad_norm": 0.0}),
         ("weights not moving", {"learning_rate": lambda number: 1e-8 * number}),  # a warm-up
-        ("memory creeping", {"completions/mean_length": lambda number: 200 + 2 * number}),
+        ("memory creeping", {"completions/mean_length": lambda number: 200 + 4 * number}),
         ("slow rank", {"time/slowest_rank": lambda number: number % 2}),
     ],
 )
@@ -305,7 +308,11 @@ def test_a_detector_that_fails_is_a_problem_and_the_others_go_on(tmp_path: Path)
 
 def test_the_page_and_the_advice_are_of_these_detectors(tmp_path: Path) -> None:
     page = (ROOT / "docs" / "diagnosis.md").read_text()
-    lines = [line for line in page.split("## Why")[0].splitlines() if line.startswith("| ")]
+    lines = [
+        line
+        for line in page.split("### What is looked for")[1].split("## Why")[0].splitlines()
+        if line.startswith("| ")
+    ]
     rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in lines][1:]
     table = {
         name: (re.findall("`([^`]+)`", needs), int(rounds), under)

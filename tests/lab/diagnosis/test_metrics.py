@@ -48,14 +48,19 @@ def test_metrics_of_a_round() -> None:
             trajectory("a", "say да", "да no", loop),
             trajectory("a", "say да", "学习", plain),
             trajectory("b", "say да", "", [1]),
+            trajectory("b", "say да", "", [1]),
         ]
     )
     assert found == {
         "prompts/repeated": 0.5,
+        "completions/repeated": 0.25,
         "completions/repetition": pytest.approx(31 / 66),
         "completions/foreign_letters": pytest.approx(2 / 6),
     }
-    assert text_metrics([trajectory("a", "1", "2", [5])]) == {"prompts/repeated": 0.0}
+    assert text_metrics([trajectory("a", "1", "2", [5])]) == {
+        "prompts/repeated": 0.0,
+        "completions/repeated": 0.0,
+    }
 
 
 def test_the_slowest_of_several() -> None:

@@ -1,0 +1,46 @@
+"""The verdict on a run: whether its reward rises, by how much, and if not, why not."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from swift_r1.lab.diagnosis.causes import Cause, Signs, causes_of
+from swift_r1.lab.diagnosis.past import Past
+from swift_r1.lab.diagnosis.trend import Trend, evaluation_trends, trend_of
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What is to be said of a run first. `functions` are its reward functions, where there are several; `causes` are in
+    the order in which one brings about the next."""
+
+    reward: Trend
+    functions: Sequence[Trend]
+    evaluations: Sequence[Trend]
+    causes: Sequence[Cause]
+
+    @property
+    def line(self) -> str:
+        """Returns the verdict in a line, with the first cause."""
+        return "; ".join([self.reward.text, *(f"because: {one.line}" for one in self.causes[:1])])
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self) | {"text": self.reward.text}
+
+
+def verdict_of(past: Past, signs: Signs) -> Verdict | None:
+    """Returns the verdict on a run as far as it has come, given the signs that were found; None before its second
+    round."""
+    reward = trend_of(past, "reward")
+    if reward is None:
+        return None
+    functions = []
+    others = evaluations = evaluation_trends(past)
+    if len(past.rewards) > 1:
+        found = [trend_of(past, name) for name in past.rewards]
+        functions = [trend for trend in found if trend is not None]
+        right = trend_of(past, past.right)
+        others = [*([right] if right is not None else []), *evaluations]
+    return Verdict(reward, functions, evaluations, causes_of(past, reward, others, signs))
