@@ -237,6 +237,8 @@ def _reward_constant(past: Past) -> Cause | None:
     alike = past.values("completions/repeated", 0)
     if past.rounds < 3 or not values or not silent or min(silent) < 1 or not any(values):
         return None
+    if not past.compares_groups and any(spreads):
+        return None
     if alike and fmean(alike) > MOSTLY_ALIKE:
         return None
     name = past.trained.removeprefix("rewards/")
@@ -305,6 +307,7 @@ def _no_variety(past: Past) -> Cause | None:
     earns = bool(_mean(past, f"{past.right}/mean"))  # more variety of wrong answers would not help
     least = ALIKE if earns else MOSTLY_ALIKE
     same = alike is not None and alike >= least and silent is not None and silent >= COLD_SILENT
+    same = same and past.compares_groups
     if not (cold or same) or not _answers_differ_little(past, flags):
         return None
     evidence = f"{alike or 0:.0%} of the completions equal another of their prompt"
@@ -378,7 +381,7 @@ def _sampling_differs(past: Past) -> Cause | None:
 def _no_signal(past: Past) -> Cause | None:
     """A few groups with a signal are hardly better than none."""
     silent = _mean(past, "frac_reward_zero_std")
-    if silent is None or silent < SILENT or past.rounds < 4 or past.args.get("rlhf_type") == "ppo":
+    if silent is None or silent < SILENT or past.rounds < 4 or not past.compares_groups:
         return None
     groups = past.prompts
     left = f", which leaves {(1 - silent) * groups:.1f} of {groups} per round" if groups else ""
@@ -419,7 +422,7 @@ def _policy_does_not_move(past: Past) -> Cause | None:
     if not still:
         return None
     teaching = 1 - (_mean(past, "frac_reward_zero_std") or 0.0)
-    if teaching <= NO_TEACHING:
+    if past.compares_groups and teaching <= NO_TEACHING:
         return None  # there is nothing that would move it
     if norms and not any(norms):
         return Cause(

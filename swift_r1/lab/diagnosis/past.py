@@ -65,6 +65,15 @@ class Past:
         return _count(self.plan.get("prompts_per_round"))
 
     @property
+    def compares_groups(self) -> bool:
+        """Returns whether a completion is compared with others of its prompt: else groups of equal rewards teach too."""
+        return (
+            self.args.get("rlhf_type") != "ppo"
+            and self.args.get("advantage_estimator") != "reinforce_plus_plus"
+            and self.plan.get("num_generations") != 1
+        )
+
+    @property
     def right(self) -> str:
         """Returns the metric of the first reward function, which says what is right."""
         names = self.args.get("reward_funcs")
