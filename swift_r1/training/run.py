@@ -307,6 +307,7 @@ def _open_recorder(context: Context, plan: Plan) -> Recorder:
     """Returns what writes the run's files, on rank 0; one that writes nothing elsewhere."""
     args = context.args
     run_dir = context.start.run_dir
+    diagnosis = context.start.diagnosis
     if not context.ranks.is_rank0:
         return Recorder()
     recorder = RunRecorder(
@@ -320,7 +321,7 @@ def _open_recorder(context: Context, plan: Plan) -> Recorder:
             run_dir / TOKENS, args.log_tokens_limit * GIB, partial(vocabulary_of, context.tokenizer)
         ),
         events=context.tell,
-        on_line=context.start.diagnosis(run_dir),
+        watch=diagnosis(run_dir) if diagnosis is not None else None,
     )
     return context.cleanup.enter_context(recorder)
 

@@ -17,7 +17,7 @@ NORMAL_95 = 1.96
 LEAST_ROUNDS = 6  # two at each end are compared then
 END = 3  # the first and the last of so many parts of a run are compared
 TOLD = 0.1  # standard deviations of a completion's reward: a rise that is worth knowing; 0.05 of a 0/1 reward
-KNOWN = 2.0  # times that, the half of an interval below which a run without a rise is called flat
+KNOWN = 5.0  # times that, the half of an interval below which a run without a rise is called flat
 # solved: in the last rounds so many groups have equal rewards, which vary by at most this share of their mean
 SOLVED_ROUNDS = 4
 SILENT_ENOUGH = 0.7
@@ -96,7 +96,7 @@ def trend_of(past: Past, name: str) -> Trend | None:
     elif half > KNOWN * told:
         kind = "too early"
     more = None
-    if kind in ("flat", "too early") and half > told > 0:
+    if kind in ("flat", "too early") and math.inf > half > told > 0:
         more = max(1, math.ceil(rounds * (half / told) ** 2) - rounds)
     label = "reward" if name == "reward" else f"reward {name.removeprefix('rewards/')}"
     return Trend(

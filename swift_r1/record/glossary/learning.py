@@ -269,6 +269,13 @@ POLICY = (
         "there is a reference (`--beta` above 0)",
     ),
     M(
+        "kl/pull",
+        "mean size of the KL's gradient at a token's log-prob, where an advantage's is its own size",
+        "",
+        "below a tenth of `advantages/mean_size`; beside it the policy stays where its reference is: lower `--beta`",
+        "the KL is in the loss (`--beta` above 0)",
+    ),
+    M(
         "ref_model_synced",
         "1 if the reference was moved towards the policy",
         "",
