@@ -43,7 +43,8 @@ class RatePoint:
 
 @dataclass(frozen=True, slots=True)
 class RateRange:
-    """Has the rate at which a policy begins to move, that at which it breaks, and the proposed one; None: none in the range."""
+    """Has the rate at which a policy begins to move, that at which it breaks, and the proposed one; None: not in the
+    range."""
 
     moves: float | None
     breaks: float | None
