@@ -32,12 +32,17 @@ from swift_r1.record.folder import RunFolder
 SEEDS = (0, 1, 2)
 LIMIT = {"max_completion_length": 80, "max_steps": 12, "logging_steps": 1}
 COLLAPSES: Mapping[str, Mapping[str, Any]] = {
-    "entropy": {"temperature": 0.6, "learning_rate": 1e-3},
-    "length": {"reward_funcs": ["countdown", "longer"], "reward_weights": [0.1, 1]},
+    "too high a rate": {"learning_rate": 3e-3},
     "KL": {"beta": 5, "max_steps": 24},
     "cold sampling": {"temperature": 0.05, "max_steps": 24},
-    "too high a rate": {"learning_rate": 3e-3},
     "stale rounds": {"learning_rate": 1e-3, "num_iterations": 4, "max_steps": 40},
+    "entropy": {
+        "reward_funcs": ["countdown", "majority"],
+        "reward_weights": [0, 1],
+        "learning_rate": 1e-3,
+        "max_steps": 24,
+    },
+    "length": {"reward_funcs": ["countdown", "longer"], "reward_weights": [0.1, 1]},
 }
 
 

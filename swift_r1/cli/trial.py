@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from swift_r1.lab.diagnosis.verdict import Verdict
 
 _START = "resume_from_checkpoint"  # where both replays begin, no change
-_QUIET = {
+_QUIET: Mapping[str, Any] = {
     "add_version": False,
     "save_strategy": "no",
     "create_checkpoint_symlink": False,
@@ -98,7 +98,8 @@ def try_flags(
             base = Path(name)
         pasts = _replayed(folder.path, sides, spans, base)
     whole = min((span.end - span.begin) // span.per_round for span in spans)
-    rows = compared(*pasts, spans[0].begin, whole)
+    before, after = pasts
+    rows = compared(before, after, spans[0].begin, whole)
     shows = [*told(rows, whole, cause), _ONLY_NEW]
     return Trial(cause, flags, left_out, whole, rows, shows, command)
 
@@ -153,7 +154,7 @@ def _replayed(
         steps = bar.add_task("replays", total=sum(span.end - span.begin for span in spans))
         before = 0
         for side, span, folder, log in zip(sides, spans, folders, logs, strict=True):
-            flags = side | _QUIET | {"output_dir": str(folder), "max_steps": span.end}
+            flags = {**side, **_QUIET, "output_dir": str(folder), "max_steps": span.end}
             words = [sys.executable, "-m", "swift_r1", "replay", str(run), *as_words(flags)]
             if not bar.console.is_terminal:
                 say(f"replaying {span.end - span.begin} steps into {folder}", "why")
