@@ -23,6 +23,8 @@ BESIDE = 0.1
 # of the groups, equal rewards; of the completions, equal to another of their group
 SILENT = 0.7
 ALIKE = 0.3
+MOSTLY_ALIKE = 0.6
+NO_TEACHING = 0.05  # of the groups, with a signal
 COLD_SILENT = 0.4
 COLD_ENTROPY = 0.05  # nats per token
 CUT_MASS = 0.8  # of the policy's probability, left by top-p and the like
@@ -36,6 +38,8 @@ CLIPPED = 0.01  # of a gradient's norm, left by clipping
 LEAP = 0.15
 FAR = 1.5
 WILD_ENTROPY = 2.0  # times that of the first rounds
+WILD_ROUNDS = 3
+NEVER = 0.01  # mean of a reward that is as good as never given
 LOW_MOVE = 0.02  # nats per round, as healthy runs of small models have
 
 
@@ -64,39 +68,39 @@ def causes_of(past: Past, trend: Trend, others: Sequence[Trend], signs: Signs) -
     evaluations."""
     beside = _beside_the_task(trend, others)
     if trend.kind in ("rises", "solved"):
-        return [beside] if beside is not None else []
+        never = _task_never_done(past) if beside is not None else None
+        return [cause for cause in (never, beside) if cause is not None]
     found = list(_in_order(past, trend, signs))
-    if beside is not None:
-        found.append(beside)
-    if not found and trend.kind in ("flat", "too early"):
-        too_few = _too_few_completions(past, trend)
-        return [too_few] if too_few is not None else []
+    if not found and not signs and trend.kind in ("flat", "too early"):
+        found = [cause for cause in [_too_few_completions(past, trend)] if cause is not None]
     return found
 
 
 def _in_order(past: Past, trend: Trend, signs: Signs) -> Iterator[Cause]:
+    falls = trend.kind == "falls"
+    no_signal: Sequence[Looked | str] = (_no_signal, "no signal")
+    large: Sequence[Looked | str] = (_updates_too_large, "KL running off", "ratios off")
     steps: Sequence[Looked | str] = (
         "rewards invalid",
         _reward_is_noise,
+        _reward_constant,
         _answers_of_other_rows,
         "template broken",
-        _reward_constant,
         _no_variety,
         _sampling_differs,
         "engine mismatch",
-        _no_signal,
-        "no signal",
+        *(() if falls else no_signal),
         _policy_does_not_move,
         "weights not moving",
-        _updates_too_large,
-        "KL running off",
-        "ratios off",
+        *large,
         "entropy collapse",
         "repetition",
         "language broken",
         "length explosion",
         "truncation",
         "evaluation falling",
+        # where all is lost there is no signal any more
+        *(no_signal if falls else ()),
         "data repeated",
     )
     names = {
@@ -222,17 +226,29 @@ def _answers_of_other_rows(past: Past) -> Cause | None:
 
 
 def _reward_constant(past: Past) -> Cause | None:
-    """Rewards that do not tell completions apart, whatever these are."""
-    spreads = past.values(f"{past.trained}/std", 0)
+    """Rewards that do not tell the completions of a prompt apart, whatever these are. Where all are 0 the answers may be
+    wrong, and where completions are equal their rewards have to be."""
     silent = past.values("frac_reward_zero_std", 0)
     values = past.values(f"{past.trained}/mean", 0)
-    if past.rounds < 3 or not spreads or not values or not silent or fmean(silent) < 0.95:
+    spreads = past.values(f"{past.trained}/std", 0)
+    alike = past.values("completions/repeated", 0)
+    if past.rounds < 3 or not values or not silent or min(silent) < 1 or not any(values):
         return None
-    if max(spreads) > 0.02 * abs(fmean(values)) or not any(values):
+    if alike and fmean(alike) > MOSTLY_ALIKE:
         return None
+    name = past.trained.removeprefix("rewards/")
+    everywhere = not any(spreads)
+    what = (
+        f"was {fmean(values):.3g} for every completion"
+        if everywhere
+        else "gave all completions of a prompt the same"
+    )
+    differ = (
+        f", of which {1 - fmean(alike):.0%} differ from the others of their prompt" if alike else ""
+    )
     return Cause(
         "reward constant",
-        f"{past.trained.removeprefix('rewards/')} was {fmean(values):.3g} for every completion since the first",
+        f"{name} {what} since the first round{differ}",
         "a reward that tells a right answer from a wrong one: call it on both (swift check)",
     )
 
@@ -251,7 +267,9 @@ def _no_variety(past: Past) -> Cause | None:
         flags["top_p"] = 1.0
     given = ", ".join(f"--{name} {past.args[name]}" for name in flags)
     cold = bool(flags) and bool(entropy) and fmean(entropy) < COLD_ENTROPY
-    same = alike is not None and alike >= ALIKE and silent is not None and silent >= COLD_SILENT
+    earns = bool(_mean(past, f"{past.right}/mean"))  # more variety of wrong answers would not help
+    least = ALIKE if earns else MOSTLY_ALIKE
+    same = alike is not None and alike >= least and silent is not None and silent >= COLD_SILENT
     if not (cold or same) or not _answers_differ_little(past, flags):
         return None
     evidence = f"{alike or 0:.0%} of the completions equal another of their prompt"
@@ -365,8 +383,10 @@ def _policy_does_not_move(past: Past) -> Cause | None:
         )
     if not still:
         return None
+    teaching = 1 - (_mean(past, "frac_reward_zero_std") or 0.0)
+    if teaching <= NO_TEACHING:
+        return None  # there is nothing that would move it
     if norms and not any(norms):
-        teaching = 1 - (_mean(past, "frac_reward_zero_std") or 0.0)
         return Cause(
             "policy does not move",
             f"{evidence}; gradient cut: its norm is 0 in every step, though {teaching:.0%} of the groups have a signal",
@@ -396,23 +416,38 @@ def _updates_too_large(past: Past) -> Cause | None:
     if not moved:
         return None
     rate = float(past.args.get("learning_rate") or 0.0)
-    entropy = past.change("entropy", min(3, max(1, past.rounds // 3)))
+    entropy = past.change("entropy", min(WILD_ROUNDS, max(1, past.rounds // 3)))
     wild = entropy is not None and fmean(entropy.late) > WILD_ENTROPY * fmean(entropy.early)
     leap = moved[0]
-    if leap < LEAP and moved[-1] < FAR:
+    if leap < LEAP and moved[-1] < FAR and not (wild and moved[-1] > LEAP):
         return None
     factor = max(3.0, moved[-1] / max(1, past.rounds) / LOW_MOVE)
-    entropies = (
-        f"; entropy rose from {fmean(entropy.early):.2g} to {fmean(entropy.late):.2g}"
-        if wild and entropy
-        else ""
-    )
-    return Cause(
-        "updates too large",
+    evidence = (
         f"log-probs of the first round's tokens changed by {leap:.2g} nats in one round, by {moved[-1]:.2g} since the "
-        f"start{entropies}",
-        f"--learning_rate {rate / factor:.1g}, fewer --num_iterations, --max_grad_norm 0.2",
-        {"learning_rate": float(f"{rate / factor:.1g}")},
+        "start"
+    )
+    if wild and entropy is not None:
+        evidence += f"; entropy rose from {fmean(entropy.early):.2g} to {fmean(entropy.late):.2g} nats per token"
+    lower = float(f"{rate / factor:.1g}")
+    decay = float(past.args.get("weight_decay") or 0.0)
+    flags: dict[str, Any] = {"learning_rate": lower}
+    advice = f"--learning_rate {lower:g}, fewer --num_iterations, --max_grad_norm 0.2"
+    if decay > 1:
+        flags["weight_decay"] = 0.0
+        advice = f"--weight_decay 0 ({decay:g} now), {advice}"
+    return Cause("updates too large", evidence, advice, flags)
+
+
+def _task_never_done(past: Past) -> Cause | None:
+    """Completions that are never right, while other rewards rise."""
+    values = past.values(f"{past.right}/mean", 0)
+    if not values or not 0 <= fmean(values) <= NEVER:
+        return None
+    return Cause(
+        "no signal",
+        f"reward {past.right.removeprefix('rewards/')} is {fmean(values):.2g} on average: only other rewards can rise",
+        "easier prompts, a solved example in the prompt, more --num_generations; a warm start",
+        remedy(past, "no signal"),
     )
 
 

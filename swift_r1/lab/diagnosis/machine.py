@@ -13,7 +13,7 @@ CREEP = 1.2
 CREEP_GIB = 0.2
 # of the growth, made by its three largest rises: an allocator's, in evaluations and the like
 JUMPS = 0.75
-LONGER = 1.1  # completions that grow by more need more memory
+LONGER = 1.1  # completions that grow by more need more memory, at most in proportion
 SLOWER = 1.5
 # of a step's seconds, and seconds, that pass while nothing but rewards is computed
 REWARD_SHARE = 0.5
@@ -23,7 +23,7 @@ REWARD_SECONDS = 1.0
 @detector("memory creeping", 24, "memory/host_gib", "memory/peak_gib")
 def memory_creeping(past: Past, rounds: int) -> Sign | None:
     """Sees memory that has grown in each third since the warm-up, in the last one not much less than in the first,
-    not by a few jumps, although completions have not grown."""
+    not by a few jumps, although completions have not grown, or by less than that."""
     lengths = past.log.get("completions/mean_length")
     for name in ("memory/host_gib", "memory/peak_gib"):
         series = past.log.get(name)
@@ -42,8 +42,11 @@ def memory_creeping(past: Past, rounds: int) -> Sign | None:
         )
         longer = False
         if len(lengths) == len(series):
-            first = fmean(lengths.values[begin : begin + size])
-            longer = fmean(lengths.values[-size:]) > LONGER * first
+            # memory grows at most as much as what is in it
+            growth = fmean(lengths.values[-size:]) / max(
+                1.0, fmean(lengths.values[begin : begin + size])
+            )
+            longer = growth > LONGER and growth * points[0] >= points[3]
         if grown and gains[2] >= gains[0] / 2 and not jumped and not longer:
             what = "of the host" if name == "memory/host_gib" else "(peak)"
             return Sign(

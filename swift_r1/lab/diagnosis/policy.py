@@ -44,12 +44,15 @@ def engine_mismatch(past: Past, rounds: int) -> Sign | None:
 
 @detector("ratios off", 3, "ratio", "clip_ratio/low", "clip_ratio/high")
 def ratios_off(past: Past, rounds: int) -> Sign | None:
-    """Importance ratios far from 1, or many tokens clipped, on the average of the steps: a round's first has none."""
+    """Importance ratios far from 1, or many tokens clipped, on the average of the steps: a round's first has none. Ratios
+    of whole completions are clipped on purpose at a thousandth of what tokens are, and so far more often."""
     ratios, *sides = (
         past.last(name, rounds) for name in ("ratio", "clip_ratio/low", "clip_ratio/high")
     )
     clipped = [sum(both) for both in zip(*sides, strict=False)]
-    if not ratios or not clipped or (abs(fmean(ratios) - 1) < RATIO and fmean(clipped) < CLIPPED):
+    of_tokens = past.args.get("importance_sampling_level") in (None, "token")
+    many = bool(clipped) and of_tokens and fmean(clipped) >= CLIPPED
+    if not ratios or not clipped or (abs(fmean(ratios) - 1) < RATIO and not many):
         return None
     return Sign(
         f"the mean importance ratio is {fmean(ratios):.3g}, and {fmean(clipped):.0%} of the tokens are clipped",
