@@ -90,7 +90,8 @@ image: ## an image swift-r1:DEVICE (cpu or gpu) and swift-r1:DEVICE-rollout, wit
 gpu: ## NVIDIA GPUs: installs, short runs of every layout and benchmarks, 10 minutes, results/gpu (docs/gpu.md); GPU_ARGS=--list
 	@PYTHON="$(PYTHON)" $(or $(PYTHON),python3) scripts/gpu $(GPU_ARGS)
 
-bundle: install ## for a GPU machine without a network: an archive of what it lacks in dist/ (docs/install.md); PYTHON, TORCH, ARCH, HAVE
+bundle: ## for a GPU machine without a network: an archive of what it lacks in dist/ (docs/install.md); PYTHON, TORCH, ARCH, HAVE
+	@PYTHON= DEVICE="$(DEVICE)" scripts/install.sh # PYTHON is that of the other machine
 	@$(PY) scripts/bundle.py --python $(or $(PYTHON),3.12) --torch $(or $(TORCH),2.11) --arch $(or $(ARCH),sm_90) \
 	  $(if $(HAVE),--have $(HAVE))
 

@@ -1,12 +1,16 @@
-"""Runs with a fault each, and healthy ones: what `swift why` says of them.
+"""What `swift why` says of runs with one fault each, and of healthy ones.
 
     python examples/mini/make_model.py countdown models/mini/countdown
-    python benchmarks/diagnosis.py --model models/mini/countdown --faults true
-    python benchmarks/diagnosis.py --runs output/mini/*/* --record tests/lab/diagnosis/healthy.jsonl
+    python examples/mini/make_model.py words models/mini/words
+    make smollm2
+    python benchmarks/diagnosis.py benchmarks/faults/*.yaml
+    python benchmarks/diagnosis.py benchmarks/faults/second.yaml --only 'weights that arrive every eighth round'
+    python benchmarks/diagnosis.py --runs output/mini/*/*
 
-A fault is one run of the demo's model and task, 64 completions a step, with one thing wrong on purpose. For each it
-prints what was to be found and what was. `--runs` are folders of runs that are there already. `--record` writes what
-the detectors read of each run, with four digits, to a file that tests read.
+`benchmarks/faults/` names the runs: flags over those of a base, and for a fault what is to be found, signs of trouble or
+the verdict and its first cause. `first.yaml` and `second.yaml` were written by hands that knew neither detectors nor
+thresholds. A run that has ended already is judged again. `--runs` are folders of other runs, which should be healthy.
+`--record` writes what is read of each run, with four digits, to files that tests read.
 """
 
 from __future__ import annotations
@@ -15,169 +19,166 @@ import argparse
 import contextlib
 import json
 import os
-import signal
+import re
 import subprocess
 import sys
 import threading
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+from signal import SIGCONT, SIGSTOP
 from typing import Any
 
 import psutil
+import yaml
 
 from swift_r1.lab.diagnosis.past import DETECTORS
 from swift_r1.lab.diagnosis.watch import Diagnosis
 from swift_r1.record.folder import RunFolder, find_runs
 from swift_r1.record.lines import read_rows
 
-HERE = Path(__file__).resolve().parent
-DEMO = HERE.parent / "examples" / "countdown_demo"
-COMMON = {
-    "rlhf_type": "grpo",
-    "external_plugins": [DEMO / "plugin.py", HERE / "diagnosis_plugin.py"],
-    "dataset": "countdown_mini",
-    "reward_funcs": ["countdown"],
-    "num_train_epochs": 100,
-    "torch_dtype": "float32",
-    "per_device_train_batch_size": 32,
-    "gradient_accumulation_steps": 2,
-    "num_generations": 8,
-    "max_completion_length": 160,
-    "learning_rate": 3e-4,
-    "adam_beta2": 0.999,
-    "lr_scheduler_type": "constant",
-    "weight_decay": 0,
-    "gradient_checkpointing": "false",
-    "max_steps": 20,
-    "save_steps": 1000,
-    "logging_steps": 1,
-    "report_to": "none",
-    "add_version": "false",
-}
-SMALL = {"per_device_train_batch_size": 32, "gradient_accumulation_steps": 1}
-# What is found, the flags that differ, and the rest of `Fault`.
-FAULTS: Mapping[str, tuple[str, Mapping[str, Any], Mapping[str, Any]]] = {
-    "impossible problems": ("no signal", {"dataset": "impossible", "max_steps": 12}, {}),
-    "a majority as the label": (
-        "rewards saturated, entropy collapse",
-        {
-            "reward_funcs": ["countdown", "majority"],
-            "reward_weights": [0, 1],
-            "learning_rate": 1e-3,
-            "max_steps": 40,
-        },
-        {},
+# What a verdict reads beside the metrics of the signs.
+_READ = re.compile(
+    r"step|loss|reward|reward_stderr|grad_norm|learning_rate|entropy|completions/(mean_length|repeated)|rollout/kept_mass"
+    r"|rollout/(staleness/mean|weight_version)|dynamic_sample/kept_without_signal|time/(slowest_\w+|step)"
+    r"|rewards/.+/(mean|std|stderr|equal_differ|seconds)|recheck/.+|policy/moved|kl/pull|advantages/mean_size"
+    r"|eval/.+/(accuracy|avg@\d+.*)"
+)
+_FLAGS = (
+    *(
+        "reward_funcs",
+        "reward_weights",
+        "rlhf_type",
+        "torch_dtype",
+        "max_completion_length",
+        "use_gym_env",
     ),
-    "length that pays": (
-        "length explosion",
-        {"reward_funcs": ["countdown", "longer"], "reward_weights": [0.1, 1], "max_steps": 30},
-        {},
+    *(
+        "vllm_engine_kwargs",
+        "temperature",
+        "top_p",
+        "top_k",
+        "min_p",
+        "beta",
+        "learning_rate",
+        "max_grad_norm",
     ),
-    "too short a limit": ("truncation", {"max_completion_length": 23, "max_steps": 12}, {}),
-    "a learning rate ten times too high": (
-        "KL running off",
-        {"learning_rate": 3e-3, "beta": 1e-3},
-        {},
+    *(
+        "weight_decay",
+        "importance_sampling_level",
+        "dataset_shuffle",
+        "gradient_accumulation_steps",
     ),
-    "sixteen passes over a round": (
-        "ratios off",
-        {"num_iterations": 16, "max_steps": 96, "learning_rate": 1e-3},
-        {},
+)
+_PLAN = (
+    *(
+        "optimizer_steps_per_round",
+        "prompts_per_round",
+        "prompts_per_epoch",
+        "completions_per_round",
     ),
-    "weights that never arrive": (
-        "engine mismatch",
-        {},
-        {"environ": {"DIAGNOSIS_FAULT": "stale engine"}},
-    ),
-    "a reward that accepts anything": (
-        "rewards saturated",
-        {"reward_funcs": ["anything"], "max_steps": 12},
-        {},
-    ),
-    "a reward that fails now and then": (
-        "rewards invalid",
-        {"reward_funcs": ["countdown", "sometimes_nan"], "max_steps": 12},
-        {},
-    ),
-    "brevity that pays": (
-        "evaluation falling",
-        {"reward_funcs": ["countdown", "shorter"], "reward_weights": [0.1, 1]}
-        | {"eval_on_start": "true", "eval_steps": 6, "eval_limit": 128, "num_generations_eval": 4},
-        {},
-    ),
-    "repetition that pays": ("repetition", {"reward_funcs": ["again"], "learning_rate": 1e-3}, {}),
-    "a prompt the model never saw": (
-        "template broken",
-        {
-            "prompt_template": "r1",
-            "reward_funcs": ["countdown", "format"],
-            "reward_weights": [1, 0.1],
-            "max_steps": 10,
-        },
-        {},
-    ),
-    "a learning rate too low for 16 bits": (
-        "weights not moving",
-        {"torch_dtype": "bfloat16", "learning_rate": 1e-9, "max_steps": 14},
-        {},
-    ),
-    "a reward that keeps what it sees": (
-        "memory creeping",
-        SMALL
-        | {
-            "reward_funcs": ["leaking"],
-            "reward_isolation": "inline",
-            "learning_rate": 1e-7,
-            "max_steps": 48,
-        },
-        {},
-    ),
-    "a rank that is stopped now and then": (
-        "slow rank",
-        {"gradient_accumulation_steps": 1, "max_steps": 16},
-        {"processes": 2},
-    ),
-    "forty problems, thirty times": (
-        "data repeated",
-        {"dataset": "repeated", "learning_rate": 1e-4},
-        {},
-    ),
-}
+)
+NEUTRAL = ("nothing", "too few completions")
 
 
 @dataclass(frozen=True)
-class Fault:
-    """A run of the demo's task. Of several `processes` rank 1 is stopped three quarters of the time."""
+class Job:
+    """A run with a fault, or a healthy one, and where it is; without a base it is there already."""
 
-    name: str
-    finding: str
-    flags: Mapping[str, Any]
-    environ: Mapping[str, str]
-    processes: int = 1
+    entry: Mapping[str, Any]
+    folder: Path
+    healthy: bool
+    base: Mapping[str, Any] | None = None
 
-    def run(self, model: Path, folder: Path) -> None:
-        """Raises SystemExit where it fails."""
-        flags = COMMON | {"model": model, "output_dir": folder} | self.flags
-        words = [word for name, value in flags.items() for word in (f"--{name}", *_words(value))]
-        environ = os.environ | self.environ | {"NPROC_PER_NODE": str(self.processes)}
-        with (folder.parent / f"{folder.name}.log").open("wb") as log:
-            command = [sys.executable, "-m", "swift_r1", "rlhf", *words]
-            run = subprocess.Popen(command, env=environ, stdout=log, stderr=subprocess.STDOUT)
+    @property
+    def words(self) -> list[str]:
+        """Returns the flags of the run; one that is null leaves the base's out."""
+        assert self.base is not None
+        flags = {"model": self.base["model"], "output_dir": self.folder} | self.base["flags"]
+        flags |= self.entry.get("flags") or {}
+        return [
+            word
+            for name, value in flags.items()
+            if value is not None
+            for word in (f"--{name}", *_words(value))
+        ]
+
+    def run(self) -> int:
+        """Runs it, unless it has ended; returns its exit code."""
+        if self.base is None or (self.folder / "summary.json").exists():
+            return 0
+        self.folder.parent.mkdir(parents=True, exist_ok=True)
+        ranks = self.entry.get("hindered_ranks", 1)
+        environ = {"NPROC_PER_NODE": ranks, **(self.entry.get("environ") or {})}
+        command = [sys.executable, "-m", "swift_r1", "rlhf", *self.words]
+        with (self.folder.parent / f"{self.folder.name}.log").open("wb") as log:
+            run = subprocess.Popen(
+                command,
+                env=os.environ | {name: str(value) for name, value in environ.items()},
+                stdout=log,
+                stderr=subprocess.STDOUT,
+            )
             ended = threading.Event()
-            if self.processes > 1:
+            if ranks > 1:
                 threading.Thread(target=_hinder, args=(run.pid, ended), daemon=True).start()
             try:
-                code = run.wait()
+                return run.wait()
             finally:
                 ended.set()
                 run.terminate()
-        if code:
-            raise SystemExit(f"{self.name}: exit code {code}, see {log.name}")
+
+    def judged(self) -> tuple[bool, bool, str]:
+        """Returns whether the verdict is right, whether what is found first is, and both in words."""
+        log = Diagnosis(self.folder)
+        log.refresh()
+        verdict = log.verdict
+        causes = verdict.causes if verdict is not None else ()
+        names = [cause.name for cause in causes]
+        kind = verdict.reward.kind if verdict is not None else "too early"
+        first = next(iter([*names, *log.findings]), "nothing")
+        text = f"{kind}; {', '.join([*names, *log.findings]) or 'nothing'}"
+        if self.healthy:
+            return True, first in NEUTRAL, text
+        if "signs" in self.entry:
+            return True, sorted(log.findings) == sorted(self.entry["signs"]), text
+        words = " ".join([first, *(cause.evidence for cause in causes[:1])])
+        right = any(one.removeprefix("other: ") in words for one in self.entry["cause"])
+        return kind in self.entry["verdict"], right, text
+
+    def recorded(self) -> dict[str, Any]:
+        """Returns what is read of the run: flags, plan, and columns of the log; and what is to be found."""
+        [run] = find_runs([self.folder])
+        log = Diagnosis(run.path)
+        log.refresh()
+        rows, _ = read_rows(run.path / "logging.jsonl")
+        wanted = {name for one in DETECTORS for name in one.metrics(log)}
+        wanted |= {name for name in set().union(*rows) if _READ.fullmatch(name)}
+        return {
+            "name": self.entry["name"],
+            **{
+                key: self.entry.get(key)
+                for key in ("signs", "verdict", "cause")
+                if key in self.entry
+            },
+            "args": {name: run.args.get(name) for name in _FLAGS},
+            "plan": {name: run.plan.get(name) for name in _PLAN},
+            "log": {
+                name: [_rounded(row.get(name)) for row in rows]
+                for name in sorted(wanted & set().union(*rows))
+            },
+        }
 
 
 def _words(value: Any) -> list[str]:
-    return [str(one) for one in (value if isinstance(value, list) else [value])]
+    if isinstance(value, Mapping):
+        return [json.dumps(value)]
+    values = value if isinstance(value, list) else [value]
+    return [str(one).lower() if isinstance(one, bool) else str(one) for one in values]
+
+
+def _rounded(value: Any) -> Any:
+    return float(f"{value:.4g}") if isinstance(value, float) else value
 
 
 def _hinder(launcher: int, ended: threading.Event) -> None:
@@ -190,106 +191,73 @@ def _hinder(launcher: int, ended: threading.Event) -> None:
                     rank = one
     try:
         while rank is not None and not ended.is_set():
-            rank.send_signal(signal.SIGSTOP)
+            rank.send_signal(SIGSTOP)
             ended.wait(0.03)
-            rank.send_signal(signal.SIGCONT)
+            rank.send_signal(SIGCONT)
             ended.wait(0.01)
     except psutil.NoSuchProcess:
         return
 
 
-def recorded(run: RunFolder) -> dict[str, Any]:
-    """What the detectors read of a run: flags, plan, and columns of the log."""
-    log = Diagnosis(run.path)
-    log.refresh()
-    wanted = {name for one in DETECTORS for name in one.metrics(log)} | {
-        "step",
-        "loss",
-        "reward",
-        "grad_norm",
-    }
-    wanted |= {
-        "learning_rate",
-        "completions/mean_length",
-        "rollout/kept_mass",
-        "dynamic_sample/kept_without_signal",
-    }
-    wanted |= {"time/slowest_rank", "time/slowest_server"}
-    wanted |= {
-        name
-        for name in log.series
-        if name.startswith("rewards/") and name.endswith(("/mean", "/std"))
-    }
-    wanted |= {name for name in log.series if name.startswith("eval/") and "avg@" in name}
-    rows, _ = read_rows(run.path / "logging.jsonl")
-    args = (
-        "reward_funcs",
-        "reward_weights",
-        "rlhf_type",
-        "torch_dtype",
-        "max_completion_length",
-        "use_gym_env",
-        "vllm_engine_kwargs",
-    )
-    plan = ("optimizer_steps_per_round", "prompts_per_round", "prompts_per_epoch")
-    return {
-        "args": {name: run.args.get(name) for name in args},
-        "plan": {name: run.plan.get(name) for name in plan},
-        "log": {
-            name: [_rounded(row.get(name)) for row in rows]
-            for name in sorted(wanted & set().union(*rows))
-        },
-    }
-
-
-def _rounded(value: Any) -> Any:
-    return float(f"{value:.4g}") if isinstance(value, float) else value
-
-
-def record(file: Path, rows: Iterable[Mapping[str, Any]]) -> None:
-    file.write_text(
-        "".join(json.dumps(row, separators=(",", ":")) + "\n" for row in rows), encoding="utf-8"
-    )
-
-
-def show(name: str, wanted: Sequence[str], run: RunFolder) -> bool:
-    """Says what was found; whether it is what was wanted."""
-    log = Diagnosis(run.path)
-    log.refresh()
-    good = set(log.findings) == set(wanted)
-    print(
-        f"{'good' if good else 'NOT SO'}  {name}: to be found: {', '.join(wanted) or 'nothing'}",
-        flush=True,
-    )
-    for one in log.findings.values():
-        print(f"    {one.line}", flush=True)
-    return good
+def jobs_of(file: Path, output: Path, only: Sequence[str] | None) -> list[Job]:
+    """Returns the runs that a file of `benchmarks/faults/` names."""
+    content = yaml.safe_load(file.read_text(encoding="utf-8"))
+    jobs = []
+    for kind in ("faults", "healthy"):
+        for entry in content.get(kind, ()):
+            if only is None or entry["name"] in only:
+                name = re.sub(r"[^a-z0-9]+", "-", f"{file.stem} {kind} {entry['name']}".lower())
+                base = content["bases"][entry["base"]]
+                jobs.append(Job(entry, output / name, kind == "healthy", base))
+    return jobs
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--model", type=Path, default=Path("models/mini/countdown"))
-    parser.add_argument("--faults", nargs="*", help="names, or true for all of them")
+    parser.add_argument("files", nargs="*", type=Path, help="of benchmarks/faults/")
+    parser.add_argument("--only", nargs="*", help="names of entries")
     parser.add_argument("--runs", nargs="*", default=[], help="folders of healthy runs")
     parser.add_argument("--output_dir", type=Path, default=Path("output/diagnosis"))
-    parser.add_argument("--record", type=Path, help="file to write what the detectors read to")
+    parser.add_argument("--processes", type=int, default=1, help="runs at once")
+    parser.add_argument("--record", type=Path, help="folder for faults.jsonl and healthy.jsonl")
     args = parser.parse_args()
-    good, rows = True, []
-    for name in FAULTS if args.faults == ["true"] else args.faults or ():
-        finding, flags, more = FAULTS[name]
-        folder = args.output_dir / name.replace(" ", "-")
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        if not (folder / "summary.json").exists():
-            Fault(name, finding, flags, **({"environ": {}} | more)).run(args.model, folder)
-        [run] = find_runs([folder])
-        good &= show(name, finding.split(", "), run)
-        rows.append({"name": name, "finding": finding} | recorded(run))
-    for run in find_runs(args.runs) if args.runs else ():
-        good &= show(run.name, [], run)
-        rows.append({"name": run.name, "finding": None} | recorded(run))
-    if args.record:
-        record(args.record, rows)
-    return 0 if good else 1
+    jobs = [job for file in args.files for job in jobs_of(file, args.output_dir, args.only)]
+    runs: list[RunFolder] = find_runs(args.runs) if args.runs else []
+    jobs += [Job({"name": run.name}, run.path, True) for run in runs]
+    counts = {False: [0, 0, 0], True: [0, 0, 0]}
+    recorded: dict[bool, list[dict[str, Any]]] = {False: [], True: []}
+    with ThreadPoolExecutor(args.processes) as pool:
+        for job, code in zip(jobs, pool.map(Job.run, jobs), strict=True):
+            name = job.entry["name"]
+            if code:
+                print(f"FAILED  {name}: exit code {code}, see {job.folder}.log", flush=True)
+                counts[job.healthy][0] += 1
+                continue
+            verdict, first, text = job.judged()
+            count = counts[job.healthy]
+            counts[job.healthy] = [count[0] + 1, count[1] + verdict, count[2] + first]
+            wanted = [
+                f"{key} {' or '.join(job.entry[key])}"
+                for key in ("signs", "verdict", "cause")
+                if key in job.entry
+            ]
+            print(
+                f"{'good  ' if verdict and first else 'NOT SO'}  {name}: {text} ({'; '.join(wanted) or 'healthy'})",
+                flush=True,
+            )
+            if args.record:
+                recorded[job.healthy].append(job.recorded())
+    for healthy, (count, verdicts, first) in counts.items():
+        what = "healthy runs, nothing found in" if healthy else "faults, verdict right in"
+        numbers = first if healthy else f"{verdicts}, first finding in {first}"
+        print(f"{count} {what} {numbers}")
+    for healthy, rows in recorded.items():
+        if rows:
+            lines = [json.dumps(row, separators=(",", ":")) + "\n" for row in rows]
+            (args.record / ("healthy.jsonl" if healthy else "faults.jsonl")).write_text(
+                "".join(lines)
+            )
+    return 0 if all(count[0] == count[1] == count[2] for count in counts.values()) else 1
 
 
 if __name__ == "__main__":

@@ -3,6 +3,7 @@
     python examples/mini/make_model.py countdown models/mini/countdown
     python benchmarks/estimate.py runs --output_dir output/estimate     # a few minutes on two idle cores
     python benchmarks/estimate.py published                             # seconds; benchmarks/estimate_published.yaml
+    python benchmarks/estimate.py chips                                 # seconds: Qwen2.5's sizes on four GPUs
 
 `runs` makes runs of the demo's model with several batch sizes and lengths, on one rank and on two, and through a
 `swift rollout` with and without `--async_generate`. One run of each engine calibrates; the others are predicted from
@@ -37,8 +38,11 @@ from swift_r1.lab.estimate.layout import Layout, estimate_layout
 from swift_r1.lab.estimate.measured import read_measured, seconds_of
 from swift_r1.lab.estimate.model import from_config
 from swift_r1.lab.estimate.roles import Job
+from swift_r1.lab.estimate.show import seconds
+from swift_r1.lab.estimate.split import best_split
 from swift_r1.lab.estimate.work import Round
 from swift_r1.launch.colocated_servers import free_ports
+from swift_r1.training.memory import GIB
 
 HERE = Path(__file__).resolve().parent
 SWIFT = (sys.executable, "-m", "swift_r1")
@@ -113,13 +117,15 @@ CASES = (
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("what", choices=("runs", "published"))
+    parser.add_argument("what", choices=("runs", "published", "chips"))
     parser.add_argument("--output_dir", type=Path, default=Path("output/estimate"))
     parser.add_argument("--model", type=Path, default=Path("models/mini/countdown"))
     args = parser.parse_args()
-    console = Console(width=130)
+    console = Console(width=170)
     if args.what == "published":
         show_published(console)
+    elif args.what == "chips":
+        show_chips(console)
     else:
         show_runs(make_runs(args.output_dir.absolute(), args.model.absolute()), console)
     return 0
@@ -257,11 +263,76 @@ def show_published(console: Console) -> None:
     console.print(f"all: {about([ratio for found in ratios.values() for ratio in found])}")
 
 
+# of Qwen2.5: width, feed-forward, layers, heads, key-value heads, vocabulary
+SIZES = {
+    "0.5B": (896, 4864, 24, 14, 2, 151_936),
+    "1.5B": (1536, 8960, 28, 12, 2, 151_936),
+    "3B": (2048, 11_008, 36, 16, 2, 151_936),
+    "7B": (3584, 18_944, 28, 28, 4, 152_064),
+    "14B": (5120, 13_824, 48, 40, 8, 152_064),
+    "32B": (5120, 27_648, 64, 40, 8, 152_064),
+}
+
+
+def show_chips(console: Console) -> None:
+    """A round of 32 prompts of 256 tokens x 8 completions of 512, at most 1,024, in one optimizer step, on the fewest
+    GPUs that all weights and AdamW's states fit on, and the best division of them."""
+    names = ("layout", "GiB", "generate", "train", "products", "memory", "launches", "push")
+    table = Table("chip", "model", *names, "a round", "tokens/s", pad_edge=False)
+    for chip in ("h200", "h100", "a100", "rtx4090"):
+        for name, sizes in SIZES.items():
+            job = sized_job(sizes, chip)
+            tries = (best_split(job, gpus) for gpus in (1, 2, 3, 4, 6, 8, 16, 24, 32, 64))
+            best = next(one.best[0] for one in tries if one.best)
+            parts = {**best.phases, **best.least}
+            cells = [seconds(parts[phase]) for phase in names[2:]]
+            rate = f"{job.round.generated_tokens / best.step:,.0f}"
+            held = f"{best.memory[0].total / GIB:.1f}"
+            table.add_row(chip, name, str(best.layout), held, *cells, seconds(best.step), rate)
+    console.print(table)
+
+
+def sized_job(sizes: Sequence[int], chip: str) -> Job:
+    hidden, inner, layers, heads, shared, words = sizes
+    config = {
+        "model_type": "qwen2",
+        "hidden_size": hidden,
+        "intermediate_size": inner,
+        "num_hidden_layers": layers,
+        "num_attention_heads": heads,
+        "num_key_value_heads": shared,
+        "vocab_size": words,
+        "tie_word_embeddings": hidden < 3584,
+        "dtype": "bfloat16",
+    }
+    args = RlhfArguments(
+        per_device_train_batch_size=4,
+        gradient_accumulation_steps=64,
+        steps_per_generation=64,
+        generation_batch_size=256,
+        num_generations=8,
+        max_length=512,
+        max_completion_length=1024,
+        use_vllm=True,
+    )
+    figures = chip_of(chip)
+    work = Round(32, 8, 256, 512, 1024)
+    most = figures.most_at_once
+    return Job(args, from_config(config), work, figures, assumed(figures), 8, most=most)
+
+
 def published_seconds(row: Mapping[str, Any], config: Mapping[str, Any]) -> dict[str, float]:
     """Of the step and its phases."""
     group, completions = row["group"], row["prompts"] * row["group"]
+    own = completions // row["updates"] // row["ranks"]  # of a rank in an optimizer step
+    micro = max(1, own // 4)
+    steps = max(1, own // micro)
     args = RlhfArguments(  # log-probs of the policy and of the reference
-        per_device_train_batch_size=max(1, completions // row["updates"] // row["ranks"] // 4),
+        given=frozenset({"max_tokens_per_micro_batch", "gradient_checkpointing"}),
+        per_device_train_batch_size=micro,
+        gradient_accumulation_steps=steps,
+        steps_per_generation=steps * row["updates"],
+        generation_batch_size=micro * steps * row["updates"] * row["ranks"],
         num_generations=group,
         gradient_checkpointing=row["recomputes"],
         beta=0.01 if row.get("passes", 2) > 1 else 0.0,
@@ -276,10 +347,8 @@ def published_seconds(row: Mapping[str, Any], config: Mapping[str, Any]) -> dict
         args=args,
         model=from_config(config),
         round=Round(row["prompts"], group, row["prompt"], row["mean"], row["longest"], updates),
-        updated=completions // updates,
         chip=chip,
         use=assumed(chip),
-        width=2.0,
         per_node=8,
         most=row["most"],
     )

@@ -22,7 +22,8 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from diagnosis import Fault
+import yaml
+from diagnosis import Job
 
 from swift_r1.lab.diagnosis.causes import Cause
 from swift_r1.lab.diagnosis.past import Past
@@ -30,7 +31,8 @@ from swift_r1.lab.diagnosis.watch import Diagnosis
 from swift_r1.record.folder import RunFolder
 
 SEEDS = (0, 1, 2)
-LIMIT = {"max_completion_length": 80, "max_steps": 12, "logging_steps": 1}
+BASE = Path(__file__).parent / "faults" / "signs.yaml"
+LIMIT = {"max_completion_length": 80, "max_steps": 12}
 COLLAPSES: Mapping[str, Mapping[str, Any]] = {
     "too high a rate": {"learning_rate": 3e-3},
     "KL": {"beta": 5, "max_steps": 24},
@@ -77,7 +79,11 @@ def made(name: str, flags: Mapping[str, Any], model: Path, folder: Path) -> Outc
     """Runs it where that has not been done, and judges it."""
     folder.parent.mkdir(parents=True, exist_ok=True)
     if not (folder / "summary.json").exists():
-        Fault(name, "", flags, {"OMP_NUM_THREADS": "1"}).run(model, folder)
+        base = yaml.safe_load(BASE.read_text(encoding="utf-8"))["bases"]["demo"]
+        entry = {"name": name, "flags": flags | {"model": model}, "environ": {"OMP_NUM_THREADS": 1}}
+        code = Job(entry, folder, False, base).run()
+        if code:
+            raise SystemExit(f"{name}: exit code {code}, see {folder}.log")
     return Outcome.of(folder)
 
 

@@ -12,7 +12,8 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from swift_r1.cli.files import json_file, write_json
-from swift_r1.cli.rlhf import prepared, room
+from swift_r1.cli.memory import room
+from swift_r1.cli.rlhf import prepared
 from swift_r1.errors import EXIT_OK
 from swift_r1.flags.forecast import FORECAST_FILE, ForecastArguments, arguments_of
 from swift_r1.flags.parser import parse_arguments
@@ -20,6 +21,7 @@ from swift_r1.flags.plan import Plan
 from swift_r1.flags.rlhf import RlhfArguments
 from swift_r1.flags.world import World
 from swift_r1.launch.environment import has_gpu, trainer
+from swift_r1.runtime.hardware import gpu_memory
 from swift_r1.workers.process import SupervisedProcess
 
 _USAGE = """swift forecast [config.yaml] --rlhf_type grpo|ppo --model M --dataset D --reward_funcs R [--flag value ...]
@@ -87,13 +89,14 @@ def _say(folder: Path, file: Path | None, world: World) -> int:
 def _memory(args: RlhfArguments, world: World, peak_gib: float | None) -> str:
     """Returns what was held, what a rank may need at most, and whether that fits."""
     from swift_r1.models.shape import shape_of
-    from swift_r1.training.memory import GIB, estimated
+    from swift_r1.training.memory import GIB, card_of, estimated
 
     gpu = has_gpu(os.environ)
-    most = estimated(args, shape_of(args.model), world, gpu)
+    memory = gpu_memory(os.environ, world.nproc_per_node) if gpu else None
+    most = estimated(args, shape_of(args.model), world, card_of(gpu, memory))
     held = "" if peak_gib is None else f"{peak_gib:.2f} GiB were held; "
     bound = f"at most {most.peak / GIB:.2f} GiB with prompts of {most.prompt_tokens} tokens and the longest completions"
-    return f"{held}{bound}; {room(most, world, gpu)}"
+    return f"{held}{bound}; {room(most.peak, world, gpu, memory)}"
 
 
 def _read(path: Path) -> dict[str, Any]:

@@ -102,14 +102,17 @@ def _command(content: Mapping[str, Any]) -> str:
 
 
 def _advice(content: Mapping[str, Any]) -> str:
-    import torch
-
     from swift_r1.flags import World
+    from swift_r1.launch.environment import card_here
     from swift_r1.training.memory import advice_for
 
     world, _ = World.from_environment(os.environ)
     try:
-        return f"; {advice_for(content, world, torch.cuda.is_available())}" if content else ""
+        return (
+            f"; {advice_for(content, world, card_here(os.environ, world.nproc_per_node))}"
+            if content
+            else ""
+        )
     except MemoryError:
         return ""
 

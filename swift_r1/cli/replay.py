@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Any, ClassVar, Self
 
 from swift_r1.algorithms.methods import ESTIMATORS
-from swift_r1.cli.rlhf import environment_of, print_estimate, start
+from swift_r1.cli.memory import print_estimate
+from swift_r1.cli.rlhf import environment_of, start
 from swift_r1.errors import UsageError, one_line
 from swift_r1.flags.batch import processes_of
 from swift_r1.flags.fields import flag_specs, shown_value
@@ -28,6 +29,7 @@ from swift_r1.launch.run_folder import (
     write_args,
 )
 from swift_r1.record.recorded import RecordedRun, Replay, row_columns
+from swift_r1.runtime.hardware import gpu_memory
 from swift_r1.runtime.processes import say
 
 _USAGE = """swift replay RUN [--flag value ...]
@@ -84,8 +86,6 @@ class ReplayArguments(RlhfArguments):
     """Replay."""
 
     command: ClassVar[str] = "replay"
-    given: frozenset[str] = frozenset()
-    """The flags that the user set."""
 
     @property
     def normalizes_rounds(self) -> bool:
@@ -173,7 +173,8 @@ def run(words: Sequence[str]) -> int:
     gpu = has_gpu(os.environ)
     args, about_machine = on_this_machine(args, gpu)
     if args.estimate:
-        return print_estimate(args, world, gpu)
+        memory = gpu_memory(os.environ, world.nproc_per_node) if gpu else None
+        return print_estimate(args, world, gpu, memory)
     from swift_r1.launch.checks.preflight import model_files_faults, trainer_faults
 
     if args.plays_agent:

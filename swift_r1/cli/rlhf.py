@@ -5,13 +5,15 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, NoReturn
+from typing import NoReturn
 
+from swift_r1.cli.memory import print_estimate
 from swift_r1.cli.view import check_packages
-from swift_r1.errors import EXIT_OK, SwiftError
+from swift_r1.errors import SwiftError
 from swift_r1.flags.parser import parse_arguments
-from swift_r1.flags.plan import Plan, make_plan, plan_table
+from swift_r1.flags.plan import Plan, make_plan, micro_batch_tokens, plan_table
 from swift_r1.flags.rlhf import RlhfArguments
 from swift_r1.flags.world import World
 from swift_r1.launch.checks.model_folder import is_local
@@ -25,6 +27,7 @@ from swift_r1.launch.environment import (
     trainer_environment,
     usable_cpus,
 )
+from swift_r1.launch.gpu_defaults import as_it_began, for_gpu
 from swift_r1.launch.nodes import launching, tell_node_0
 from swift_r1.launch.run_folder import (
     check_same_run,
@@ -36,10 +39,8 @@ from swift_r1.launch.run_folder import (
     write_args,
 )
 from swift_r1.launch.servers import wait_for_servers, with_servers_turns
+from swift_r1.runtime.hardware import gpu_memory
 from swift_r1.runtime.processes import say
-
-if TYPE_CHECKING:
-    from swift_r1.training.memory import MemoryEstimate
 
 _USAGE = """swift rlhf [config.yaml] --rlhf_type grpo|ppo --model M --dataset D --reward_funcs R [--flag value ...]
 
@@ -71,7 +72,8 @@ def run(words: Sequence[str]) -> int:
         if parsed.estimate:
             gpu = has_gpu(os.environ)
             args, _ = on_this_machine(parsed, gpu)
-            return print_estimate(args, world, gpu)
+            memory = gpu_memory(os.environ, world.nproc_per_node) if gpu else None
+            return print_estimate(args, world, gpu, memory)
         ready = prepared(parsed, words, world)
     except SwiftError as error:
         tell_node_0(error)
@@ -112,9 +114,16 @@ def prepared(
             data = check_inputs(args, world, os.environ, run_folder_faults(args, world))
     data_hash = dataset_hash(data.train)
     plan = make_plan(args, world.size, None if args.streaming else len(data.train))
-    args, about_vllm = chosen(args, plan, world, gpu)
+    memory = gpu_memory(os.environ, world.nproc_per_node) if gpu else None
+    args = as_it_began(args) if gpu else args
+    args, about_vllm = chosen(args, plan, world, gpu, memory)
     args, about_compiling = compiled(args, plan, gpu)
-    for line in (*args.about_flags, *about_machine, about_vllm, about_compiling):
+    about_gpu = list[str]()
+    if gpu:
+        cores = len(usable_cpus())
+        args, about_gpu = for_gpu(args, plan.completions_per_round, world, memory, cores)
+        plan = replace(plan, max_tokens_per_micro_batch=micro_batch_tokens(args))
+    for line in (*args.about_flags, *about_machine, about_vllm, about_compiling, *about_gpu):
         if line is not None and is_first_node:
             say(line, args.command)
     folder, checkpoint = find_checkpoint(args)
@@ -185,59 +194,3 @@ def needs_no_hub(args: RlhfArguments) -> bool:
         *args.reward_adapters,
     )
     return not args.push_to_hub and all(is_local(one) for one in named if one is not None)
-
-
-def print_estimate(args: RlhfArguments, world: World, gpu: bool) -> int:
-    """Prints what a rank will need, next to what the machine has, and what would save most; loads nothing. Returns the
-    exit code. UsageError where the model's config cannot be read."""
-    from rich.table import Table
-
-    from swift_r1.models.shape import shape_of
-    from swift_r1.runtime.terminal import Terminal
-    from swift_r1.training.memory import GIB, advice, estimated
-
-    shape = shape_of(args.model)
-    estimate = estimated(args, shape, world, gpu)
-    table = Table(title="Memory of one rank, estimated", title_justify="left", pad_edge=False)
-    table.add_column("part", style="bold")
-    table.add_column("GiB", justify="right")
-    table.add_column("when")
-    for name, size in estimate.parts.items():
-        table.add_row(name, f"{size / GIB:.2f}", "always")
-    for phase, parts in estimate.phases.items():
-        note = "" if phase == estimate.highest_phase else "; not at the same time, so not counted"
-        for name, size in parts.items():
-            table.add_row(name, f"{size / GIB:.2f}", f"in {phase}{note}")
-    table.add_row("at most", f"{estimate.peak / GIB:.2f}", "", style="bold")
-    for name, size in estimate.on_host.items():
-        table.add_row(f"{name}, in host memory", f"{size / GIB:.2f}", "always")
-    Terminal(width=max(100, Terminal().width)).print(table)
-    bound = "--max_length" if args.max_length else "assumed, without --max_length"
-    print(
-        f"for prompts of up to {estimate.prompt_tokens} tokens ({bound}), {estimate.tokens:,} tokens a forward pass"
-    )
-    print(room(estimate, world, gpu))
-    print(advice(args, shape, world, gpu, estimate))
-    return EXIT_OK
-
-
-def room(estimate: MemoryEstimate, world: World, gpu: bool) -> str:
-    """Says whether this machine has what was estimated, in words."""
-    from swift_r1.training.memory import GIB
-
-    if gpu:
-        import torch
-
-        free, total = torch.cuda.mem_get_info()
-        fits = "fits" if estimate.peak <= free else "does NOT fit"
-        return f"this GPU: {total / GIB:.1f} GiB, {free / GIB:.1f} GiB of them free: it {fits}"
-    import psutil
-
-    memory = psutil.virtual_memory()
-    needed = estimate.peak * world.nproc_per_node
-    fits = "fits" if needed <= memory.available else "does NOT fit"
-    ranks = f" for {world.nproc_per_node} ranks" if world.nproc_per_node > 1 else ""
-    return (
-        f"this machine: {memory.total / GIB:.1f} GiB, {memory.available / GIB:.1f} GiB of them free: "
-        f"{needed / GIB:.2f} GiB{ranks} {fits}"
-    )

@@ -103,9 +103,6 @@ def make_plan(
         warmup_steps = math.ceil(scheduled_steps * args.warmup_ratio)
     else:
         warmup_steps = min(args.warmup_steps, scheduled_steps)
-    bound = args.max_tokens_per_micro_batch
-    if bound is None and args.max_length:
-        bound = args.per_device_train_batch_size * (args.max_length + args.max_completion_length)
     return Plan(
         world_size=world_size,
         dataset_size=dataset_size,
@@ -121,8 +118,15 @@ def make_plan(
         scheduled_steps=scheduled_steps,
         epochs=None if epoch is None else rounds * prompts / epoch,
         max_tokens_per_round=completions * args.max_completion_length,
-        max_tokens_per_micro_batch=bound,
+        max_tokens_per_micro_batch=micro_batch_tokens(args),
     )
+
+
+def micro_batch_tokens(args: RlhfArguments) -> int | None:
+    """Returns the most tokens of a micro-batch, prompts included; None where nothing bounds them."""
+    if args.max_tokens_per_micro_batch is None and args.max_length:
+        return args.per_device_train_batch_size * (args.max_length + args.max_completion_length)
+    return args.max_tokens_per_micro_batch
 
 
 def rollouts_from(args: RlhfArguments) -> str:

@@ -65,7 +65,12 @@ class PluginArguments:
     reward_timeout: float = resumable_flag(
         10.0, "seconds per completion before a reward call's process is killed", more_than=0
     )
-    reward_num_workers: int = resumable_flag(2, "processes that compute rewards", _POOL, at_least=1)
+    reward_num_workers: int = resumable_flag(
+        2,
+        "processes that compute rewards (on a machine with a GPU by default half of the cores, 2 to 8)",
+        _POOL,
+        at_least=1,
+    )
     reward_isolation: str = flag(
         "process",
         "where rewards run: in processes that can be killed, or inline in the trainer (stateful or GPU rewards; "

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path, PurePosixPath
 from typing import Any, ClassVar, Self
 
@@ -62,6 +62,8 @@ class RlhfArguments(
     command: ClassVar[str] = "rlhf"
     chosen: tuple[str, ...] = ()
     """What of the batch was chosen since the flags leave it open, as lines of the plan."""
+    given: frozenset[str] = field(default=frozenset(), compare=False)
+    """The flags that the user set."""
 
     @property
     def peak_learning_rate(self) -> float:
@@ -289,6 +291,7 @@ class RlhfArguments(
             self.with_secrets(environ),
             critic_model=critic_model,
             chosen=tuple(chosen),
+            given=given,
             dataset=self.dataset or ["env"] * (self.env is not None),
             agent=self.agent or self.env,
             learning_rate=self.peak_learning_rate,

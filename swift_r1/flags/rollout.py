@@ -69,8 +69,8 @@ class GenerationArguments(EngineFlags):
 
     use_vllm: bool | None = flag(
         None,
-        "generate with vLLM instead of in the trainer's process (default: on a CPU true, with --vllm_mode colocate, "
-        "where model and run are large enough to gain; a line says which)",
+        "generate with vLLM instead of in the trainer's process (default: true, with --vllm_mode colocate, where model "
+        "and run are large enough to gain and a GPU has room for both; a line says which)",
         ms_swift="false",
     )
     vllm_mode: str = flag(
@@ -90,7 +90,7 @@ class GenerationArguments(EngineFlags):
     )
     vllm_gpu_memory_utilization: float | None = resumable_flag(
         None,
-        "colocate, on a GPU: the engine's share (default: 0.3)",
+        "colocate, on a GPU: the engine's share (default: by the memory estimate, which a line says; else 0.3)",
         _COLOCATED,
         more_than=0,
         at_most=1,

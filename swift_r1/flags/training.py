@@ -231,7 +231,8 @@ class TrainingArguments:
     max_tokens_per_micro_batch: int | None = flag(
         None,
         "tokens, padding included, that one process puts through the model at once (default: as many as "
-        "--per_device_train_batch_size of the step's longest completions)",
+        "--per_device_train_batch_size of the step's longest completions; on a GPU as many as the memory estimate has "
+        "room for)",
         at_least=1,
     )
     share_prompt: str = flag(

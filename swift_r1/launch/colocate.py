@@ -14,6 +14,8 @@ from swift_r1.flags.plan import Plan
 from swift_r1.flags.rlhf import RlhfArguments
 from swift_r1.flags.world import World
 from swift_r1.launch.checks.model_folder import dtype_here
+from swift_r1.launch.gpu_defaults import why_no_room
+from swift_r1.runtime.hardware import GpuMemory
 
 A = TypeVar("A", bound=RlhfArguments)
 
@@ -22,18 +24,23 @@ LEAST_MODEL_BYTES = 100 << 20
 LEAST_TOKENS = 50_000
 """Half of them, since completions end early, are minutes at some hundred tokens a second; vLLM starts in about half a
 minute."""
+LEAST_GPU_STEPS = 20_000
+"""Half of them, at an estimated 10 ms of Python each, are the 109 s that vLLM's start took on an H200 (results/gpu)."""
 LEAST_COMPILED_TOKENS = 300_000
 """Compiling takes about a minute more on two cores and makes SmolLM2 1.1 to 1.4 times as fast there, which repays it
 after 70,000 to 300,000 tokens (docs/performance.md)."""
 
 
 def chosen(
-    args: RlhfArguments, plan: Plan, world: World, gpu: bool
+    args: RlhfArguments, plan: Plan, world: World, gpu: bool, memory: GpuMemory | None = None
 ) -> tuple[RlhfArguments, str | None]:
-    """Returns the arguments with `use_vllm` decided, and the line about it; None where the user has decided."""
+    """Returns the arguments with `use_vllm` decided, and the line about it; None where the user has decided. `memory` is
+    that of the GPUs, where it is known."""
     if args.use_vllm is not None:
         return args, None
-    why = why_own_process(args, plan.max_tokens, world, gpu)
+    why = why_own_process(args, plan, world, gpu)
+    if why is None and gpu:
+        why = why_no_room(args, plan.completions_per_round, world, memory)
     if why is not None:
         line = f"completions come from the trainer's own process (--use_vllm false): {why}"
         return replace(args, use_vllm=False), line
@@ -58,10 +65,8 @@ def compiled(args: RlhfArguments, plan: Plan, gpu: bool) -> tuple[RlhfArguments,
     return replace(args, vllm_enforce_eager=eager), line
 
 
-def why_own_process(args: RlhfArguments, tokens: int, world: World, gpu: bool) -> str | None:
-    """Says why not to use vLLM for a run of at most `tokens` new tokens; None where nothing speaks against it."""
-    if gpu:
-        return "on a GPU vLLM would take a share of its memory, which only --use_vllm true gives it"
+def why_own_process(args: RlhfArguments, plan: Plan, world: World, gpu: bool) -> str | None:
+    """Says why not to use vLLM, whatever room there is; None where nothing speaks against it."""
     if find_spec("vllm") is None:
         return "vLLM is not installed"
     if world.nnodes > 1:
@@ -75,7 +80,11 @@ def why_own_process(args: RlhfArguments, tokens: int, world: World, gpu: bool) -
         return "the model is not a local folder, so its size is not known"
     if size < LEAST_MODEL_BYTES:
         return f"the model is small ({size / 2**20:.0f} MiB), where vLLM is not faster"
-    if tokens < LEAST_TOKENS:
+    tokens = plan.max_tokens
+    steps = (
+        plan.rounds * args.max_completion_length
+    )  # the trainer's own engine decodes a round at once
+    if tokens < LEAST_TOKENS or (gpu and steps < LEAST_GPU_STEPS):
         return f"at most {tokens:,} tokens are to be generated, which does not repay vLLM's start"
     return None
 

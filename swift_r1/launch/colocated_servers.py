@@ -31,6 +31,7 @@ from swift_r1.launch.environment import cpu_binding, has_gpu, own_address, usabl
 from swift_r1.launch.nodes import Nodes
 from swift_r1.launch.servers import wait_for_servers
 from swift_r1.runtime.processes import say
+from swift_r1.training.room import engine_length
 from swift_r1.workers.process import SupervisedProcess
 
 SUPERVISOR_MODULE = "swift_r1.launch.supervisor"
@@ -62,7 +63,8 @@ def own_engines(
         if not by_default:
             raise
         say(f"{error}; completions come from the trainer's own process instead (--use_vllm false)")
-        return replace(args, use_vllm=False, vllm_mode="server", vllm_enforce_eager=None), None
+        alone = replace(args, use_vllm=False, vllm_mode="server")
+        return replace(alone, vllm_enforce_eager=None, vllm_gpu_memory_utilization=None), None
 
 
 def _on_several_nodes(
@@ -147,18 +149,13 @@ def start_engines(
 
 def engine_flags(args: RlhfArguments, host: str, port: int, gpu: bool) -> list[str]:
     """Returns the flags of `swift rollout` for this run."""
-    length = args.vllm_max_model_len
-    if length is None and args.max_length and args.multi_turn_scheduler is None:
-        length = args.max_length + max(
-            args.max_completion_length, args.eval_max_completion_length or 0
-        )
     values = {
         "model": args.model,
         "host": host,
         "port": port,
         "seed": args.seed,
         "torch_dtype": args.torch_dtype,
-        "max_model_len": length,
+        "max_model_len": engine_length(args),
         "vllm_gpu_memory_utilization": (args.vllm_gpu_memory_utilization or DEFAULT_GPU_SHARE)
         if gpu
         else None,

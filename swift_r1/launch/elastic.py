@@ -33,7 +33,7 @@ from swift_r1.errors import (
     SwiftError,
 )
 from swift_r1.flags.world import World
-from swift_r1.launch.environment import WORKER_MODULE, has_gpu
+from swift_r1.launch.environment import WORKER_MODULE, card_here
 from swift_r1.launch.nodes import DEFAULT_MASTER_PORT, MEETING_SECONDS, Cause, Nodes
 from swift_r1.runtime.processes import leave, say, stop_at_once
 from swift_r1.runtime.stopping import LAUNCHED
@@ -64,7 +64,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     def memory_advice() -> str:
         from swift_r1.training.memory import advice_for
 
-        return advice_for(content, world, has_gpu(os.environ))
+        return advice_for(content, world, card_here(os.environ, world.nproc_per_node))
 
     try:
         command = (sys.executable, "-m", WORKER_MODULE, words[0])

@@ -23,6 +23,8 @@ from typing import NoReturn
 import psutil
 
 from swift_r1.flags.world import World
+from swift_r1.runtime.hardware import gpu_memory
+from swift_r1.training.memory import card_of
 from swift_r1.workers.process import SupervisedProcess
 
 PAGE_MODULE = "swift_r1.lab.view.server"
@@ -107,6 +109,12 @@ def has_gpu(environ: Mapping[str, str]) -> bool:
         if environ.get(name, "all").strip() in ("", "-1"):
             return False
     return any(glob.glob(pattern) for pattern in _GPU_DEVICES)
+
+
+def card_here(environ: Mapping[str, str], count: int) -> float | None:
+    """Returns the bytes of this machine's GPU, of which `count` train, for an estimate; None on a CPU."""
+    gpu = has_gpu(environ)
+    return card_of(gpu, gpu_memory(environ, count) if gpu else None)
 
 
 def usable_cpus() -> tuple[int, ...]:

@@ -106,6 +106,7 @@ def longest_prompt(args: RlhfArguments) -> int | None:
     return context - args.max_completion_length
 
 
+@cache
 def shape_of(model: str) -> ModelShape:
     """Returns the shape of the model folder (or id) `model`; it takes seconds, and no weights. Raises UsageError:
     transformers does not know the architecture."""

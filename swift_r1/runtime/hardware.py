@@ -6,7 +6,9 @@ import glob
 import os
 import platform
 import re
+import subprocess
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +20,17 @@ _ARITHMETIC = {
     "float16": {"avx512_fp16", "amx_fp16", "asimdhp"},
 }
 """The kernel's names of instructions (x86 and Arm) that multiply matrices of a dtype."""
+
+
+_ASK_S = 30.0  # a driver that loads first takes some seconds
+
+
+@dataclass(frozen=True, slots=True)
+class GpuMemory:
+    """Bytes of a GPU: all of them, and those that nothing holds."""
+
+    total: float
+    free: float
 
 
 def hardware(
@@ -47,6 +60,24 @@ def gpu_ids(environ: Mapping[str, str], devices: str = _GPU_DEVICES) -> list[str
     if visible is None:
         return [str(number) for number in range(count)]
     return [one.strip() for one in visible.split(",") if one.strip() not in ("", "-1")][:count]
+
+
+def gpu_memory(
+    environ: Mapping[str, str], count: int, program: str = "nvidia-smi"
+) -> GpuMemory | None:
+    """Returns the memory of the first `count` GPUs that this process sees, of the one with least free; None where that
+    cannot be told. Asks the driver's own program: a CUDA context of this process would take some of it."""
+    words = [program, "--query-gpu=memory.total,memory.free", "--format=csv,noheader,nounits"]
+    ids = gpu_ids(environ)[:count]
+    if ids:
+        words.append(f"--id={','.join(ids)}")
+    try:
+        done = subprocess.run(words, capture_output=True, text=True, timeout=_ASK_S, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    found = re.findall(r"^(\d+), (\d+)$", done.stdout, re.MULTILINE)  # in MiB
+    gpus = [GpuMemory(int(total) * 2.0**20, int(free) * 2.0**20) for total, free in found[:count]]
+    return min(gpus, key=lambda gpu: gpu.free, default=None)
 
 
 def cpu_multiplies(dtype: str, cpuinfo: str = CPU) -> bool:

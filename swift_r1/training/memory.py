@@ -9,19 +9,19 @@ from __future__ import annotations
 import math
 import re
 import resource
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import psutil
 
-from swift_r1.flags.forecast import arguments_of
 from swift_r1.flags.rlhf import RlhfArguments
 from swift_r1.flags.training import EIGHT_BIT
 from swift_r1.flags.world import World
 from swift_r1.models.shape import KEPT_CHUNKS, LOGITS_BYTES, ModelShape, gpu_logits_bytes, shape_of
-from swift_r1.training.backends.deepspeed_config import offloads, read_config
+from swift_r1.runtime.hardware import GpuMemory
+from swift_r1.training.backends.deepspeed_config import ON_GPU, offloads, read_config
 from swift_r1.training.backends.fsdp_config import read_fsdp
 from swift_r1.training.micro_batches import LEAST_SAVING
 
@@ -32,7 +32,7 @@ GIB = 2**30
 _MIB = 2**20
 DEFAULT_PROMPT_TOKENS = 512  # taken for the longest prompt where `--max_length` does not bound it
 
-_CARD = 80.0 * GIB  # memory of a GPU that is not at hand
+ANY_CARD = 80.0 * GIB  # memory of a GPU that does not tell
 WIDTHS = {"float32": 4.0, "bfloat16": 2.0, "float16": 2.0, "fp8": 1.0}
 """Bytes of a number, by its dtype."""
 _FOUR_BIT = {True: 0.516, False: 0.5625}
@@ -83,8 +83,7 @@ def estimate(
     libraries: float,
     stage: int | None,
     *,
-    gpu: bool = False,
-    card: float = _CARD,
+    card: float | None = None,
     critic: ModelShape | None = None,
 ) -> MemoryEstimate:
     """Estimates the memory of a rank from resolved arguments.
@@ -92,7 +91,7 @@ def estimate(
     Args:
         libraries: bytes that the process holds before it loads a model.
         stage: of ZeRO; None for plain torch. FSDP2 shards as stage 3 does.
-        gpu: training is on a GPU, of `card` bytes.
+        card: bytes of the GPU that trains; None on a CPU.
         critic: of PPO, all of whose weights are trained.
     """
     _, (offloads_optimizer, offloads_weights) = zero_of(args)
@@ -100,6 +99,7 @@ def estimate(
     width = WIDTHS[args.torch_dtype or shape.dtype]
     ranks = world_size if stage is not None else 1
     sharded = ranks if stage == 3 else 1
+    bucket = _BUCKET_NUMBERS if card is None else ON_GPU["reduce_bucket_size"]
     trained, adapters = trained_numbers(args, shape)
     embedding_trained = args.train_type == "full" and trained == shape.total
 
@@ -113,7 +113,7 @@ def estimate(
     weights = (base + adapters * width) / sharded
     parts = {
         "weights": weights,
-        "gradients": _gradients(trained, width, ranks, stage, shape if fsdp else None),
+        "gradients": _gradients(trained, width, ranks, stage, bucket, shape if fsdp else None),
         "optimizer": _optimizer(args, trained, width, ranks, stage),
     }
     if args.wants_reference and (args.train_type == "full" or args.ref_model):
@@ -128,7 +128,7 @@ def estimate(
         bytes_each = WIDTHS[args.torch_dtype or critic.dtype]
         parts["critic's weights"] = numbers * bytes_each / sharded
         parts["critic's gradients"] = _gradients(
-            numbers, bytes_each, ranks, stage, critic if fsdp else None
+            numbers, bytes_each, ranks, stage, bucket, critic if fsdp else None
         )
         parts["critic's optimizer"] = _optimizer(args, numbers, bytes_each, ranks, stage)
     if stage == 3:
@@ -146,7 +146,7 @@ def estimate(
         if not args.use_vllm:
             parts["generation copy"] = shape.total * width
     on_host = {}
-    if gpu:
+    if card is not None:
         moved = {
             "optimizer": offloads_optimizer,
             "weights": offloads_weights,
@@ -158,8 +158,10 @@ def estimate(
 
     prompt = args.max_length or DEFAULT_PROMPT_TOKENS
     tokens, predicted = _tokens(args, world_size, prompt)
-    chunk = gpu_logits_bytes(card) if gpu else LOGITS_BYTES
-    logits = _logits(shape, predicted, width, embedding_trained, chunk)
+    if card is None:
+        logits = _logits(shape, predicted, width, embedding_trained)
+    else:
+        logits = _gpu_logits(shape, predicted, width, embedding_trained, gpu_logits_bytes(card))
     phases = {
         "training": {"activations": _activations(args, shape, tokens, width), "logits": logits}
     }
@@ -207,17 +209,23 @@ def trained_numbers(args: RlhfArguments, shape: ModelShape) -> tuple[int, int]:
     return sum(size for name, size in shape.weights if name not in frozen), 0
 
 
-def changes(args: RlhfArguments) -> Iterator[tuple[str, RlhfArguments]]:
-    """Flags that could save memory, each with the arguments that it makes."""
+def changes(args: RlhfArguments, on_gpu: bool = False) -> Iterator[tuple[str, RlhfArguments]]:
+    """Flags that could save memory, each with the arguments that it makes; those that change least come first."""
     if not args.gradient_checkpointing:
         yield "--gradient_checkpointing true", replace(args, gradient_checkpointing=True)
-    if args.per_device_train_batch_size > 1 and args.max_tokens_per_micro_batch is None:
-        row = (args.max_length or DEFAULT_PROMPT_TOKENS) + args.max_completion_length
-        tokens = max(row, args.per_device_train_batch_size * row // 4)
+    row = (args.max_length or DEFAULT_PROMPT_TOKENS) + args.max_completion_length
+    budget = args.max_tokens_per_micro_batch or args.per_device_train_batch_size * row
+    if budget > row:
+        tokens = max(row, budget // 4)
         yield (
             f"--max_tokens_per_micro_batch {tokens}",
             replace(args, max_tokens_per_micro_batch=tokens),
         )
+    if on_gpu and args.colocates:
+        if not args.sleep_level:
+            yield "--sleep_level 2", replace(args, sleep_level=2)
+        if not args.offload_optimizer:
+            yield "--offload_optimizer true", replace(args, offload_optimizer=True)
     if args.train_type == "full":
         yield "--train_type lora", replace(args, train_type="lora", beta=args.beta)
     elif args.train_type == "lora":
@@ -230,22 +238,40 @@ def changes(args: RlhfArguments) -> Iterator[tuple[str, RlhfArguments]]:
         yield "--torch_dtype bfloat16", replace(args, torch_dtype="bfloat16")
     if args.fsdp is None and args.deepspeed in (None, "zero0", "zero1", "zero2"):
         yield "--deepspeed zero3", replace(args, deepspeed="zero3")
+    if on_gpu and args.fsdp is None and not str(args.deepspeed).endswith("offload"):
+        yield "--deepspeed zero3_offload", replace(args, deepspeed="zero3_offload")
     if not args.use_vllm:
         yield "--use_vllm true (a `swift rollout` server)", replace(args, use_vllm=True)
 
 
+def flags_that_fit(
+    args: RlhfArguments, fits: Callable[[RlhfArguments], bool], on_gpu: bool
+) -> tuple[str, ...]:
+    """Returns the fewest flags, at most two, with which `fits` holds; none where no two will do. Of several
+    ways it is the one that changes least."""
+    ways = [((flag,), other) for flag, other in changes(args, on_gpu)]
+    pairs = [((*flags, flag), both) for flags, one in ways for flag, both in changes(one, on_gpu)]
+    return next((flags for flags, other in (*ways, *pairs) if fits(other)), ())
+
+
 def _gradients(
-    trained: int, width: float, ranks: int, stage: int | None, fsdp: ModelShape | None
+    trained: int,
+    width: float,
+    ranks: int,
+    stage: int | None,
+    bucket: int,
+    fsdp: ModelShape | None,
 ) -> float:
     """Float32 sums, and what of the weights' own dtype is on its way into them: under FSDP2 (of the model `fsdp`) the
-    largest group's, which is the output head with the embeddings, or a layer, and its float32 copy."""
+    largest group's, which is the output head with the embeddings, or a layer, and its float32 copy; under ZeRO what a
+    `bucket` of so many numbers holds."""
     if stage is None:
         return 4.0 * trained
     if fsdp is not None:
         layer = (fsdp.total - fsdp.head) // fsdp.layers
         return 4.0 * trained / ranks + (4 + width) * min(trained, max(fsdp.head, layer))
-    bucket = min(trained, _BUCKET_NUMBERS) * width
-    return 4.0 * trained + bucket if stage in (0, 1) else 4.0 * trained / ranks + 2 * bucket
+    held = min(trained, bucket) * width
+    return 4.0 * trained + held if stage in (0, 1) else 4.0 * trained / ranks + 2 * held
 
 
 def _optimizer(
@@ -281,16 +307,27 @@ def _activations(
     return shape.layers * layer + layer / 2
 
 
-def _logits(
-    shape: ModelShape, predicted: float, width: float, head_trained: bool, most: int
-) -> float:
-    """A chunk of `most` bytes of float32 logits with its exponentials and their low-precision copy, the first chunks'
-    exponentials, and the head's gradient."""
+def _logits(shape: ModelShape, predicted: float, width: float, head_trained: bool) -> float:
+    """A chunk of float32 logits with its exponentials and their low-precision copy, the first chunks' exponentials, and
+    the head's gradient."""
     whole = 4.0 * predicted * shape.vocabulary
-    chunk = min(float(most), whole)
-    kept = min(float(KEPT_CHUNKS * most), whole)
+    chunk = min(float(LOGITS_BYTES), whole)
+    kept = min(float(KEPT_CHUNKS * LOGITS_BYTES), whole)
     gradient = shape.head * (4 + 2 * width) if head_trained else 0.0
     return chunk * (2 + width / 4) + kept + gradient
+
+
+def _gpu_logits(
+    shape: ModelShape, predicted: float, width: float, head_trained: bool, most: int
+) -> float:
+    """The same with the kernels of a GPU: equal chunks of at most `most` bytes of float32 logits, of which the first are
+    kept and one more is at work, their gradients in low precision, this chunk's and the one's before it, and the sum of
+    the head's gradient."""
+    chunks = max(1, math.ceil(predicted / max(1, most // (4 * shape.vocabulary))))
+    chunk = 4.0 * shape.vocabulary * math.ceil(predicted / chunks)
+    whole = min(chunks, KEPT_CHUNKS + 1)
+    low = min(chunks, 2) * width / 4
+    return chunk * (whole + low) + (4.0 * shape.head if head_trained else 0.0)
 
 
 def _generation(
@@ -310,6 +347,9 @@ _LIBRARIES = {"trainer": 0.10 * GIB, "adapters": 0.05 * GIB, "deepspeed": 0.06 *
 """What a trainer has imported beside this process's torch and transformers; measured."""
 _LEAST_SHOWN = 0.01 * GIB
 CONTEXT_BYTES = 0.6 * GIB  # what a CUDA context and its libraries take of a GPU
+ENGINE_BYTES = 1.5 * GIB
+"""What vLLM holds on a GPU beside weights, keys and values: activations of a prefill, CUDA graphs. A sleeping engine
+freed 26.5 GiB, of which 24 were keys and values and 0.9 weights (results/gpu)."""
 
 
 def peak_bytes(device: torch.device) -> int:
@@ -344,9 +384,11 @@ def out_of_memory(error: BaseException) -> str | None:
     return None
 
 
-def estimated(args: RlhfArguments, shape: ModelShape, world: World, gpu: bool) -> MemoryEstimate:
-    """Estimates the memory of these flags on this machine. What this process holds counts as libraries, so it must be
-    asked early."""
+def estimated(
+    args: RlhfArguments, shape: ModelShape, world: World, card: float | None
+) -> MemoryEstimate:
+    """Estimates the memory of these flags on this machine, on GPUs of `card` bytes, or with None on its CPUs. What this
+    process holds counts as libraries then, so it must be asked early."""
     stage, _ = zero_of(args)
     more = {
         "trainer": True,
@@ -356,21 +398,16 @@ def estimated(args: RlhfArguments, shape: ModelShape, world: World, gpu: bool) -
     own = psutil.Process().memory_info().rss + sum(
         _LIBRARIES[name] for name, on in more.items() if on
     )
-    libraries = CONTEXT_BYTES if gpu else own
+    libraries = own if card is None else CONTEXT_BYTES
     critic = shape_of(args.critic_model) if args.critic_model else None
-    card = _card() if gpu else _CARD
-    return estimate(args, shape, world.size, libraries, stage, gpu=gpu, card=card, critic=critic)
+    return estimate(args, shape, world.size, libraries, stage, card=card, critic=critic)
 
 
-def _card() -> float:
-    """Bytes of this machine's GPU."""
-    import torch
-
-    return (
-        float(torch.cuda.get_device_properties(0).total_memory)
-        if torch.cuda.is_available()
-        else _CARD
-    )
+def card_of(gpu: bool, memory: GpuMemory | None) -> float | None:
+    """Returns the bytes of a GPU for an estimate, as is usual where it does not tell; None on a CPU."""
+    if not gpu:
+        return None
+    return ANY_CARD if memory is None else memory.total
 
 
 def zero_of(args: RlhfArguments) -> tuple[int | None, tuple[bool, bool]]:
@@ -386,14 +423,15 @@ def advice(
     args: RlhfArguments,
     shape: ModelShape,
     world: World,
-    gpu: bool,
+    card: float | None,
     found: MemoryEstimate | None = None,
 ) -> str:
     """The largest part, and the two flags that would save most, of those that save a twentieth or more of what is not
     libraries, and enough to be shown."""
-    found = found or estimated(args, shape, world, gpu)
+    found = found or estimated(args, shape, world, card)
     savings = {
-        flag: found.peak - estimated(other, shape, world, gpu).peak for flag, other in changes(args)
+        flag: found.peak - estimated(other, shape, world, card).peak
+        for flag, other in changes(args)
     }
     worth = max((found.peak - found.parts["libraries"]) / 20, _LEAST_SHOWN)
     best = [
@@ -408,10 +446,13 @@ def advice(
     return f"{largest}; what would help most: {tips}"
 
 
-def advice_for(args_json: Mapping[str, Any], world: World, gpu: bool) -> str:
+def advice_for(args_json: Mapping[str, Any], world: World, card: float | None) -> str:
     """`advice` for the content of an args.json."""
+    # another class of all flags, which takes a while
+    from swift_r1.flags.forecast import arguments_of
+
     args = arguments_of(args_json)
-    return advice(args, shape_of(args.model), world, gpu)
+    return advice(args, shape_of(args.model), world, card)
 
 
 def size_text(value: float) -> str:

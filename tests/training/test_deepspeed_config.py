@@ -55,6 +55,25 @@ def test_every_name_is_a_preset(name):
     assert list(contradictions(config, **FLAGS)) == []
 
 
+@pytest.mark.parametrize("name", DEEPSPEED_NAMES)
+def test_a_gpu_overlaps_and_pins_what_a_cpu_does_not(name):
+    """In our own files and for "auto"; on a CPU all is as the file says, and so is what a file of the user says."""
+    here, there = (read_config(name, gpu=gpu).get("zero_optimization", {}) for gpu in (False, True))
+    assert here.get("overlap_comm", False) is False
+    if name != "zero0":
+        assert there["overlap_comm"] is True
+        assert there["reduce_bucket_size"] == 200_000_000 > here["reduce_bucket_size"]
+    for part in ("offload_optimizer", "offload_param"):
+        assert here.get(part, {}).get("pin_memory", False) is False
+        assert there.get(part, {}).get("pin_memory", True) is True
+    assert here.keys() == there.keys()
+    if name.startswith("zero3"):
+        assert there["stage3_prefetch_bucket_size"] == 50_000_000
+    said = {"zero_optimization": {"stage": 2, "overlap_comm": False, "reduce_bucket_size": "auto"}}
+    found = read_config(json.dumps(said), gpu=True)["zero_optimization"]
+    assert found == {"stage": 2, "overlap_comm": False, "reduce_bucket_size": 200_000_000}
+
+
 def test_what_is_on_the_host_for_good_is_not_moved_there():
     assert list(moved_twice(read_config("zero3"), True, True)) == []
     assert list(moved_twice(read_config("zero2_offload"), True, False)) == []

@@ -11,6 +11,7 @@ from statistics import fmean
 from typing import Any
 
 from swift_r1.lab.diagnosis.past import Past, Sign
+from swift_r1.lab.diagnosis.text import NEVER_ENDS
 from swift_r1.lab.diagnosis.trend import Trend
 
 # share of a reward's variance that is chance; share of equal completions that got another value
@@ -85,6 +86,7 @@ def _in_order(past: Past, trend: Trend, signs: Signs) -> Iterator[Cause]:
         _reward_is_noise,
         _reward_constant,
         _answers_of_other_rows,
+        _never_ends,
         "template broken",
         _no_variety,
         _sampling_differs,
@@ -102,6 +104,7 @@ def _in_order(past: Past, trend: Trend, signs: Signs) -> Iterator[Cause]:
         # where all is lost there is no signal any more
         *(no_signal if falls else ()),
         "data repeated",
+        _prompts_in_order,
     )
     names = {
         "engine mismatch": "sampling differs from training",
@@ -234,6 +237,8 @@ def _reward_constant(past: Past) -> Cause | None:
     alike = past.values("completions/repeated", 0)
     if past.rounds < 3 or not values or not silent or min(silent) < 1 or not any(values):
         return None
+    if not past.compares_groups and any(spreads):
+        return None
     if alike and fmean(alike) > MOSTLY_ALIKE:
         return None
     name = past.trained.removeprefix("rewards/")
@@ -250,6 +255,38 @@ def _reward_constant(past: Past) -> Cause | None:
         "reward constant",
         f"{name} {what} since the first round{differ}",
         "a reward that tells a right answer from a wrong one: call it on both (swift check)",
+    )
+
+
+def _never_ends(past: Past) -> Cause | None:
+    cut = past.first("completions/clipped_ratio")
+    if past.rounds < 3 or not cut or min(cut) < NEVER_ENDS:
+        return None
+    longest = past.args.get("max_completion_length")
+    return Cause(
+        "truncation",
+        f"{fmean(cut):.0%} of the completions of the first rounds were cut off: they do not end by themselves"
+        + (f" within {longest} tokens" if longest else ""),
+        "a longer --max_completion_length; the end that the model has learned: --stop_words, its chat template, its "
+        "eos_token_id (swift check shows a prompt as the model sees it)",
+        {"max_completion_length": 2 * longest} if isinstance(longest, int) else {},
+    )
+
+
+def _prompts_in_order(past: Past) -> Cause | None:
+    """In the first pass over data that is not shuffled, later rounds have other prompts than earlier ones."""
+    size = past.plan.get("prompts_per_epoch")
+    if past.args.get("dataset_shuffle") is not False or not isinstance(size, int):
+        return None
+    asked = past.rounds * (past.prompts or 1)
+    if asked > size:
+        return None
+    return Cause(
+        "prompts in the order of the file",
+        f"the {asked:,} prompts so far are the first of {size:,}, in the order of the data (--dataset_shuffle false): if "
+        "later ones are harder, a reward that falls says nothing about the policy",
+        "--dataset_shuffle true, or an evaluation on the same prompts each time (--eval_steps)",
+        {"dataset_shuffle": True},
     )
 
 
@@ -270,6 +307,7 @@ def _no_variety(past: Past) -> Cause | None:
     earns = bool(_mean(past, f"{past.right}/mean"))  # more variety of wrong answers would not help
     least = ALIKE if earns else MOSTLY_ALIKE
     same = alike is not None and alike >= least and silent is not None and silent >= COLD_SILENT
+    same = same and past.compares_groups
     if not (cold or same) or not _answers_differ_little(past, flags):
         return None
     evidence = f"{alike or 0:.0%} of the completions equal another of their prompt"
@@ -343,7 +381,7 @@ def _sampling_differs(past: Past) -> Cause | None:
 def _no_signal(past: Past) -> Cause | None:
     """A few groups with a signal are hardly better than none."""
     silent = _mean(past, "frac_reward_zero_std")
-    if silent is None or silent < SILENT or past.rounds < 4 or past.args.get("rlhf_type") == "ppo":
+    if silent is None or silent < SILENT or past.rounds < 4 or not past.compares_groups:
         return None
     groups = past.prompts
     left = f", which leaves {(1 - silent) * groups:.1f} of {groups} per round" if groups else ""
@@ -384,7 +422,7 @@ def _policy_does_not_move(past: Past) -> Cause | None:
     if not still:
         return None
     teaching = 1 - (_mean(past, "frac_reward_zero_std") or 0.0)
-    if teaching <= NO_TEACHING:
+    if past.compares_groups and teaching <= NO_TEACHING:
         return None  # there is nothing that would move it
     if norms and not any(norms):
         return Cause(

@@ -116,9 +116,7 @@ def no_signal(past: Past, rounds: int) -> Sign | None:
             advice,
         )
     silent = _silent(past, rounds)
-    if not silent or (
-        past.args.get("rlhf_type") == "ppo" and any(past.last(f"{past.right}/std", rounds))
-    ):
+    if not silent or (not past.compares_groups and any(past.last(f"{past.right}/std", rounds))):
         return None
     change = past.change("reward", rounds)
     if change is not None and change.rise < 0:

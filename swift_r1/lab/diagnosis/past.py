@@ -65,11 +65,30 @@ class Past:
         return _count(self.plan.get("prompts_per_round"))
 
     @property
+    def compares_groups(self) -> bool:
+        """Returns whether a completion is compared with others of its prompt: else groups of equal rewards teach too."""
+        return (
+            self.args.get("rlhf_type") != "ppo"
+            and self.args.get("advantage_estimator") != "reinforce_plus_plus"
+            and self.plan.get("num_generations") != 1
+        )
+
+    @property
     def right(self) -> str:
         """Returns the metric of the first reward function, which says what is right."""
         names = self.args.get("reward_funcs")
         name = f"rewards/{names[0]}" if isinstance(names, list) and names else ""
         return name if f"{name}/mean" in self.log.series else next(iter(self.rewards), "")
+
+    @property
+    def watched(self) -> list[str]:
+        """Returns the metrics of the functions that have no weight."""
+        names = self.args.get("reward_funcs")
+        weights = self.args.get("reward_weights")
+        if not isinstance(names, list) or not isinstance(weights, list):
+            return []
+        pairs = zip(names, weights, strict=False)
+        return [f"rewards/{name}" for name, weight in pairs if weight == 0]
 
     @property
     def trained(self) -> str:

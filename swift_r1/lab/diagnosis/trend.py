@@ -17,7 +17,7 @@ NORMAL_95 = 1.96
 LEAST_ROUNDS = 6  # two at each end are compared then
 END = 3  # the first and the last of so many parts of a run are compared
 TOLD = 0.1  # standard deviations of a completion's reward: a rise that is worth knowing; 0.05 of a 0/1 reward
-KNOWN = 2.0  # times that, the half of an interval below which a run without a rise is called flat
+KNOWN = 5.0  # times that, the half of an interval below which a run without a rise is called flat
 # solved: in the last rounds so many groups have equal rewards, which vary by at most this share of their mean
 SOLVED_ROUNDS = 4
 SILENT_ENOUGH = 0.7

@@ -41,6 +41,13 @@ def verdict_of(past: Past, signs: Signs) -> Verdict | None:
     if len(past.rewards) > 1:
         found = [trend_of(past, name) for name in past.rewards]
         functions = [trend for trend in found if trend is not None]
-        right = trend_of(past, past.right)
-        others = [*([right] if right is not None else []), *evaluations]
+        by_name = dict(zip(past.rewards, found, strict=True))
+        right = by_name.get(past.right)
+        # what is only watched may be anything, but is not to fall
+        fallen = [by_name[name] for name in past.watched if name in by_name]
+        others = [
+            *([right] if right is not None else []),
+            *(trend for trend in fallen if trend is not None and trend.kind == "falls"),
+            *evaluations,
+        ]
     return Verdict(reward, functions, evaluations, causes_of(past, reward, others, signs))

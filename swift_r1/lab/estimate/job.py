@@ -12,6 +12,7 @@ from statistics import fmean
 from typing import Any
 
 from swift_r1.errors import UsageError
+from swift_r1.flags.fields import flag_specs
 from swift_r1.flags.forecast import arguments_of
 from swift_r1.flags.rlhf import RlhfArguments
 from swift_r1.fleet.run_file import ROLLOUT, TRAIN, RunFile
@@ -201,6 +202,7 @@ def of_run(folder: Path, chip: Chip, use: Efficiency) -> tuple[Job, Layout]:
     try:
         content = json.loads((folder / "args.json").read_text(encoding="utf-8"))
         args = arguments_of(content)
+        args = replace(args, given=frozenset(flag_specs(type(args))))
         world_size = int(content["world_size"])
         cores = int(content["hardware"]["cores"])
     except OSError as error:

@@ -13,6 +13,7 @@ from swift_r1.lab.estimate.phases import (
     at_once,
     decode_seconds,
     generate_seconds,
+    least_train_seconds,
     logprob_seconds,
     prefill_seconds,
     train_seconds,
@@ -69,6 +70,7 @@ class Estimate:
         step: seconds of a round as a whole.
         overlapped: training and generation at the same time.
         faults: what does not fit.
+        least: seconds that training cannot be faster than, by what limits it.
     """
 
     layout: Layout
@@ -79,6 +81,7 @@ class Estimate:
     bytes: Mapping[str, float]
     concurrency: float
     faults: tuple[str, ...] = field(default=())
+    least: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def bottleneck(self) -> str:
@@ -95,11 +98,16 @@ class Estimate:
 
 def estimate_layout(job: Job, layout: Layout) -> Estimate:
     """Returns the memory, bytes and seconds of a layout, and what of it does not fit."""
-    trainer = trainer_of(job, layout.ranks, layout.stage)
-    held = trainer_memory(job, layout.ranks, layout.stage)
+    beside = layout.mode == "colocate"
+    trainer = trainer_of(job, layout.ranks, layout.stage, beside)
+    held = trainer_memory(job, layout.ranks, layout.stage, beside)
     room = job.chip.memory
     faults = list[str]()
-    memory = [RoleMemory("train", dict(held.counted), room, f"at most, in {held.highest_phase}")]
+    computed = f"{held.tokens:,} tokens at a time" + (
+        ", computed again in the backward pass" if trainer.recomputes else ""
+    )
+    note = f"at most, in {held.highest_phase}; {computed}"
+    memory = [RoleMemory("train", dict(held.counted), room, note)]
     free = None if layout.mode == "server" else room - held.peak
     server = server_of(job, layout.tensor_parallel, layout.mode, free)
     longest = job.round.prompt_tokens + job.round.longest
@@ -140,6 +148,7 @@ def estimate_layout(job: Job, layout: Layout) -> Estimate:
         sent,
         running,
         tuple(faults),
+        least_train_seconds(job.model, job.chip, trainer, job.use, job.round),
     )
 
 
@@ -217,12 +226,14 @@ def _generate(
 
 
 def _transport(job: Job, layout: Layout) -> tuple[str, bool, int]:
-    """Returns how a push goes: what the flags say; with `auto` shared memory on one machine, else changes by http, down
-    a tree of servers."""
+    """Returns how a push goes: what the flags say; with `auto` shared memory on one machine, or that of the GPU to an
+    engine on it, else changes by http, down a tree of servers."""
     one_machine = layout.devices <= job.per_node
     transport = job.args.weight_transport
     if transport == "auto":
         transport = "shm" if one_machine or layout.mode == "colocate" else "http"
+        if layout.mode == "colocate" and not job.chip.is_cpu:
+            transport = "ipc"
     fanout = job.args.weight_fanout
     if one_machine and fanout is None:
         fanout = 0

@@ -50,7 +50,8 @@ def decode_seconds(
     context: float,
 ) -> float:
     """Returns the seconds of one token of each of `batch` completions: the larger of reading weights and cache, and of
-    the arithmetic; then what every step takes, and two exchanges a layer between tensor-parallel devices."""
+    the arithmetic; then what every step takes, what the host does for each token, and two exchanges a layer between
+    tensor-parallel devices."""
     devices = server.tensor_parallel
     layers = model.shape.layers
     cache = batch * context * model.kv_numbers * server.cache_width
@@ -62,6 +63,7 @@ def decode_seconds(
     return (
         max(from_memory, computed)
         + layers * use.layer_seconds
+        + batch * use.token_seconds
         + exchange_seconds(model, chip, server, use, batch)
     )
 
@@ -179,6 +181,50 @@ def training_flops(model: Model, round_: Round, recomputes: bool) -> float:
     return forward * (4 if recomputes else 3)
 
 
+KERNELS = 88
+"""Launches of a training step per layer and micro-batch, forward and backward with the sums of gradients: 8,472 in 4
+micro-batches of 24 layers on an H200 (results/gpu)."""
+_AGAIN = 1.25  # times as many where the backward pass computes the layers again
+
+
+def launches(model: Model, trainer: TrainerRoofline, round_: Round) -> float:
+    """Returns the kernels that one rank starts in all optimizer steps of a round."""
+    again = _AGAIN if trainer.recomputes else 1.0
+    return KERNELS * again * model.shape.layers * trainer.micro_batches * round_.updates
+
+
+def streamed_bytes(model: Model, trainer: TrainerRoofline, round_: Round) -> float:
+    """Returns what kernels beside the products read and write in a round's training, over all ranks: per layer and
+    token norms (20 times the hidden states' width), rotary positions (8), sums (24), attention (12, and of the last two
+    as much of keys and values), the gated product (8 times its width), in numbers of `width` bytes, halved where they
+    are counted both ways; 10 bytes for each logit in float32; and 10 for each gradient that a micro-batch adds."""
+    shape = model.shape
+    layer = (32 * shape.hidden + 10 * shape.kv_width + 8 * shape.feed_forward) * trainer.width
+    tokens = round_.trained_tokens * layer * shape.layers
+    logits = 10.0 * shape.vocabulary * round_.generated_tokens
+    shards = trainer.ranks if trainer.stage == 3 else 1
+    added = 10.0 * trainer.trained / shards * trainer.micro_batches * trainer.ranks
+    return (tokens + logits) * round_.iterations + added * round_.updates
+
+
+def least_train_seconds(
+    model: Model, chip: Chip, trainer: TrainerRoofline, use: Efficiency, round_: Round
+) -> dict[str, float]:
+    """Returns the seconds that training cannot be faster than, by what limits it: the GPU computes products and then
+    everything else, while the host starts the kernels. Empty where there are none."""
+    if not use.launch_seconds:
+        return {}
+    flops = training_flops(model, round_, trainer.recomputes) * round_.iterations
+    moved = streamed_bytes(model, trainer, round_) / trainer.ranks
+    shards = trainer.ranks if trainer.stage else 1
+    moved += 32.0 * trainer.trained / shards * round_.updates
+    return {
+        "products": flops / (trainer.ranks * reached(model, chip, use, use.products)),
+        "memory": moved / (chip.bandwidth * use.streams),
+        "launches": launches(model, trainer, round_) * use.launch_seconds,
+    }
+
+
 def bus(chip: Chip, trainer: TrainerRoofline, use: Efficiency) -> float:
     """Bytes/s per rank of a collective over all of them: between machines all devices of a machine send at once."""
     if trainer.ranks <= trainer.per_node:
@@ -223,10 +269,12 @@ def train_seconds(
     use: Efficiency,
     round_: Round,
 ) -> float:
-    """Returns the seconds of all optimizer steps of a round. Ranks exchange while they compute, so that the slower of
-    both counts, and a share of the exchanges in any case. The optimizer reads and writes 32 bytes a number."""
+    """Returns the seconds of all optimizer steps of a round: of the arithmetic, or of the launches where the host takes
+    longer for them. Ranks exchange while they compute, so that the slower of both counts, and a share of the exchanges
+    in any case. The optimizer reads and writes 32 bytes a number."""
     computed = training_flops(model, round_, trainer.recomputes) * round_.iterations
     seconds = computed / (trainer.ranks * reached(model, chip, use, use.train))
+    seconds = max(seconds, launches(model, trainer, round_) * use.launch_seconds)
     exchanged = round_.updates * exchanged_bytes(model, trainer) / bus(chip, trainer, use)
     seconds = max(exchanged, seconds + use.exposed * exchanged)
     if trainer.stage == 3:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -15,17 +16,15 @@ from swift_r1.lab.estimate.work import Efficiency, Round
 from swift_r1.training.memory import (
     CONTEXT_BYTES,
     EMBEDDED_CACHE_BYTES,
-    GIB,
+    ENGINE_BYTES,
     WIDTHS,
     MemoryEstimate,
     estimate,
     trained_numbers,
 )
+from swift_r1.training.room import SPARE, chosen_cut, open_flags, smallest_cut
 
 Mode = Literal["server", "colocate", "embedded"]
-
-# what vLLM holds beside weights and cache: activations of a prefill, CUDA graphs
-_ENGINE = 1.5 * GIB
 
 
 @dataclass(frozen=True)
@@ -88,7 +87,7 @@ class Job:
 
     @property
     def engine_bytes(self) -> float:
-        return 0.0 if self.chip.is_cpu else _ENGINE
+        return 0.0 if self.chip.is_cpu else ENGINE_BYTES
 
     __hash__ = object.__hash__
 
@@ -115,20 +114,25 @@ class RoleMemory:
 
 
 @lru_cache(maxsize=4096)
-def trainer_of(job: Job, ranks: int, stage: int | None) -> TrainerRoofline:
-    """Returns the processes that train, with micro-batches as the flags make them on so many ranks."""
+def trainer_of(job: Job, ranks: int, stage: int | None, beside: bool = False) -> TrainerRoofline:
+    """Returns the processes that train, with micro-batches as the flags make them on so many ranks, or as `swift rlhf`
+    would choose them, `beside` an engine or alone."""
     own = max(1, -(-job.updated // ranks))  # completions of a rank in a step
-    micro = min(job.args.per_device_train_batch_size, own)
+    args = _cut(job, ranks, stage, beside)
+    micro_batches = -(-own // min(args.per_device_train_batch_size, own))
+    if args.max_tokens_per_micro_batch is not None:
+        tokens = own * job.round.trained_tokens / job.round.completions
+        micro_batches = min(own, math.ceil(tokens / args.max_tokens_per_micro_batch))
     passes = int(job.round.updates > 1 or job.args.kl_in_reward or job.critic is not None)
     passes += job.args.wants_reference + (job.args.teacher_path is not None)
     return TrainerRoofline(
         ranks=ranks,
         per_node=job.per_node,
         stage=stage,
-        micro_batches=-(-own // micro),
+        micro_batches=micro_batches,
         width=job.width,
         passes=passes,
-        recomputes=job.args.gradient_checkpointing,
+        recomputes=args.gradient_checkpointing,
         trained=_trained(job),
     )
 
@@ -139,9 +143,16 @@ def _trained(job: Job) -> int:
 
 
 @lru_cache(maxsize=4096)
-def trainer_memory(job: Job, ranks: int, stage: int | None) -> MemoryEstimate:
+def trainer_memory(job: Job, ranks: int, stage: int | None, beside: bool = False) -> MemoryEstimate:
     """Estimates the memory of one rank, as `swift rlhf --estimate true` does, with batch flags that are counted for so
     many ranks."""
+    return _memory(job, _cut(job, ranks, stage, beside), ranks, stage)
+
+
+@lru_cache(maxsize=4096)
+def _cut(job: Job, ranks: int, stage: int | None, beside: bool) -> RlhfArguments:
+    """Returns the flags with the batch counted for so many ranks, and with micro-batches and checkpointing as `swift
+    rlhf` chooses them on a GPU where nobody gives them. `beside` an engine the trainer gets half of what neither needs."""
     own = max(1, -(-job.updated // ranks))
     micro = min(job.args.per_device_train_batch_size, own)
     generated = -(-job.round.completions // (micro * ranks))
@@ -152,14 +163,28 @@ def trainer_memory(job: Job, ranks: int, stage: int | None) -> MemoryEstimate:
         steps_per_generation=generated,
         generation_batch_size=generated * micro * ranks,
     )
+    if job.chip.is_cpu or not open_flags(args):
+        return args
+
+    def peak(cut: RlhfArguments) -> float:
+        return _memory(job, cut, ranks, stage).peak
+
+    least = smallest_cut(args)
+    room = job.chip.memory * (1 - SPARE)
+    if beside:
+        engine = job.model.total * job.width + job.engine_bytes
+        room -= engine + max(0.0, room - peak(least) - engine) / 2
+    return chosen_cut(args, ranks, peak, room) or least
+
+
+def _memory(job: Job, args: RlhfArguments, ranks: int, stage: int | None) -> MemoryEstimate:
     return estimate(
         args,
         job.model.shape,
         ranks,
         CONTEXT_BYTES,
         stage,
-        gpu=not job.chip.is_cpu,
-        card=job.chip.memory,
+        card=None if job.chip.is_cpu else job.chip.memory,
         critic=None if job.critic is None else job.critic.shape,
     )
 

@@ -88,6 +88,13 @@ def _show_one(job: Job, one: Estimate, console: Console) -> None:
     rate = f"{job.round.generated_tokens / one.step:,.0f} tokens/s"
     table.add_row("a round", seconds(one.step), f"{order}; {rate}", style="bold")
     console.print(table)
+    if one.least:
+        least = ", ".join(f"{name} {seconds(value)}" for name, value in one.least.items())
+        console.print(
+            f"training is bound by its parts: {least}; the GPU's are one after the other, the launches beside them",
+            soft_wrap=True,
+            highlight=False,
+        )
     sent = ", ".join(f"{name} {size_text(value)}" for name, value in one.bytes.items())
     console.print(
         f"bytes of a push to each server, and of a completion from it: {sent}",
@@ -115,7 +122,7 @@ def assumptions(job: Job) -> list[str]:
     shares = (
         f"assumed shares of these: training {use.train:.0%}, log-probs and prefill {use.forward:.0%}, decoding "
         f"{use.memory:.0%} of the bandwidth and {use.decode:.0%} of the arithmetic, {use.layer_seconds * 1e6:.0f} us a "
-        f"layer and step, network {use.network:.0%}"
+        f"layer and step and {use.token_seconds * 1e6:.0f} us a token, network {use.network:.0%}"
     )
     if (use.generate_factor, use.train_factor, use.push_factor) != (1.0, 1.0, 1.0):
         shares += (
@@ -159,6 +166,7 @@ def _as_json(one: Estimate) -> Mapping[str, Any]:
     return {
         "layout": asdict(one.layout),
         "seconds": {**one.phases, "step": one.step},
+        "least_train_seconds": dict(one.least),
         "overlapped": one.overlapped,
         "bottleneck": one.bottleneck,
         "memory": memory,

@@ -51,7 +51,8 @@ def push_seconds(
 
     `shm`: one copy that all servers of the host map. `http`: compared and hashed once, then sent to each server from
     rank 0, or with a `fanout` to so many, which pass each bucket on as it comes: each level of the tree takes the time
-    of one bucket more. `nccl`: a broadcast of whole weights. Each of a server's `devices` loads its part.
+    of one bucket more. `nccl`: a broadcast of whole weights. `ipc`: out of the trainer's own memory. Each of a server's
+    `devices` loads its part.
     """
     whole = whole_bytes(numbers, width)
     seconds = whole / bus(chip, trainer, use) if trainer.stage == 3 and trainer.ranks > 1 else 0.0
@@ -63,6 +64,6 @@ def push_seconds(
         bucket = each * min(1.0, BUCKET_BYTES / whole)
         sent = (fanout or servers) * (each + (levels_of(servers, fanout) - 1) * bucket)
         seconds += whole / use.http + sent / min(link, 1.5 * use.http)
-    else:
+    elif transport == "shm":
         seconds += whole / use.shm
-    return (seconds + whole / devices / use.load) * use.push_factor
+    return (seconds + use.push_seconds + whole / devices / use.load) * use.push_factor

@@ -114,12 +114,17 @@ class Efficiency:
         sparse: share of these three that layers with experts reach: small matrices, and tokens sent to and fro.
         memory: share of the memory's bandwidth in decoding.
         layer_seconds: of a decoding step, per layer: starting kernels, and what does not grow with the batch.
+        token_seconds: of the host, for each token that an engine hands over with its log-prob.
+        products, streams: shares of FLOP/s that matrix products reach by themselves, and of the bandwidth that kernels
+            reach that only read and write: less than `train` leaves nothing of a step out.
+        launch_seconds: of the host, for each kernel of a training step; 0 where there are none.
         link_seconds: of one exchange between the devices of a tensor-parallel layer.
         network: share of the links' figures.
         exposed: share of the exchanges of training that computing does not hide.
         gather_seconds: latency of an exchange of ZeRO-3, of which there are three per layer and micro-batch.
         shm, http: bytes/s of a push: through shared memory; compared, hashed and sent by HTTP.
-        load: bytes/s of a push into an engine, per device.
+        load: bytes/s of a push into an engine, per device; also from memory of a GPU that both see.
+        push_seconds: of a push in addition.
         changed: share of the weights' bytes that a push of changes sends.
         reward_seconds: per completion.
         step_seconds: of each optimizer step in addition.
@@ -131,14 +136,19 @@ class Efficiency:
     decode: float = 0.5
     sparse: float = 0.35
     memory: float = 0.6
-    layer_seconds: float = 1e-4
+    layer_seconds: float = 5e-5
+    token_seconds: float = 4e-5
+    products: float = 0.75
+    streams: float = 0.75
+    launch_seconds: float = 3.5e-5
     link_seconds: float = 2e-5
     network: float = 0.7
     exposed: float = 0.3
     gather_seconds: float = 1e-4
-    shm: float = 2.4e9
-    http: float = 0.8e9
+    shm: float = 1.1e9
+    http: float = 1.5e9
     load: float = 10e9
+    push_seconds: float = 0.04
     changed: float = 0.006
     reward_seconds: float = 0.0
     step_seconds: float = 0.0
@@ -154,8 +164,13 @@ CPU = Efficiency(
     decode=0.4,
     memory=0.6,
     layer_seconds=4e-4,
+    token_seconds=0.0,
+    launch_seconds=0.0,
     network=0.5,
+    shm=2.4e9,
+    http=0.8e9,
     load=1.4e9,
+    push_seconds=0.0,
     step_seconds=0.05,
 )
 """Assumed for one process on some cores (docs/performance.md has what was measured: 0.54 of the arithmetic)."""

@@ -64,7 +64,7 @@ def _memory_allows(runs: Sequence[PlannedRun]) -> int:
 
     kinds = {run.point: run for run in runs}.values()
     most = max(
-        estimated(run.args, shape_of(run.args.model), run.world, gpu=False).peak
+        estimated(run.args, shape_of(run.args.model), run.world, None).peak
         * run.world.nproc_per_node
         for run in kinds
     )

@@ -58,5 +58,6 @@ def open_backend(
         or torch.float32
     )
     quantized = bool(args.quant_bits) and wrap is Policy
-    config = read_config(args.deepspeed, args.zero_hpz_partition_size)
+    gpu = ranks.device.type == "cuda"
+    config = read_config(args.deepspeed, args.zero_hpz_partition_size, gpu)
     return DeepSpeedBackend(load, dtype, optimizer, config, ranks, quantized, wrap)

@@ -21,6 +21,14 @@ _NOT_OURS = {
     "scheduler": "--lr_scheduler_type, --lr_scheduler_kwargs and --warmup_ratio decide it",
     "amp": "--torch_dtype decides the dtype",
 }
+ON_GPU = {
+    "overlap_comm": True,
+    "pin_memory": True,
+    "reduce_bucket_size": 200_000_000,
+    "stage3_prefetch_bucket_size": 50_000_000,
+}
+"""What NCCL and a bus want where a file says "auto", and in our own files, which are for gloo and few cores otherwise:
+exchanges beside computing, large ones, and host memory that a GPU reads by itself. Not yet measured."""
 LOSS_SCALE = {
     "loss_scale": 0,
     "initial_scale_power": 16,
@@ -31,17 +39,22 @@ LOSS_SCALE = {
 """DeepSpeed's own fields; 0 is dynamic."""
 
 
-def read_config(name_path_or_json: str, hpz: int | None = None) -> dict[str, Any]:
+def read_config(
+    name_path_or_json: str, hpz: int | None = None, gpu: bool = False
+) -> dict[str, Any]:
     """One of our names (`zero3`), a JSON file, or JSON itself, without every "auto" and with our defaults; `hpz` is
-    `--zero_hpz_partition_size`. Raises UsageError: if it is none of the three."""
+    `--zero_hpz_partition_size`, and on a `gpu` there are other values for some "auto" (`ON_GPU`). Raises UsageError: if
+    it is none of the three."""
     text = name_path_or_json.strip()
     config: Any
+    ours = False
     packaged = resources.files(__package__).joinpath("deepspeed_configs", f"{text}.json")
     try:
         if text.startswith("{"):
             config = json.loads(text)
         elif packaged.is_file():
             config = json.loads(packaged.read_text())
+            ours = True
         else:
             config = json.loads(Path(text).read_text(encoding="utf-8"))
     except OSError as error:
@@ -50,6 +63,8 @@ def read_config(name_path_or_json: str, hpz: int | None = None) -> dict[str, Any
         raise UsageError(f"--deepspeed {text}: not valid JSON ({error})") from error
     if not isinstance(config, dict):
         raise UsageError(f"--deepspeed {text}: holds no JSON object")
+    if gpu:
+        config = _on_gpu(config, ours)
     filled: dict[str, Any] = _DEFAULTS | dict(_without_auto(config))
     if hpz is not None and isinstance(zero := filled.get("zero_optimization", {}), dict):
         filled["zero_optimization"] = zero | {"zero_hpz_partition_size": hpz}
@@ -150,6 +165,16 @@ def resolved(config: Mapping[str, Any], dtype: str, max_grad_norm: float) -> dic
             "data_types": {"grad_accum_dtype": "fp32"},
         }
     return filled
+
+
+def _on_gpu(value: Any, ours: bool) -> Any:
+    """Puts in what GPUs want: for "auto", or all of it where the file is `ours`."""
+    if not isinstance(value, dict):
+        return value
+    return {
+        key: ON_GPU[key] if key in ON_GPU and (ours or item == "auto") else _on_gpu(item, ours)
+        for key, item in value.items()
+    }
 
 
 def _without_auto(value: Any) -> Any:

@@ -133,3 +133,12 @@ def test_flags_of_causes_exist(tmp_path: Path) -> None:
     for name, (fault, args) in CAUSES.items():
         cause: Cause = verdict(tmp_path / name, fault, **args).causes[0]
         assert set(cause.flags) <= set(known), name
+
+
+@pytest.mark.parametrize(
+    "args", [{"advantage_estimator": "reinforce_plus_plus"}, {"rlhf_type": "ppo"}]
+)
+def test_groups_of_one_are_equal_and_teach(tmp_path: Path, args: Mapping[str, Any]) -> None:
+    """Where a completion is compared with all others of the step, equal rewards within a group are no fault."""
+    found = verdict(tmp_path, {"frac_reward_zero_std": 1.0}, **args)
+    assert {cause.name for cause in found.causes} <= {"too few completions"}

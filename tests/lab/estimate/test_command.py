@@ -166,7 +166,7 @@ def test_flags_alone(model_folder: Path, capsys: pytest.CaptureFixture[str]) -> 
     [
         (("--chip", "h10"), "did you mean h100?"),
         (("--model", "/nowhere"), "config.json, no more"),
-        (("--gpus", "1", "--use_vllm", "true"), "at least 4, or 3 that take turns"),
+        (("--gpus", "1", "--use_vllm", "true"), "at least 3, or 2 that take turns"),
         (
             ("--mean_completion_length", "1000", "--max_completion_length", "10"),
             "is above --max_completion_length",

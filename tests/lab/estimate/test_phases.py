@@ -7,21 +7,24 @@ from dataclasses import replace
 import pytest
 
 from swift_r1.lab.estimate import wire
-from swift_r1.lab.estimate.chips import Chip
-from swift_r1.lab.estimate.model import from_config
+from swift_r1.lab.estimate.chips import Chip, chip_of
+from swift_r1.lab.estimate.model import Model, from_config
 from swift_r1.lab.estimate.phases import (
+    KERNELS,
     ServerRoofline,
     TrainerRoofline,
     at_once,
     decode_seconds,
     exchanged_bytes,
     generate_seconds,
+    launches,
+    least_train_seconds,
     logprob_seconds,
     train_seconds,
     training_flops,
 )
 from swift_r1.lab.estimate.wire import BYTES_PER_TOKEN, completion_bytes, push_seconds
-from swift_r1.lab.estimate.work import Efficiency, Round, alive, lengths
+from swift_r1.lab.estimate.work import GPU, Efficiency, Round, alive, lengths
 from swift_r1.sync.writer import levels_of, parent_of
 from tests.lab.estimate.conftest import SMALL
 
@@ -36,6 +39,9 @@ ALL = Efficiency(
     decode=1.0,
     memory=1.0,
     layer_seconds=0.01,
+    token_seconds=0.0,
+    launch_seconds=0.0,
+    push_seconds=0.0,
     link_seconds=0.0,
     network=1.0,
     exposed=0.0,
@@ -46,6 +52,15 @@ TRAINER = TrainerRoofline(
     4, 8, None, micro_batches=3, width=2, passes=1, recomputes=False, trained=388
 )
 ROUND = Round(prompts=2, group=4, prompt_tokens=10, completion_tokens=20, longest=20)
+
+
+@pytest.fixture(scope="module")
+def model_h200() -> Model:
+    """The kit's shape of Qwen2.5-0.5B (scripts/gpu/shapes.py)."""
+    sizes = {"hidden_size": 896, "intermediate_size": 4864, "vocab_size": 151_936}
+    layers = {"num_hidden_layers": 24, "num_attention_heads": 14, "num_key_value_heads": 2}
+    kind = {"model_type": "llama", "tie_word_embeddings": True, "dtype": "bfloat16"}
+    return from_config(sizes | layers | kind)
 
 
 def test_a_decoding_step() -> None:
@@ -67,6 +82,40 @@ def test_a_decoding_step() -> None:
     assert decode_seconds(MODEL, CHIP, far, ALL, 2, 10) == pytest.approx(
         1.016 / 2 + 0.02 + 10 * exchanges
     )
+
+
+def test_what_the_host_does() -> None:
+    """Its share of a decoding step is by token, and of training by kernel, whatever the GPU can do."""
+    slow = replace(ALL, token_seconds=0.5)
+    assert decode_seconds(MODEL, CHIP, SERVER, slow, 3, 10) == pytest.approx(
+        decode_seconds(MODEL, CHIP, SERVER, ALL, 3, 10) + 1.5
+    )
+    fast = replace(CHIP, intra_node=1e9)
+    # 3 micro-batches of 2 layers, a fourth more where layers are computed again
+    assert launches(MODEL, TRAINER, ROUND) == KERNELS * 6
+    assert launches(MODEL, replace(TRAINER, recomputes=True), ROUND) == KERNELS * 7.5
+    bound = train_seconds(MODEL, fast, TRAINER, replace(ALL, launch_seconds=1.0), ROUND)
+    assert bound == pytest.approx(KERNELS * 6 + 32 * 388 / 1e3, rel=1e-3)
+    assert least_train_seconds(MODEL, CHIP, TRAINER, ALL, ROUND) == {}
+
+
+def test_the_parts_of_a_step_as_an_h200_measured_them(model_h200: Model) -> None:
+    """results/gpu: a 0.5B, 64 completions of 640 tokens in four micro-batches: 8,472 kernels, 0.265 s of the GPU of
+    which 59 % were products, 0.394 s by the clock when there were 11,164."""
+    round_ = Round(prompts=8, group=8, prompt_tokens=128, completion_tokens=512, longest=512)
+    trainer = TrainerRoofline(1, 8, None, 4, 2.0, 0, False, model_h200.total)
+    assert launches(model_h200, trainer, round_) == pytest.approx(8472, rel=0.01)
+    least = least_train_seconds(model_h200, chip_of("h200"), trainer, GPU, round_)
+    assert least["products"] == pytest.approx(0.59 * 0.265, rel=0.05)
+    assert 0.75 * 0.265 < least["products"] + least["memory"] < 0.265
+    assert 11_164 * GPU.launch_seconds == pytest.approx(0.394, rel=0.02)
+    assert train_seconds(model_h200, chip_of("h200"), trainer, GPU, round_) == pytest.approx(
+        0.394, rel=0.15
+    )
+    server = ServerRoofline(1, 2.0, 2.0, 1e9, 1024)
+    for batch, measured in ((64, 16_417), (256, 24_513), (1024, 19_483)):
+        step = decode_seconds(model_h200, chip_of("h200"), server, GPU, batch, 384)
+        assert batch / step == pytest.approx(measured, rel=0.25)
 
 
 def test_generation_of_equal_lengths_is_a_step_a_token() -> None:

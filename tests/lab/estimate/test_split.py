@@ -11,7 +11,7 @@ from swift_r1.lab.estimate.chips import chip_of
 from swift_r1.lab.estimate.flags import EstimateArguments
 from swift_r1.lab.estimate.job import job_of
 from swift_r1.lab.estimate.layout import Layout, estimate_layout
-from swift_r1.lab.estimate.roles import Job, trainer_memory
+from swift_r1.lab.estimate.roles import Job, trainer_memory, trainer_of
 from swift_r1.lab.estimate.split import best_split, layouts
 from swift_r1.lab.estimate.work import GPU
 from tests.lab.estimate.conftest import HUGE, folder_of
@@ -125,10 +125,26 @@ def test_memory_of_a_rank_is_that_of_rlhf(model_folder: Path) -> None:
     from swift_r1.training.memory import estimated
 
     flags = ["--model", str(model_folder), *FLAGS, "--deepspeed", "zero3", "--nproc_per_node", "8"]
+    flags += ["--gradient_checkpointing", "true", "--max_tokens_per_micro_batch", "9216"]
     args = parse_arguments(EstimateArguments, flags, {})
-    theirs = estimated(args, shape_of(str(model_folder)), World(8), gpu=True)
+    theirs = estimated(args, shape_of(str(model_folder)), World(8), chip_of("h100").memory)
     ours = trainer_memory(job_of(args, 8, chip_of("h100"), GPU), 8, 3)
     assert ours.parts == theirs.parts and ours.phases == theirs.phases
+
+
+def test_a_step_is_cut_as_rlhf_cuts_it_on_such_a_gpu(model_folder: Path) -> None:
+    """Where nobody says how: for what memory there is, which an engine beside it has a share of; never on a CPU."""
+    asked = job(model_folder)
+    alone, beside = (trainer_memory(asked, 8, 3, one).peak for one in (False, True))
+    assert beside < alone <= 0.97 * asked.chip.memory
+    assert trainer_of(asked, 8, 3).micro_batches < asked.updated / 8
+    roomy = job(model_folder, chip="h200")
+    assert not trainer_of(roomy, 8, 3).recomputes
+    given = ("--gradient_checkpointing", "true", "--max_tokens_per_micro_batch", "4608")
+    said = trainer_of(job(model_folder, *given, chip="h200"), 8, 3)
+    # 64 completions of a rank, of 2,176 tokens with their prompts: 139,264 tokens
+    assert said.recomputes and said.micro_batches == 31
+    assert trainer_of(job(model_folder, chip="cpu"), 8, 3).micro_batches == 16
 
 
 def test_memory_of_a_rank_depends_on_the_batch_not_on_the_ranks_it_was_written_for(

@@ -1,4 +1,4 @@
-"""What is wrong on purpose in the runs of `benchmarks/diagnosis.py`, beside the demo's plugin file."""
+"""What is wrong on purpose in the runs of `signs.yaml`, beside the demo's plugin file."""
 
 import copy
 import math
@@ -34,6 +34,12 @@ def longer(text):
 @reward
 def shorter(text):
     return -len(text) / 30
+
+
+@reward
+def coin(text):
+    """Says anything, whatever it is given."""
+    return float(random.random() < 0.5)
 
 
 @reward
