@@ -51,8 +51,7 @@ removes what a killed server left.
 _CODES = """## Exit codes
 
 These are the exit codes of all `swift` commands. An error is one line on standard error, `swift COMMAND: ...`; several
-wrong flags give several lines. `swift why` exits with 5 if it finds a problem. 1 is a bug in swift-r1 and comes with a
-traceback.
+wrong flags give several lines. 1 is a bug in swift-r1 and comes with a traceback.
 """
 _NOTES = {
     130: "the current step is finished and a checkpoint saved; a second Ctrl-C ends it at once",

@@ -43,6 +43,7 @@ class LossConfig:
     delta: float | None = None
     beta: float = 0.0  # weight of the KL to the reference policy
     teacher_kl_coef: float = 1.0  # weight of the KL to a teacher, where there is one in the loss
+    entropy_coef: float = 0.0  # weight of the entropy that is subtracted from the loss
     kl_in_reward: bool = False  # the KL was subtracted from the rewards, so the loss leaves it out
     # one ratio per `token`, or one per completion (`sequence`, GSPO), whose gradient may be the token's own
     # (`sequence_token`, GSPO-token)
@@ -80,7 +81,13 @@ class LossConfig:
                 f"top_entropy_quantile must be above 0 and at most 1, got {self.top_entropy_quantile}"
             )
         limits = {item.name: item.metadata["limits"] for item in fields(self) if item.metadata}
-        for name in ("epsilon_high", "beta", "teacher_kl_coef", "off_policy_sequence_mask_delta"):
+        for name in (
+            "epsilon_high",
+            "beta",
+            "entropy_coef",
+            "teacher_kl_coef",
+            "off_policy_sequence_mask_delta",
+        ):
             limits[name] = {"at_least": 0}
         for name in (
             "delta",
@@ -109,6 +116,11 @@ class LossConfig:
         return LOSSES[self.loss_type]
 
     @property
+    def level(self) -> ImportanceSamplingLevel:
+        """`importance_sampling_level`, or that which the loss has by definition."""
+        return self.importance_sampling_level if self.loss.limit is None else "sequence"
+
+    @property
     def distillations(self) -> list[Distillation]:
         """Ways to learn from a teacher that add a loss of tokens, and so need the teacher's log-probs."""
         return [one for one in DISTILLATION_LOSSES if one.chosen(self)]
@@ -118,9 +130,7 @@ class LossConfig:
         """Whether a number of a completion as a whole decides about its tokens."""
         by_sequence = (self.rollout_importance_sampling_mode or "").startswith("sequence")
         return (
-            self.importance_sampling_level != "token"
-            or by_sequence
-            or self.off_policy_sequence_mask_delta is not None
+            self.level != "token" or by_sequence or self.off_policy_sequence_mask_delta is not None
         )
 
     @property

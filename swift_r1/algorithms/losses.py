@@ -64,18 +64,20 @@ def policy_loss(
     ref_logps: Tensor | None = None,
     rollout_logps: Tensor | None = None,
     entropies: Tensor | None = None,
+    old_entropies: Tensor | None = None,
     teacher_kl: Tensor | None = None,
     teacher_logps: Tensor | None = None,
     shares: Tensor | None = None,
     whole: WholeMeans | None = None,
+    marked: Tensor | None = None,
     normalizer: Tensor | float | None = None,
     entropy_threshold: Tensor | float | None = None,
 ) -> LossOutput:
-    """sum of (w * keep * l + beta * k3 + teacher_kl_coef * teacher_kl + sdar_loss_coef * sdar) over trained tokens,
-    averaged as `config.loss_type` says.
+    """sum of (w * keep * l + beta * k3 - entropy_coef * entropy + teacher_kl_coef * teacher_kl + sdar_loss_coef * sdar)
+    over trained tokens, averaged as `config.loss_type` says.
 
-    `l` is the token's loss, `w` the rollout correction, `keep` the entropy filter and the off-policy mask. Only `logps`
-    and `teacher_kl` get a gradient.
+    `l` is the token's loss, `w` the rollout correction, `keep` the entropy filter and the off-policy mask. Only `logps`,
+    `teacher_kl` and, with an `entropy_coef`, `entropies` get a gradient.
     Computed in float32 (float64 for float64 `logps`); what stands where `mask` is 0 has no effect, NaN included.
 
     Args:
@@ -87,11 +89,15 @@ def policy_loss(
         config: the loss.
         ref_logps: `[B, T]`, under the reference policy; needed where `beta > 0` and not `kl_in_reward`.
         rollout_logps: `[B, T]`, as the engine gave them; needed for a rollout correction.
-        entropies: `[B, T]`, nats; needed where `top_entropy_quantile < 1`.
+        entropies: `[B, T]`, nats, of the policy at each token; needed where `entropy_coef > 0` or
+            `top_entropy_quantile < 1`.
+        old_entropies: `[B, T]`, those that `top_entropy_quantile` chooses by; by default `entropies`.
         teacher_kl: `[B, T]`, `reverse_kl` to a teacher's distribution at each token; None without one.
         teacher_logps: `[B, T]`, under the teacher; needed where `sdar_loss_coef > 0`.
         shares: `[B]`, which part of its completion a row is, see `loss_normalizer`; by default all of it.
         whole: what is of a completion as a whole, where rows are parts of one; by default it is of each row alone.
+        marked: bool `[B, T]`, the tokens that `config.loss.marks` gives of the whole optimizer step; by default of this
+            call.
         normalizer: denominator of the whole optimizer step, the sum of `loss_normalizer` over all micro-batches and
             ranks; by default this call's own.
         entropy_threshold: smallest entropy that is kept, `top_entropy_threshold` over the whole optimizer step; by
@@ -101,7 +107,8 @@ def policy_loss(
         The loss (0, with gradient 0, where nothing is trained) and the metrics.
     """
     check_shapes(logps=logps, old_logps=old_logps, mask=mask)
-    check_shapes(logps=logps, ref_logps=ref_logps, rollout_logps=rollout_logps, entropies=entropies)
+    check_shapes(logps=logps, ref_logps=ref_logps, rollout_logps=rollout_logps)
+    check_shapes(logps=logps, entropies=entropies, old_entropies=old_entropies)
     check_shapes(logps=logps, kl=teacher_kl, teacher_logps=teacher_logps)
     if advantages.shape not in (logps.shape, logps.shape[:1]):
         raise ValueError(
@@ -119,14 +126,23 @@ def policy_loss(
 
     if rollout_logps is not None:
         rollout_logps = _constant(rollout_logps, trained, dtype)
-    ratio = importance_ratio(logps, old_logps, weight, config, whole)
-    token = config.loss.function(ratio, logps, advantages, config)
+    log_ratio = logps - old_logps
+    limited = limited_log_ratio(log_ratio, advantages, config)
+    ratio = importance_ratio(limited, weight, config, whole)
+    marks: tuple[Tensor, ...] = ()
+    if config.loss.marks is not None:
+        if marked is None:
+            marked = marked_tokens(old_logps, advantages, trained, config, seed=0)
+        marks = (marked.to(trained.device),)
+    token = config.loss.function(ratio, logps, advantages, config, *marks)
     per_token = token.loss
-    kept = trained
+    kept = trained if token.dropped is None else trained & ~token.dropped
+    low = token.clipped_low | (limited > log_ratio)
+    high = token.clipped_high | (limited < log_ratio)
     metrics: dict[str, Tensor] = {
         **_ratio_metric("ratio", ratio, weight, config),
-        **_ratio_metric("clip_ratio/low", token.clipped_low, weight, config),
-        **_ratio_metric("clip_ratio/high", token.clipped_high, weight, config),
+        **_ratio_metric("clip_ratio/low", low, weight, config),
+        **_ratio_metric("clip_ratio/high", high, weight, config),
     }
     for name, values in token.metrics.items():
         metrics |= masked_metric(name, values, weight)
@@ -142,16 +158,20 @@ def policy_loss(
         )
 
     if entropies is not None:
-        entropies = _constant(entropies, trained, dtype)
+        entropies = entropies.to(dtype).masked_fill(~trained, 0.0)
         metrics |= masked_metric("entropy", entropies, weight)
+    elif config.entropy_coef > 0:
+        raise ValueError("entropy_coef above 0 needs entropies")
     if config.top_entropy_quantile < 1:
-        if entropies is None:
+        chosen_by = entropies if old_entropies is None else old_entropies
+        if chosen_by is None:
             raise ValueError("top_entropy_quantile below 1 needs entropies")
+        chosen_by = _constant(chosen_by, trained, dtype)
         if entropy_threshold is None:
-            entropy_threshold = top_entropy_threshold(entropies, mask, config.top_entropy_quantile)
-        high = entropies >= entropy_threshold
-        per_token = per_token * high
-        kept = kept & high
+            entropy_threshold = top_entropy_threshold(chosen_by, mask, config.top_entropy_quantile)
+        uncertain = chosen_by >= entropy_threshold
+        per_token = per_token * uncertain
+        kept = kept & uncertain
 
     if rollout_logps is not None:
         metrics |= masked_metric("rollout/logp_diff", (old_logps - rollout_logps).abs(), weight)
@@ -180,6 +200,8 @@ def policy_loss(
             metrics |= masked_metric("kl/pull", pull, weight)
     elif config.kl_in_loss:
         raise ValueError("beta above 0 needs ref_logps")
+    if config.entropy_coef > 0 and entropies is not None:
+        per_token = per_token - config.entropy_coef * entropies
     for method in config.distillations:
         assert method.flag is not None and method.token_loss is not None
         if teacher_logps is None:
@@ -200,13 +222,18 @@ def policy_loss(
     loss = divide(
         numerator, loss_normalizer(mask, config, shares) if normalizer is None else normalizer
     )
-    clipped = token.clipped_high.to(torch.int8) - token.clipped_low.to(torch.int8)
+    clipped = high.to(torch.int8) - low.to(torch.int8)
     return LossOutput(loss, metrics, TokenOutcome(ratio.detach(), clipped, kept))
 
 
+def limited_log_ratio(log_ratio: Tensor, advantages: Tensor, config: LossConfig) -> Tensor:
+    """Returns log-ratios `[B, T]` of tokens as the loss has them (`Loss.limit`): of most losses as they are."""
+    limit = config.loss.limit
+    return log_ratio if limit is None else limit(log_ratio, advantages, config)
+
+
 def importance_ratio(
-    logps: Tensor,
-    old_logps: Tensor,
+    log_ratio: Tensor,
     mask: Tensor,
     config: LossConfig,
     whole: WholeMeans | None = None,
@@ -214,18 +241,35 @@ def importance_ratio(
     """`[B, T]`: exp(logp - old), or at sequence level exp of its mean over the completion's trained tokens.
 
     Sequence level: GSPO (arXiv 2507.18071, eq. 7); GSPO-token (eq. 14) has its value, and the gradient of the token's
-    own log-prob. `mask` has the dtype of `logps`; padding must be finite.
+    own log-prob. `mask` has the dtype of `log_ratio`; padding must be finite.
     """
-    log_ratio = logps - old_logps
-    if config.importance_sampling_level != "token":
+    own = log_ratio
+    if config.level != "token":
         mean = token_means(log_ratio, mask)
         # the gradient of a row's tokens is by its share as it is, since each adds its own loss
         if whole is not None:
             mean = mean + (whole.moved - mean).detach()
         log_ratio = mean[:, None] * mask  # 0 between trained tokens too, which `fipo` counts
-    if config.importance_sampling_level == "sequence_token":
-        log_ratio = log_ratio.detach() + (logps - logps.detach())
+    if config.level == "sequence_token":
+        log_ratio = log_ratio.detach() + (own - own.detach())
     return log_ratio.clamp(-LOG_RATIO_BOUND, LOG_RATIO_BOUND).exp()
+
+
+def marked_tokens(
+    logps: Tensor, advantages: Tensor, trained: Tensor, config: LossConfig, seed: int
+) -> Tensor:
+    """The tokens of an optimizer step that its loss treats otherwise (`Loss.marks`), bool `[R, T]` on the CPU.
+
+    Args:
+        logps, advantages: `[R, T]`, of the policy before the round's first update, and of the tokens.
+        trained: bool `[R, T]`; give all of the step's, or what is chosen depends on how it was cut.
+        seed: of what is drawn by chance.
+    """
+    assert config.loss.marks is not None
+    generator = torch.Generator().manual_seed(seed)
+    return config.loss.marks(
+        logps.detach().cpu(), advantages.cpu(), trained.cpu(), config, generator
+    )
 
 
 def rollout_weights(
@@ -304,7 +348,7 @@ def _ratio_metric(
     name: str, values: Tensor, weight: Tensor, config: LossConfig
 ) -> dict[str, Tensor]:
     """Counts each ratio once: a token at token level, a completion with trained tokens at sequence level."""
-    if config.importance_sampling_level == "token":
+    if config.level == "token":
         return masked_metric(name, values, weight)
     return masked_metric(
         name, token_means(values.to(weight.dtype), weight), (weight.sum(1) > 0).to(weight.dtype)

@@ -45,6 +45,7 @@ class TokenLoss:
     clipped_low: Tensor
     clipped_high: Tensor
     metrics: Mapping[str, Tensor] = field(default_factory=dict)  # what else is logged, by name
+    dropped: Tensor | None = None  # bool: tokens that have no loss for another reason; None: none
 
 
 def nowhere(like: Tensor) -> Tensor:
@@ -58,8 +59,8 @@ class Loss:
 
     name: str
     # from the importance ratio `[B, T]` (the same number along a row at sequence level), log-probs `[B, T]`, advantages
-    # `[B, T]` and the `LossConfig`, which has the fields of `settings`
-    function: Callable[[Tensor, Tensor, Tensor, Any], TokenLoss]
+    # `[B, T]` and the `LossConfig`, which has the fields of `settings`; and what `marks` gives, bool `[B, T]`
+    function: Callable[..., TokenLoss]
     # what the step's sum is divided by: its trained tokens; its completions, each of which counts by the mean over its
     # tokens; or its completions times `--max_completion_length`
     mean_over: Literal["tokens", "completions", "length"] = "tokens"
@@ -67,6 +68,9 @@ class Loss:
     ignores: Mapping[str, str] = field(default_factory=dict)  # flags that do nothing here, and why
     # weighs tokens by their own importance ratios: no other level will do
     ratio_of_tokens: bool = False
+    # what a token's log-ratio becomes before the mean over its completion is taken, which is the only level then: from
+    # log-ratios and advantages `[B, T]` and the `LossConfig`
+    limit: Callable[[Tensor, Tensor, Any], Tensor] | None = None
     settings: type | None = None  # a dataclass of fields made by `setting`
     cap: float | None = None  # `epsilon_high` where it is not given; None: `epsilon`
     # what `advantages` are replaced by, for a loss that compares whole groups: from those of all completions of a round
@@ -75,6 +79,11 @@ class Loss:
     # with `labels`, the advantages of an optimizer step and the sum of its losses: from the completions' mean
     # log-ratios `[N]`, their labels `[N]` (0 outside of the step) and the `LossConfig`
     targets: Callable[[Tensor, Tensor, Any], tuple[Tensor, Tensor]] | None = None
+    # which tokens of an optimizer step `function` treats otherwise, bool `[R, T]`: from log-probs before the round's
+    # first update, advantages and which are trained (bool), each `[R, T]` on the CPU; the `LossConfig`; and a generator
+    marks: Callable[[Tensor, Tensor, Tensor, Any, Any], Tensor] | None = None
+    everywhere: bool = False  # tokens without an advantage have a gradient too
+    from_second: bool = False  # is what its name says from a round's second optimizer step on
     metrics: tuple[LoggedMetric, ...] = ()  # those of `TokenLoss`
 
     @property
@@ -97,6 +106,15 @@ class Estimator:
     # what is centred is divided by its deviation over the whole batch, or by nothing
     over_batch: bool = False
     note: str | None = None  # what the log of a run says of it
+    # advantages of tokens `[N, T]` in the place of those of completions: from rewards `[N]`, NaN where invalid, log-probs
+    # of the policy that sampled and the sums of its squared probabilities `[N, T]`, the mask `[N, T]`, the completions
+    # per group, and the weights `[N, T]` of a correction between engine and trainer or None
+    of_tokens: Callable[[Tensor, Tensor, Tensor, Tensor, int, Tensor | None], Tensor] | None = None
+
+    @property
+    def chosen_by(self) -> str:
+        """The flag that asks for it, as it is written."""
+        return f"--advantage_estimator {self.name}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

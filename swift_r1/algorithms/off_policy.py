@@ -117,6 +117,7 @@ def weight_metrics(found: Tensor) -> dict[str, float]:
     `completion_weights` of all of them, `[5, N]`; those without trained tokens do not count:
 
     - `rollout/ratio_mean`, `rollout/ratio_max`: of the tokens' w;
+    - `rollout/k3_kl_step`: the mean of w - 1 - log w, an estimate of KL(engine || policy);
     - `rollout/ess_token`, `rollout/ess_seq`: Kish's effective sample size (Survey Sampling, 1965), (sum w)^2 / sum w^2,
       as a share of the sample: of tokens, and of completions by the product of their tokens' w; 1 where all are equal.
     """
@@ -127,6 +128,7 @@ def weight_metrics(found: Tensor) -> dict[str, float]:
     return {
         "rollout/ratio_mean": (w.sum() / tokens.sum()).item(),
         "rollout/ratio_max": math.exp(largest.max().item()),
+        "rollout/k3_kl_step": ((w.sum() - log_w.sum()) / tokens.sum() - 1).item(),
         "rollout/ess_token": (w.sum().square() / squares.sum() / tokens.sum()).item(),
         "rollout/ess_seq": effective.exp().item() / len(tokens),
     }

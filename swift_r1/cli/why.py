@@ -13,6 +13,7 @@ from swift_r1.errors import EXIT_FINDING, EXIT_OK, UsageError
 from swift_r1.flags.fields import Scope, flag, spellings
 from swift_r1.flags.parser import Command, is_flag, parse_arguments, spelling
 from swift_r1.lab.diagnosis.past import DETECTORS
+from swift_r1.lab.diagnosis.verdict import TOO_EARLY
 from swift_r1.lab.diagnosis.watch import Diagnosis
 from swift_r1.record.folder import find_runs
 from swift_r1.record.metrics import standard_json
@@ -142,10 +143,10 @@ def _failure(folder: RunFolder) -> str | None:
 def _lines(log: Diagnosis, verdict: Verdict | None) -> Iterator[str]:
     """Yields the verdict, its causes, the signs beside them, and what could not be looked at."""
     if verdict is None:
-        yield "  too early: there is no verdict before the second round"
+        yield f"  {TOO_EARLY}"
     else:
         yield f"  {verdict.reward.text}"
-        for trend in (*verdict.functions, *verdict.evaluations):
+        for trend in verdict.trends:
             yield f"    {trend.text}"
         for number, cause in enumerate(verdict.causes, start=1):
             yield f"  {number}. {cause.name}: {cause.evidence}"

@@ -136,9 +136,11 @@ def agent_faults(args: RlhfArguments, given: frozenset[str]) -> Iterator[str]:
         if getattr(args, name):
             yield f"--{name} does not go with --agent or --agent_command: {why}"
     loss = LOSSES[args.loss_type]
+    estimator = ESTIMATORS[args.advantage_estimator]
     for chosen_by, compares in (
         ("--rlhf_type ppo", args.rlhf_type == "ppo"),
         (loss.chosen_by, loss.labels is not None),
+        (estimator.chosen_by, estimator.of_tokens is not None),
     ):
         if compares:
             yield f"{chosen_by} does not go with --agent or --agent_command: it takes completions of one sequence"
@@ -149,6 +151,5 @@ def agent_faults(args: RlhfArguments, given: frozenset[str]) -> Iterator[str]:
             f"--agent_timeout {args.agent_timeout:g} is not below --step_timeout {args.step_timeout}, which would "
             "end the run while an episode may still take its time"
         )
-    estimator = ESTIMATORS[args.advantage_estimator]
     if args.advantage_per == "turn" and estimator.baseline == "batch":
         yield f"--advantage_per turn compares the turns of a group, and {estimator.name} those of a batch: use grpo"

@@ -76,6 +76,7 @@ _SYNC_REFERENCE = Scope(lambda args: args.sync_ref_model, "without --sync_ref_mo
 _CORRECTED = Scope(
     lambda args: args.correction is not None, "without --rollout_importance_sampling_mode"
 )
+_ADAPTIVE = Scope(lambda args: args.use_adaptive_entropy, "without --use_adaptive_entropy true")
 _RESAMPLES = Scope(lambda args: args.dynamic_sample, "without --dynamic_sample true")
 
 
@@ -102,7 +103,7 @@ class AlgorithmArguments:
     )
     epsilon: float = flag(
         0.2,
-        "lower clip range of the ratio",
+        "lower clip range of the ratio (gmpo: of its log; dppo_tv, dppo_kl: of the divergence)",
         _reads("epsilon"),
         at_least=0,
         less_than=1,
@@ -110,7 +111,7 @@ class AlgorithmArguments:
     )
     epsilon_high: float | None = flag(
         None,
-        "upper clip range (default: --epsilon; cispo: 5.0)",
+        "upper clip range of the same (default: --epsilon; cispo: 5.0)",
         _reads("epsilon_high"),
         at_least=0,
     )
@@ -140,7 +141,7 @@ class AlgorithmArguments:
     advantage_estimator: str = flag(
         "grpo",
         "how rewards become advantages; reinforce_plus_plus (or ..._batch) has the batch's mean as its baseline, "
-        "reinforce_plus_plus_baseline (or ..._group) the group's",
+        "reinforce_plus_plus_baseline (or ..._group) the group's, optimal_token_baseline one for each token",
         _not_ppo("advantages come from the critic"),
         choices=tuple(ESTIMATORS),
         synonyms={
@@ -163,6 +164,27 @@ class AlgorithmArguments:
         more_than=0,
         at_most=1,
     )
+    entropy_coef: float = flag(
+        0.0,
+        "weight of an entropy bonus: so much times the entropy of the policy at each token is subtracted from its loss; "
+        "with --use_adaptive_entropy the first one",
+        at_least=0,
+    )
+    use_adaptive_entropy: bool = flag(
+        False,
+        "change --entropy_coef after each optimizer step, and use it only while entropy is low",
+    )
+    entropy_target: float = flag(
+        0.2,
+        "mean entropy per token (nats) up to which the bonus acts and its coefficient rises",
+        _ADAPTIVE,
+        more_than=0,
+    )
+    entropy_coef_delta: float = flag(
+        0.005, "change of the coefficient per optimizer step", _ADAPTIVE, more_than=0
+    )
+    entropy_coef_min: float = flag(0.0, "smallest adaptive coefficient", _ADAPTIVE, at_least=0)
+    entropy_coef_max: float = flag(1.0, "largest adaptive coefficient", _ADAPTIVE, more_than=0)
     overlong_filter: bool = flag(
         False, "exclude truncated completions from the loss (their rewards still count)"
     )
@@ -353,6 +375,16 @@ def algorithm_faults(args: RlhfArguments, given: frozenset[str]) -> Iterator[str
         yield f"--chord_sft_dataset needs {', '.join(missing)}"
     if loss.ratio_of_tokens and args.importance_sampling_level != "token":
         yield f"{loss.chosen_by} weighs tokens by their own ratios: use --importance_sampling_level token"
+    one_step = (
+        args.generation_batch_size is None
+        and args.micro_batches_per_round == args.gradient_accumulation_steps
+        and args.num_iterations == 1
+    )
+    if loss.from_second and args.rlhf_type == "grpo" and one_step:
+        yield (
+            f"{loss.chosen_by} acts from a round's second optimizer step on, and rounds have one: give --num_iterations "
+            "or --steps_per_generation"
+        )
     clip_high = args.epsilon if args.epsilon_high is None else args.epsilon_high
     if "delta" in loss.reads and args.delta is not None and args.delta <= 1 + clip_high:
         yield (
@@ -364,6 +396,28 @@ def algorithm_faults(args: RlhfArguments, given: frozenset[str]) -> Iterator[str
             f"--scale_rewards group has no effect with --advantage_estimator {estimator.name}, which normalises over "
             "the batch: use batch or none"
         )
+    lowest = args.entropy_coef_min
+    highest = args.entropy_coef_max
+    if args.use_adaptive_entropy and not lowest <= args.entropy_coef <= highest:
+        yield (
+            f"--entropy_coef {args.entropy_coef:g} is where the adaptive coefficient begins: give one from "
+            f"--entropy_coef_min {lowest:g} to --entropy_coef_max {highest:g}"
+        )
+    if estimator.of_tokens is not None:
+        method = args.distillation
+        for other, clashes in (
+            (loss.chosen_by, loss.labels is not None),
+            (
+                method.chosen_by if method is not None and method.flag else "--teacher_model",
+                method is not None and method.advantages is not None,
+            ),
+            (
+                f"--scale_rewards {args.scale_rewards}",
+                "scale_rewards" in given and args.scale_rewards != "none",
+            ),
+        ):
+            if clashes:
+                yield f"{estimator.chosen_by} gives each token an advantage of its own: {other} does not go with it"
     if args.dynamic_sample and estimator.baseline == "batch":
         yield (
             f"--dynamic_sample true makes no sense with --advantage_estimator {estimator.name}, whose baseline is "

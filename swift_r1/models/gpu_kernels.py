@@ -80,6 +80,7 @@ def softmax_gradient(
     slopes: Tensor,
     per_cap: float | None,
     dtype: torch.dtype,
+    entropy: tuple[Tensor, Tensor] | None = None,
 ) -> Tensor:
     """Returns the gradient `[N, V]`, in `dtype`, of `sum(slopes * log softmax(logits)[targets])` by the logits.
 
@@ -88,22 +89,28 @@ def softmax_gradient(
         lse: float32 `[N]`, the log of each row's sum of exponentials.
         targets, slopes: `[N, W]`, int64 and float32.
         per_cap: with it, the gradient before `tanh`: times `1 - (logits * per_cap)^2`.
+        entropy: float32 `[N]` twice, each row's entropy and its own slope: the gradient is that of
+            `sum(slope * entropy)` too.
     """
     rows, width = logits.shape
     blocks = triton.cdiv(width, _COLUMNS)
     out = torch.empty_like(logits, dtype=dtype)
+    certain, rise = (lse, lse) if entropy is None else entropy
     _gradient[(rows * blocks,)](
         logits,
         lse,
         targets.contiguous(),
         slopes.contiguous(),
         slopes.sum(-1),
+        certain.contiguous(),
+        rise.contiguous(),
         out,
         width,
         blocks,
         per_cap or 0.0,
         COUNT=targets.shape[1],
         CAPPED=per_cap is not None,
+        RISES=entropy is not None,
         BLOCK=_COLUMNS,
         num_warps=8,
     )
@@ -465,17 +472,21 @@ def _gradient(
     targets,
     slopes,
     together,
+    entropies,
+    rises,
     out,
     width,
     blocks,
     per_cap,
     COUNT: tl.constexpr,
     CAPPED: tl.constexpr,
+    RISES: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
     """Writes BLOCK columns of a row's gradient, of `blocks` such pieces a row.
 
-    `targets` and `slopes` are `[rows, COUNT]`; `together [rows]` has the sum of each row's slopes.
+    `targets` and `slopes` are `[rows, COUNT]`; `together [rows]` has the sum of each row's slopes. With RISES
+    `entropies` and `rises` are `[rows]`: what the gradient of a row's entropy H is multiplied by.
     """
     program = tl.program_id(0)
     row = (program // blocks).to(tl.int64)
@@ -484,7 +495,10 @@ def _gradient(
     value = tl.load(logits + row * width + columns, inside, other=0.0)
 
     # d log p / d logits = onehot - softmax
-    grad = -tl.load(together + row) * tl.exp(value - tl.load(lse + row))
+    log_p = value - tl.load(lse + row)
+    grad = -tl.load(together + row) * tl.exp(log_p)
+    if RISES:  # d H / d logits = -p (log p + H)
+        grad -= tl.load(rises + row) * tl.exp(log_p) * (log_p + tl.load(entropies + row))
     for number in range(COUNT):
         target = tl.load(targets + row * COUNT + number).to(tl.int32)
         grad += tl.where(columns == target, tl.load(slopes + row * COUNT + number), 0.0)

@@ -41,12 +41,14 @@ PLAIN = LogitForm()
 
 
 class TokenLogprobs(NamedTuple):
-    """`logps` float32, as the targets `[N]` or `[N, W]`; `entropies` float32 `[N]`, without gradient."""
+    """`logps` float32, as the targets `[N]` or `[N, W]`; `entropies` float32 `[N]`, with a gradient where asked for."""
 
     logps: Tensor
     entropies: Tensor
     # int64 `[N, W]`, the targets, the likeliest tokens among them; where asked for
     likeliest: Tensor | None = None
+    # float32 `[N]`, the sum of the squared probabilities of all tokens; where asked for
+    squares: Tensor | None = None
 
 
 def selective_logprobs(
@@ -59,6 +61,8 @@ def selective_logprobs(
     temperature: float = 1.0,
     chunk_size: int | None = None,
     top: int = 0,
+    entropy_gradient: bool = False,
+    squares: bool = False,
 ) -> TokenLogprobs:
     """log softmax(hidden @ weight.T + bias, over temperature) at `targets`, and the entropy (nats) of each row.
 
@@ -69,6 +73,8 @@ def selective_logprobs(
         temperature: divides the logits, as the sampler did; > 0.
         chunk_size: rows at a time; by default equal chunks, as few as keep each within `logits_bytes`.
         top: above 0, the `top` likeliest tokens of each row, likeliest first, are targets too, after those of `[N, W]`.
+        entropy_gradient: the entropies are differentiable too.
+        squares: the sums of squared probabilities are in the result, without gradient.
 
     Returns:
         float32; the log-probs are differentiable with respect to `hidden`, `weight` and `bias`.
@@ -91,12 +97,13 @@ def selective_logprobs(
     wide = targets if targets.dim() == 2 else targets[:, None]
     # The backward pass of a soft cap needs the logits themselves.
     kept = KEPT_CHUNKS if torch.is_grad_enabled() and form.soft_cap is None else 0
-    logps, entropies, likeliest = _SelectiveLogprobs.apply(
-        hidden, weight, bias, wide, form, temperature, size, kept, top
+    logps, entropies, likeliest, sums = _SelectiveLogprobs.apply(
+        hidden, weight, bias, wide, form, temperature, size, kept, top, entropy_gradient, squares
     )
+    more = sums if squares else None
     if top:
-        return TokenLogprobs(logps, entropies, likeliest)
-    return TokenLogprobs(logps.view_as(targets), entropies)
+        return TokenLogprobs(logps, entropies, likeliest, more)
+    return TokenLogprobs(logps.view_as(targets), entropies, None, more)
 
 
 @cache
@@ -149,6 +156,16 @@ def _chunk_logits(
     return logits if temperature == 1.0 else logits.div_(temperature)
 
 
+def _entropy_slope(p: Tensor, entropies: Tensor, slopes: Tensor) -> Tensor:
+    """Returns the gradient of `sum(slopes * H)` by the logits, `[rows, V]`: d H / d logits = -p (log p + H).
+
+    Args:
+        p: `[rows, V]`, the softmax; 0 log 0 is 0.
+        entropies, slopes: `[rows]`, H and what it is multiplied by.
+    """
+    return torch.xlogy(p, p).addcmul_(entropies[:, None], p).mul_(-slopes[:, None])
+
+
 class _SelectiveLogprobs(torch.autograd.Function):
     """Keeps of the first `keep` chunks what the backward pass needs, and of the others only a number or two a row."""
 
@@ -164,11 +181,14 @@ class _SelectiveLogprobs(torch.autograd.Function):
         chunk_size: int,
         keep: int,
         top: int,
-    ) -> tuple[Tensor, Tensor, Tensor]:
+        entropy_gradient: bool,
+        squares: bool,
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         rows = hidden.shape[0]
         lse, totals, entropies = (hidden.new_empty(rows, dtype=torch.float32) for _ in range(3))
         targets = torch.cat([targets, targets.new_empty(rows, top)], 1)
         logps = torch.empty_like(targets, dtype=torch.float32)
+        sums = hidden.new_empty(rows if squares else 0, dtype=torch.float32)
         kernels = gpu_kernels("head", hidden)
         kept: list[Tensor] = []  # logits with the kernels, else their exponentials
 
@@ -183,6 +203,8 @@ class _SelectiveLogprobs(torch.autograd.Function):
                     logits.gather(-1, targets[part]) - largest[:, None] - log_total[:, None]
                 )
                 lse[part] = largest + log_total
+                if squares:
+                    sums[part] = (logits - lse[part, None]).mul_(2).exp_().sum(-1)
                 if len(kept) < keep:
                     kept.append(logits)
                 del logits  # before those of the next chunk
@@ -200,20 +222,25 @@ class _SelectiveLogprobs(torch.autograd.Function):
             # H = -sum p log p; of the shifted logits, so that both terms are positive and nothing cancels.
             entropies[part] = log_total - logits.mul_(weights).sum(-1) / total
             lse[part], totals[part] = largest.squeeze(-1) + log_total, total
+            if squares:
+                sums[part] = weights.square().sum(-1) / total.square()
             if len(kept) < keep:
                 kept.append(weights)
 
-        ctx.save_for_backward(hidden, weight, bias, targets, lse, totals, *kept)
+        ctx.save_for_backward(hidden, weight, bias, targets, lse, totals, entropies, *kept)
         ctx.form = form
         ctx.temperature = temperature
         ctx.chunk_size = chunk_size
         ctx.kernels = kernels
-        ctx.mark_non_differentiable(entropies, targets)
-        return logps, entropies, targets
+        ctx.entropy_gradient = entropy_gradient
+        ctx.mark_non_differentiable(targets, sums, *(() if entropy_gradient else (entropies,)))
+        return logps, entropies, targets, sums
 
     @staticmethod
-    def backward(ctx: Any, grad_logps: Tensor, *_others: Tensor) -> tuple[Tensor | None, ...]:
-        hidden, weight, bias, targets, lse, totals, *kept = ctx.saved_tensors
+    def backward(
+        ctx: Any, grad_logps: Tensor, grad_entropies: Tensor, *_others: Tensor
+    ) -> tuple[Tensor | None, ...]:
+        hidden, weight, bias, targets, lse, totals, entropies, *kept = ctx.saved_tensors
         needs_hidden, needs_weight, needs_bias = ctx.needs_input_grad[:3]
         grad_hidden = torch.empty_like(hidden) if needs_hidden else None
         # Chunks add up in float32: a sum of many bf16 terms would lose the small ones.
@@ -223,7 +250,11 @@ class _SelectiveLogprobs(torch.autograd.Function):
         per_cap = None if ctx.form.soft_cap is None else ctx.temperature / ctx.form.soft_cap
         for number, start in enumerate(range(0, hidden.shape[0], ctx.chunk_size)):
             part = slice(start, start + ctx.chunk_size)
-            scale = grad_logps[part].float() * (ctx.form.scale / ctx.temperature)
+            inner = ctx.form.scale / ctx.temperature
+            scale = grad_logps[part].float() * inner
+            # each row's entropy, and what its gradient is multiplied by
+            own = entropies[part]
+            rise = grad_entropies[part].float() * inner if ctx.entropy_gradient else None
 
             again = None
             if number >= len(kept):
@@ -231,7 +262,13 @@ class _SelectiveLogprobs(torch.autograd.Function):
             if ctx.kernels is not None:
                 logits = kept[number] if again is None else again
                 low = ctx.kernels.softmax_gradient(
-                    logits, lse[part], targets[part], scale, per_cap, weight.dtype
+                    logits,
+                    lse[part],
+                    targets[part],
+                    scale,
+                    per_cap,
+                    weight.dtype,
+                    None if rise is None else (own, rise),
                 )
                 del logits, again
                 if grad_bias is not None:
@@ -239,14 +276,22 @@ class _SelectiveLogprobs(torch.autograd.Function):
             else:
                 together = scale.sum(-1, keepdim=True)
                 slope = None
+                lift = None
                 # d logp / d logits = onehot - softmax
                 if again is None:
+                    if rise is not None:
+                        lift = _entropy_slope(kept[number] / totals[part, None], own, rise)
                     grad_logits = kept[number] * (-together / totals[part, None])
                 else:
                     if per_cap is not None:
                         # d tanh(x) = 1 - tanh(x)^2
                         slope = 1 - (again * per_cap).square_()
-                    grad_logits = again.sub_(lse[part, None]).exp_().mul_(-together)
+                    p = again.sub_(lse[part, None]).exp_()
+                    if rise is not None:
+                        lift = _entropy_slope(p, own, rise)
+                    grad_logits = p.mul_(-together)
+                if lift is not None:
+                    grad_logits += lift
                 grad_logits.scatter_add_(-1, targets[part], scale)
                 if slope is not None:
                     grad_logits *= slope
@@ -272,4 +317,4 @@ class _SelectiveLogprobs(torch.autograd.Function):
             grad_weight = grad_weight.to(weight.dtype)
         if grad_bias is not None:
             grad_bias = grad_bias.to(bias.dtype)
-        return grad_hidden, grad_weight, grad_bias, *(None,) * 6
+        return grad_hidden, grad_weight, grad_bias, *(None,) * 8

@@ -44,6 +44,8 @@ class ModelInputs(NamedTuple):
     mine: Tensor | None = None
     # so many of the likeliest tokens in each place are targets too (`selective_logprobs`)
     top: int = 0
+    entropy_gradient: bool = False  # the entropies are differentiable too
+    squares: bool = False  # sums of squared probabilities are wanted too
 
     def own(self) -> ModelInputs:
         """This rank's part of a row that is spread over a group; `packed_row` stays that of the whole row."""
@@ -85,6 +87,8 @@ class MicroBatch:
     # needs them
     old_logps: Tensor | None = None
     old_entropies: Tensor | None = None
+    # `[B, T]` float32, the sum of that policy's squared probabilities at each token; None where nothing needs it
+    old_squares: Tensor | None = None
     ref_logps: Tensor | None = None  # `[B, T]` float32, None without a reference policy
     teacher_logps: Tensor | None = None  # `[B, T]` float32, None without a teacher
     # teacher_ids, teacher_tops: `[B, T, M]` int64 and float32, the likeliest tokens in each place under the teacher and
@@ -118,7 +122,13 @@ class Policy(nn.Module):
         """Returns the log-probs of `K` tokens; takes the fields of `ModelInputs`, since ZeRO-3 looks for tensors among
         the arguments."""
         inputs = ModelInputs(*fields)
-        head = partial(self.logprob_head, temperature=temperature, top=inputs.top)
+        head = partial(
+            self.logprob_head,
+            temperature=temperature,
+            top=inputs.top,
+            entropy_gradient=inputs.entropy_gradient,
+            squares=inputs.squares,
+        )
         return TokenLogprobs(*_of_tokens(self.model, inputs, head))
 
 
@@ -170,6 +180,8 @@ class LogprobHead(nn.Module):
         targets: Tensor,
         temperature: float,
         top: int,
+        entropy_gradient: bool,
+        squares: bool,
     ) -> TokenLogprobs:
         weight = self.weight
         bias = self.bias
@@ -177,7 +189,15 @@ class LogprobHead(nn.Module):
             weight = self.loaded_weight
             bias = self.loaded_bias
         return selective_logprobs(
-            hidden, weight, targets, bias=bias, form=self.form, temperature=temperature, top=top
+            hidden,
+            weight,
+            targets,
+            bias=bias,
+            form=self.form,
+            temperature=temperature,
+            top=top,
+            entropy_gradient=entropy_gradient,
+            squares=squares,
         )
 
 
@@ -204,7 +224,7 @@ def _of_tokens(
         return head(_chosen_states(model, inputs), inputs.targets)
     own = inputs.own()
     given = head(_chosen_states(model, own), own.targets)
-    return [inputs.together(values) for values in given if values is not None]
+    return [None if values is None else inputs.together(values) for values in given]
 
 
 def _chosen_states(model: PreTrainedModel, inputs: ModelInputs) -> Tensor:

@@ -94,6 +94,7 @@ class MetricLog:
 
     def _forget(self) -> None:
         self.series: dict[str, Series] = {}
+        self._rewards: list[str] = []
         # by phase; the state that it is of
         self._hours: dict[str, tuple[tuple[int, int], Series]] = {}
 
@@ -121,8 +122,16 @@ class MetricLog:
                     if value is None or not abs(value) <= sys.float_info.max
                     else float(value)
                 )
-                self.series.setdefault(name, Series()).add(int(step), known)
+                if name not in self.series:
+                    self._begin_series(name)
+                self.series[name].add(int(step), known)
         return True
+
+    def _begin_series(self, name: str) -> None:
+        self.series[name] = Series()
+        found = re.fullmatch(r"rewards/(.+)/mean", name)
+        if found:
+            self._rewards.append(found[1])
 
     @property
     def state(self) -> tuple[int, int]:
@@ -146,8 +155,7 @@ class MetricLog:
 
     def rewards(self) -> list[str]:
         """Returns the names of the reward functions, in the file's order."""
-        found = (re.fullmatch(r"rewards/(.+)/mean", name) for name in self.series)
-        return [match[1] for match in found if match]
+        return list(self._rewards)
 
     def benchmarks(self) -> dict[str, list[str]]:
         """Returns what was evaluated: each benchmark's estimates (`accuracy`, `avg@4`, ...), in the file's order."""

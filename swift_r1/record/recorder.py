@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import json
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Protocol, Self
 
 from swift_r1.record.console import RunConsole
 from swift_r1.record.events import Events, Kind
@@ -35,6 +35,16 @@ _CURVES: Mapping[str, tuple[str, ...]] = {
     "time": ("time/generate", "time/reward", "time/train", "time/sync", "time/step"),
 }
 """PNG file -> its panels."""
+
+
+class Watch(Protocol):
+    """Looks at the log of a run while it is written."""
+
+    def line(self) -> None:
+        """Takes note of a line that was written."""
+
+    def end(self) -> str | None:
+        """Returns what the console says of the run at its end, in a line."""
 
 
 class Recorder:
@@ -82,8 +92,7 @@ class Recorder:
 class RunRecorder(Recorder):
     """Writes `logging.jsonl`, `completions.jsonl`, `eval_completions.jsonl`, `tokens/`, `images/`, `summary.json`;
     feeds `events`, the console and the trackers. Use as a context manager: it closes them. With `show_completions`
-    some are shown and sent to the trackers (all are in the file anyway). `on_line` is called when a line of the log is
-    written."""
+    some are shown and sent to the trackers (all are in the file anyway). `watch` is told of each line of the log."""
 
     def __init__(
         self,
@@ -95,7 +104,7 @@ class RunRecorder(Recorder):
         first_step: bool = False,
         token_writer: TokenWriter | None = None,
         events: Events | None = None,
-        on_line: Callable[[], object] = lambda: None,
+        watch: Watch | None = None,
     ) -> None:
         self.run_dir = run_dir
         self.console = console
@@ -105,7 +114,7 @@ class RunRecorder(Recorder):
         self.show_completions = show_completions
         self.first_step = first_step
         self.events = events or Events()
-        self._on_line = on_line
+        self._watch = watch
         names = ("logging", "completions", "eval_completions")
         self._files = self._log, self._completions, self._eval_completions = [
             JsonLines(run_dir / f"{name}.jsonl") for name in names
@@ -152,13 +161,17 @@ class RunRecorder(Recorder):
         if step % self.logging_steps == 0 or last or (step == 1 and self.first_step):
             self._log_window()
 
+    def _tell_watch(self) -> None:
+        if self._watch is not None:
+            self._watch.line()
+
     def _log_window(self) -> None:
         step = self._step
         line = {"step": step, **merged(self._window)}
         self._window.clear()
         self._log.write(line)
         self.console.logged(step, line)
-        self._on_line()
+        self._tell_watch()
         for reporter in self.reporters:
             reporter.log(line, step)
         if self.show_completions and self._latest_rows:
@@ -193,7 +206,7 @@ class RunRecorder(Recorder):
         ]
         self.event("evaluated", ", ".join(accuracies))
         self.console.evaluated(step, metrics)
-        self._on_line()
+        self._tell_watch()
         for reporter in self.reporters:
             reporter.log(metrics, step)
 
@@ -207,12 +220,15 @@ class RunRecorder(Recorder):
         """Logs what is left, draws the curves and writes `summary.json`, last of all."""
         if self._window:
             self._log_window()
+        verdict = self._watch.end() if self._watch is not None else None
         draw_curves(read_json_lines(self.run_dir / "logging.jsonl"), self.run_dir / "images")
         (self.run_dir / "summary.json").write_text(
             json.dumps(dict(summary), indent=2) + "\n", encoding="utf-8"
         )
         self.event("ended", f"after step {summary['steps']}", exit_code=summary["exit_code"])
         self.console.say(f"run folder: {self.run_dir}")
+        if verdict:
+            self.console.say(verdict)
 
 
 def draw_curves(rows: Sequence[Mapping[str, Any]], folder: Path) -> list[Path]:

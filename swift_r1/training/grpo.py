@@ -23,8 +23,15 @@ from swift_r1.algorithms import (
     top_entropy_threshold,
     turn_advantages,
 )
-from swift_r1.algorithms.aggregation import divide, masked_metric, token_means
-from swift_r1.algorithms.losses import ROLLOUT_LOG_RATIO_BOUND
+from swift_r1.algorithms.aggregation import divide, token_means
+from swift_r1.algorithms.losses import (
+    ROLLOUT_LOG_RATIO_BOUND,
+    limited_log_ratio,
+    marked_tokens,
+    rollout_weights,
+)
+from swift_r1.algorithms.method import Estimator
+from swift_r1.algorithms.methods import ESTIMATORS, LOSSES
 from swift_r1.algorithms.off_policy import WholeMeans, completion_weights, of_owners, weight_metrics
 from swift_r1.flags import RlhfArguments
 from swift_r1.models.policy import MicroBatch
@@ -97,12 +104,14 @@ def split_round(
 def needs_old_policy(args: RlhfArguments, updates: int) -> bool:
     """Whether a round of `updates` optimizer steps needs a forward pass before its first one. With one update the
     training forward gives the old log-probs; but a KL in the reward and a teacher's word come before the advantages,
-    the entropy threshold before the first backward pass, and the log has the entropies before it."""
+    the entropy threshold and marked tokens before the first backward pass, and the log has the entropies before it."""
     return (
         updates > 1
         or args.kl_in_reward
         or args.kl_coef > 0
         or args.top_entropy_quantile < 1
+        or LOSSES[args.loss_type].marks is not None
+        or ESTIMATORS[args.advantage_estimator].of_tokens is not None
         or args.log_entropy
         or (args.distillation is not None and args.distillation.needs_old_logps)
     )
@@ -116,23 +125,31 @@ def before_training(
     temperature: float,
     *,
     old_policy: bool,
+    squares: bool = False,
     critic: Backend | None = None,
 ) -> list[list[MicroBatch]]:
     """Adds what must be computed with the weights as they are before the round's first update: with `old_policy` the
-    policy's log-probs and entropies, the reference's log-probs, the critic's values. Collective."""
+    policy's log-probs and entropies (and the sums of its squared probabilities, where asked for), the reference's
+    log-probs, the critic's values. Collective."""
 
     def filled(micro: MicroBatch) -> MicroBatch:
-        old = entropies = ref = values = None
+        old = entropies = sums = ref = values = None
         if old_policy:
-            now = backend.logprobs(micro.inputs, temperature)
+            now = backend.logprobs(micro.inputs._replace(squares=squares), temperature)
             old = micro.unflatten(now.logps)
             entropies = micro.unflatten(now.entropies)
+            sums = None if now.squares is None else micro.unflatten(now.squares)
         if reference is not None:
             ref = micro.unflatten(reference.logprobs(micro.inputs, temperature).logps)
         if critic is not None:
             values = micro.unflatten(critic.values(micro.inputs))
         return replace(
-            micro, old_logps=old, old_entropies=entropies, ref_logps=ref, old_values=values
+            micro,
+            old_logps=old,
+            old_entropies=entropies,
+            old_squares=sums,
+            ref_logps=ref,
+            old_values=values,
         )
 
     return [[filled(micro) for micro in micro_batches] for micro_batches in steps]
@@ -190,6 +207,33 @@ def of_round(
     return ranks.sum_data(together)
 
 
+def advantages_of_tokens(
+    rewards: Tensor,
+    batch: RoundBatch,
+    steps: Sequence[Sequence[MicroBatch]],
+    estimator: Estimator,
+    config: LossConfig,
+    ranks: Ranks,
+) -> Tensor:
+    """Returns the advantages of a round's tokens by an estimator that has one for each, float32 `[R, longest]`, on every
+    rank; `rewards` are `[R]`: a completion is one row. Collective."""
+    assert estimator.of_tokens is not None
+    old = of_round("old_logps", batch, steps, ranks)
+    squares = of_round("old_squares", batch, steps, ranks)
+    mask = batch.token_mask()
+    weights = None
+    if config.rollout_importance_sampling_mode is not None:
+        engine = batch.padded(batch.rollout_logps).masked_fill(~mask, 0.0)
+        weights, _ = rollout_weights(
+            old.masked_fill(~mask, 0.0),
+            engine,
+            mask.float(),
+            config.rollout_importance_sampling_mode,
+            config.rollout_importance_sampling_threshold,
+        )
+    return estimator.of_tokens(rewards, old, squares, mask, config.num_generations, weights)
+
+
 def entropy_threshold(batches: Sequence[MicroBatch], quantile: float, ranks: Ranks) -> Tensor:
     """The entropy (float32 scalar) from which on a token of this optimizer step is trained, from those of all ranks
     under the policy before the round's first update. Collective."""
@@ -202,6 +246,27 @@ def entropy_threshold(batches: Sequence[MicroBatch], quantile: float, ranks: Ran
         together = torch.cat(everyones)
         mine = [top_entropy_threshold(together, torch.ones_like(together), quantile)[None]]
     return ranks.broadcast(mine)[0][0]
+
+
+def marks_of_step(
+    batches: Sequence[MicroBatch], advantages: Tensor, config: LossConfig, seed: int, ranks: Ranks
+) -> Tensor:
+    """`marked_tokens` of the rows of an optimizer step, `[R, longest]`, the same on every rank. Collective."""
+    longest = int(ranks.max(float(max(micro.mask.shape[1] for micro in batches))))
+    # log-probs, and 1 where trained
+    found = torch.zeros(2, len(advantages), longest)
+    for micro in batches:
+        assert micro.old_logps is not None
+        trained = micro.trained.float()
+        own = torch.stack([micro.old_logps.masked_fill(~micro.trained, 0.0), trained])
+        found[:, micro.samples, : trained.shape[1]] = own.cpu()
+    logps, there = ranks.sum_data(found)
+    of_tokens = (
+        advantages[:, :longest]
+        if advantages.dim() == 2
+        else advantages[:, None].expand(-1, longest)
+    )
+    return marked_tokens(logps, of_tokens, there != 0, config, seed)
 
 
 @torch.no_grad()
@@ -243,6 +308,7 @@ def means_of_completions(
     advantages: Tensor,
     owners: Tensor,
     backend: Backend,
+    config: LossConfig,
     temperature: float,
     ranks: Ranks,
 ) -> Tensor:
@@ -255,7 +321,8 @@ def means_of_completions(
         gap = (old - micro.rollout_logps).clamp(-ROLLOUT_LOG_RATIO_BOUND, ROLLOUT_LOG_RATIO_BOUND)
         own = of_micro_batch(advantages, micro)
         own = own if own.dim() == 2 else own[:, None].expand_as(now)
-        values = torch.stack([now - old, gap, micro.rollout_logps - now, own, torch.ones_like(now)])
+        moved = limited_log_ratio(now - old, own, config)
+        values = torch.stack([moved, gap, micro.rollout_logps - now, own, torch.ones_like(now)])
         sums[:, micro.samples] = (values.double() * micro.trained).sum(2).cpu()
     sums = ranks.sum_data(sums)
     *whole, counts = sums.new_zeros(sums.shape).index_add_(1, owners, sums)[:, owners]
@@ -275,6 +342,7 @@ def train_step(
     tokens: StepTokens | None = None,
     experts: ExpertStep | None = None,
     owners: Tensor | None = None,
+    seed: int = 0,
 ) -> dict[str, float]:
     """The policy's loss and update. Collective.
 
@@ -285,6 +353,7 @@ def train_step(
         tokens: takes what this loss sees and does of the completions that are recorded.
         experts: their loss is added, times its mu, and the policy's is times 1 - mu.
         owners: int64 `[R]`, the completion of each row of the round; by default each is one.
+        seed: of tokens that the loss draws by chance.
 
     Returns:
         As `update`, with each rank's `micro_batches` and the `tokens_computed` of all of them (prompts, completions and
@@ -302,17 +371,22 @@ def train_step(
     signals = [advantages[micro.samples].count_nonzero().double() for micro in batches]
     normalizer, computed, *signals = ranks.sum_data(torch.stack([normalizer, computed, *signals]))
     taught = bool(config.distillations) or any(micro.teacher_ids is not None for micro in batches)
-    everywhere = config.kl_in_loss or taught
+    everywhere = config.kl_in_loss or config.entropy_coef > 0 or config.loss.everywhere or taught
     num_backward = max(
         (place for place, signal in enumerate(signals, start=1) if signal or everywhere), default=1
     )
     filtered = config.top_entropy_quantile < 1
     threshold = entropy_threshold(batches, config.top_entropy_quantile, ranks) if filtered else None
+    marked = None
+    if config.loss.marks is not None:
+        marked = marks_of_step(batches, advantages, config, seed, ranks)
     several = owners is not None and int(owners[-1]) + 1 < len(owners)
     means = None
     if several and config.by_completion:
         assert owners is not None
-        means = means_of_completions(batches, advantages, owners, backend, temperature, ranks)
+        means = means_of_completions(
+            batches, advantages, owners, backend, config, temperature, ranks
+        )
     weights: list[Tensor] = []  # of each micro-batch, on its device
     lacking = 0.0  # of `loss`, in what it is computed from
     if config.loss.targets is not None:
@@ -325,6 +399,7 @@ def train_step(
         if micro.teacher_ids is not None:
             ids = torch.cat([inputs.targets[:, None], micro.flatten(micro.teacher_ids)], 1)
             inputs = inputs._replace(targets=ids)
+        inputs = inputs._replace(entropy_gradient=config.entropy_coef > 0)
         found = backend.logprobs(inputs, temperature)
         if micro.teacher_tops is not None:
             teacher_kl = micro.unflatten(
@@ -340,22 +415,23 @@ def train_step(
             config,
             ref_logps=micro.ref_logps,
             rollout_logps=micro.rollout_logps,
+            entropies=entropies,
             # The filter and its threshold must see the same numbers, or rounding decides about a token at the edge.
-            entropies=micro.old_entropies if filtered else entropies,
+            old_entropies=micro.old_entropies,
             teacher_kl=teacher_kl,
             teacher_logps=micro.teacher_logps,
             shares=micro.shares,
             whole=None if means is None else WholeMeans(*means[:, micro.samples].to(logps)),
+            marked=None if marked is None else of_micro_batch(marked, micro),
             normalizer=normalizer,
             entropy_threshold=threshold,
         )
         if tokens is not None:
-            tokens.add(micro, logps, entropies, result)
+            tokens.add(micro, logps, entropies.detach(), result)
         if config.log_rollout_offpolicy_metrics:
             weights.append(completion_weights(logps, micro.rollout_logps, micro.trained))
-        entropy = masked_metric("entropy", entropies, micro.trained.to(entropies.dtype))
         loss = result.loss if experts is None else (1 - experts.mu) * result.loss
-        return replace(result, loss=loss, metrics=result.metrics | entropy)
+        return replace(result, loss=loss)
 
     losses = experts.losses(backend) if experts is not None else []
     num_backward = 0 if frozen else num_backward + len(losses)

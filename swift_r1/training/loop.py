@@ -31,6 +31,7 @@ from it and compute their share.
 from __future__ import annotations
 
 import logging
+import math
 import sys
 import time
 from contextlib import suppress
@@ -44,6 +45,8 @@ from swift_r1.algorithms import (
     group_advantages,
 )
 from swift_r1.algorithms.aggregation import token_means
+from swift_r1.algorithms.entropy import EntropyConfig, after_step, entropy_coef
+from swift_r1.algorithms.methods import ESTIMATORS
 from swift_r1.errors import ServerUnreachable
 from swift_r1.flags import Plan, RlhfArguments
 from swift_r1.models.policy import MicroBatch
@@ -66,6 +69,7 @@ from swift_r1.training.optimizer import LearningRate
 from swift_r1.training.recorded import RecordedRounds
 from swift_r1.training.shared_device import SharedDevice
 from swift_r1.training.teachers import Teacher
+from swift_r1.wire.protocol import completion_seed
 
 logger = logging.getLogger("swift_r1.training")
 
@@ -106,6 +110,8 @@ class Trainer:
         # the mean over the step's tokens, as for the critic; the KL is in the rewards
         if self.critic is not None:
             self.loss = replace(self.loss, loss_type="bnpo")
+        self.entropy = from_flags(EntropyConfig, self.args)
+        self.estimator = ESTIMATORS[self.args.advantage_estimator]
         self.progress = RunProgress()
 
     @property
@@ -164,6 +170,7 @@ class Trainer:
                 self.reference,
                 self.args.temperature,
                 old_policy=grpo.needs_old_policy(self.args, updates),
+                squares=self.estimator.of_tokens is not None,
                 critic=critic.backend if critic is not None else None,
             )
         moved = self.moved(batch)
@@ -246,10 +253,16 @@ class Trainer:
             metrics["teacher_kl"] = (old - teachers)[mask].mean().item()
             if method.rewards is not None:
                 rewards = method.rewards(rewards, old, teachers, mask, self.args)
+        if self.estimator.of_tokens is not None:
+            of_tokens = grpo.advantages_of_tokens(
+                rewards, batch, steps, self.estimator, self.loss, self.ranks
+            )
+            mask = batch.token_mask()
+            return Advantages(of_tokens, token_means(of_tokens, mask.float())), metrics
         values = group_advantages(
             rewards,
             self.plan.num_generations,
-            estimator=self.args.advantage_estimator,
+            estimator=self.estimator.name,
             scale_rewards=self.args.scale_rewards,  # type: ignore[arg-type]  # checked by the parser
         )
         if self.loss.loss.labels is not None:
@@ -283,11 +296,12 @@ class Trainer:
                 tokens = round_.tokens()
                 frozen = critic is not None and self.summary.steps < args.critic_warmup_steps
                 before = grpo.weight_sample(self.backend.model)
+                bonus = entropy_coef(progress.entropy, self.entropy)
                 metrics = round_.metrics | grpo.train_step(
                     micro_batches,
                     round_.advantages.values,
                     self.backend,
-                    self.loss,
+                    replace(self.loss, entropy_coef=bonus),
                     args.temperature,
                     self.learning_rate.value,
                     self.ranks,
@@ -295,7 +309,13 @@ class Trainer:
                     tokens,
                     None if self.experts is None else self.experts.step(self.summary.steps),
                     round_.batch.owners,
+                    completion_seed(args.seed, "tokens", self.summary.steps),
                 )
+                if self.entropy.use_adaptive_entropy and not frozen:
+                    found = metrics.get("entropy", math.nan)
+                    progress.entropy = after_step(progress.entropy, found, self.entropy)
+                if self.entropy.use_adaptive_entropy or bonus:
+                    metrics["entropy_coef"] = bonus
                 metrics |= grpo.changed_share(
                     before, grpo.weight_sample(self.backend.model), self.ranks
                 )

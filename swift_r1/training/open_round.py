@@ -24,6 +24,7 @@ _WIDE = ("teacher_ids", "teacher_tops")  # `[B, T, M]`, the others `[B, T]`
 _BEFORE_TRAINING = (
     "old_logps",
     "old_entropies",
+    "old_squares",
     "ref_logps",
     "old_values",
     "teacher_logps",

@@ -29,10 +29,10 @@ def rehearse(trainer: Trainer, args: ForecastArguments) -> None:
     """Writes the folder's `completions.jsonl` and `forecast.json`. Collective."""
     sampler = trainer.rounds
     plan = trainer.plan
-    steps = _Steps()
+    steps = Steps()
     assert isinstance(sampler, RoundSampler)
     books = replace(trainer.books, recorder=steps)
-    trial = _Trial(**_parts_of(trainer) | {"recorder": steps, "books": books})
+    trial = Trial(**parts_of(trainer) | {"recorder": steps, "books": books})
     trial.publish()
     trial.device.to_generate()
     trainer.stopwatch.take()
@@ -63,7 +63,7 @@ def rehearse(trainer: Trainer, args: ForecastArguments) -> None:
     with trainer.ranks.busy():
         checked = _checked(found, trainer.books.recheck)
     trial.rounds = _Known(
-        **_parts_of(sampler) | {"known": _as_round(found, args.num_completions, plan)}
+        **parts_of(sampler) | {"known": _as_round(found, args.num_completions, plan)}
     )
     trainer.recorder.phase("optimizer steps", plan.total_steps)
     fault = None
@@ -94,12 +94,14 @@ def rehearse(trainer: Trainer, args: ForecastArguments) -> None:
     )
 
 
-class _Trial(Trainer):
+class Trial(Trainer):
+    """Trains, and saves nothing."""
+
     def save(self, last: bool, position: tuple[int, str] | None) -> None:
         """Nothing: these weights are of no use."""
 
 
-class _Steps(Recorder):
+class Steps(Recorder):
     """Keeps what every step logs."""
 
     def __init__(self) -> None:
@@ -119,7 +121,8 @@ class _Known(RoundSampler):
         return self.known
 
 
-def _parts_of(whole: Trainer | RoundSampler) -> dict[str, Any]:
+def parts_of(whole: Trainer | RoundSampler) -> dict[str, Any]:
+    """Returns what it was made of, to make another of."""
     return {one.name: getattr(whole, one.name) for one in fields(whole)}
 
 

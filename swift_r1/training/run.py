@@ -51,6 +51,7 @@ from swift_r1.training.evaluation.evaluate import Evaluator, eval_sets
 from swift_r1.training.inputs import Inputs, open_inputs
 from swift_r1.training.loop import Trainer
 from swift_r1.training.model_checks import choose_batching
+from swift_r1.training.rate_finder import find_rate
 from swift_r1.training.recorded import RecordedRounds
 from swift_r1.training.rehearsal import rehearse
 from swift_r1.training.setup import Context, ModelFacts, Start
@@ -120,6 +121,9 @@ def run(args: RlhfArguments, start: Start, stop: StopRequest) -> int:
         start_up.close()
         if isinstance(args, ForecastArguments):
             rehearse(trainer, args)
+            return EXIT_OK
+        if start.replay is not None and start.replay.rates is not None:
+            find_rate(trainer, *start.replay.rates)
             return EXIT_OK
         stop.in_order(lambda text: trainer.recorder.event("stopping", text))
         summary = trainer.run()
@@ -303,6 +307,7 @@ def _open_recorder(context: Context, plan: Plan) -> Recorder:
     """Returns what writes the run's files, on rank 0; one that writes nothing elsewhere."""
     args = context.args
     run_dir = context.start.run_dir
+    diagnosis = context.start.diagnosis
     if not context.ranks.is_rank0:
         return Recorder()
     recorder = RunRecorder(
@@ -316,7 +321,7 @@ def _open_recorder(context: Context, plan: Plan) -> Recorder:
             run_dir / TOKENS, args.log_tokens_limit * GIB, partial(vocabulary_of, context.tokenizer)
         ),
         events=context.tell,
-        on_line=context.start.diagnosis(run_dir),
+        watch=diagnosis(run_dir) if diagnosis is not None else None,
     )
     return context.cleanup.enter_context(recorder)
 

@@ -33,6 +33,7 @@ from swift_r1.models.shape import transformers_config
 from swift_r1.models.weights import trained_share
 from swift_r1.record.events import Events
 from swift_r1.record.recorded import Replay
+from swift_r1.record.recorder import Watch
 from swift_r1.record.spans import Spans, Stopwatch
 from swift_r1.rollout.base import EmbeddedRollouts, Rollouts
 from swift_r1.rollout.pool.pool import Membership, ServerPool
@@ -74,10 +75,10 @@ class Start:
     # its checkpoints have the dtype of the model's config, not that of training
     own_dtype: bool = False
     replay: Replay | None = None
-    # What looks at a run's folder, which training does not know: the README.md of checkpoint-<step>, and findings
-    # about the log, which are asked for after each line
+    # What looks at a run's folder, which training does not know: the README.md of checkpoint-<step>, and what is
+    # wrong with the log
     model_card: Callable[[Path, int], str] | None = None
-    diagnosis: Callable[[Path], Callable[[], object]] = lambda _run_dir: lambda: None
+    diagnosis: Callable[[Path], Watch] | None = None
 
     @property
     def resumed(self) -> bool:

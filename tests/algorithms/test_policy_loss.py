@@ -22,6 +22,7 @@ from swift_r1.algorithms import (
     top_entropy_threshold,
 )
 from swift_r1.algorithms.config import ImportanceSamplingLevel, RolloutCorrection
+from swift_r1.algorithms.losses import marked_tokens
 from swift_r1.algorithms.methods import LOSSES
 from swift_r1.algorithms.rewards import from_flags
 
@@ -69,6 +70,40 @@ def call(given: Given, config: LossConfig, **more: Any) -> Any:
     )
 
 
+def marks_of(given: Given, config: LossConfig) -> Tensor | None:
+    """Those of all the tokens; how they are chosen is tested in `test_covariance.py`."""
+    if config.loss.marks is None:
+        return None
+    trained = given["mask"] != 0
+    advantages = given["advantages"].reshape(len(trained), -1).expand_as(trained)
+    return marked_tokens(given["old_logps"], advantages, trained, config, seed=0)
+
+
+def geometric_mean(
+    logps: list[float], old: list[float], advantage: Any, tokens: list[int], c: LossConfig
+) -> float:
+    """Of ratios that are clipped on the side to which their advantage draws them."""
+    product = 1.0
+    for t in tokens:
+        a = advantage[t] if isinstance(advantage, list) else advantage
+        r = math.exp(logps[t] - old[t])
+        if a > 0:
+            r = min(r, math.exp(c.epsilon if c.epsilon_high is None else c.epsilon_high))
+        elif a < 0:
+            r = max(r, math.exp(-c.epsilon))
+        product *= r
+    return product ** (1 / len(tokens))
+
+
+def dppo_divergence(logp: float, old_logp: float, c: LossConfig) -> float:
+    """Of the sampled token and any other one."""
+    p, q = math.exp(logp), math.exp(old_logp)
+    if c.loss_type == "dppo_tv":
+        return abs(p - q)
+    rest, old_rest = max(1 - p, 1e-8), max(1 - q, 1e-8)
+    return q * math.log(q / p) + old_rest * math.log(old_rest / rest)
+
+
 def loop_loss(given: Given, c: LossConfig) -> float:
     """The formulas of the issue, token by token, with Python's floats."""
     logps, old, ref, roll, entropies, teacher = (
@@ -88,13 +123,16 @@ def loop_loss(given: Given, c: LossConfig) -> float:
         high = min(low + 1, len(trained) - 1)
         threshold = trained[low] + (place - low) * (trained[high] - trained[low])
 
+    marked = marks_of(given, c)
     completions: list[list[float]] = []
     for i in range(rows):
         tokens = [t for t in range(len(mask[i])) if mask[i][t]]
         losses: list[float] = []
         for t in tokens:
             a = advantages[i][t] if isinstance(advantages[i], list) else advantages[i]
-            if c.importance_sampling_level == "token":
+            if c.loss_type == "gmpo":
+                r = geometric_mean(logps[i], old[i], advantages[i], tokens, c)
+            elif c.importance_sampling_level == "token":
                 r = math.exp(logps[i][t] - old[i][t])
             else:
                 r = math.exp(sum(logps[i][u] - old[i][u] for u in tokens) / len(tokens))
@@ -106,11 +144,23 @@ def loop_loss(given: Given, c: LossConfig) -> float:
                 loss = -(4 / tau) / (1 + math.exp(-tau * (r - 1))) * a
             elif c.loss_type == "real":
                 loss = -math.log(r) * a
+            elif c.loss_type == "gmpo":
+                loss = -r * a
+            elif c.loss_type in ("dppo_tv", "dppo_kl"):
+                upper = c.epsilon if c.epsilon_high is None else c.epsilon_high
+                far = dppo_divergence(logps[i][t], logps[i][t] - math.log(r), c)
+                masked = (a > 0 and r > 1 and far > upper) or (a < 0 and r < 1 and far > c.epsilon)
+                loss = 0.0 if masked else -min(r, 20.0) * a * logps[i][t]
+            elif c.loss_type == "kl_cov":
+                assert marked is not None
+                loss = -r * a + (c.ppo_kl_coef * abs(math.log(r)) if marked[i, t] else 0.0)
             else:
                 upper = c.epsilon if c.epsilon_high is None else c.epsilon_high
                 clipped = min(max(r, 1 - c.epsilon), 1 + upper)
                 capped = r if c.delta is None else min(r, c.delta)
                 loss = -min(capped * a, clipped * a)
+            if c.loss_type == "clip_cov" and marked is not None and marked[i, t]:
+                loss = 0.0
             if c.loss_type == "fipo":
                 future = 0.0
                 for u in tokens:
@@ -146,13 +196,14 @@ def loop_loss(given: Given, c: LossConfig) -> float:
                     loss *= own if compared <= limit else 0.0
             if c.beta and not c.kl_in_reward:
                 loss += c.beta * (math.exp(ref[i][t] - logps[i][t]) - (ref[i][t] - logps[i][t]) - 1)
+            loss -= c.entropy_coef * entropies[i][t]
             gap = teacher[i][t] - logps[i][t]
             loss += c.sdar_loss_coef * gap / (1 + math.exp(-c.sdar_gate_beta * gap))
             losses.append(loss)
         completions.append(losses)
 
     total = sum(sum(losses) for losses in completions)
-    if c.loss_type in ("grpo", "sapo", "real"):
+    if c.loss_type in ("grpo", "sapo", "real", "gmpo"):
         return sum(sum(losses) / len(losses) for losses in completions if losses) / rows
     if c.loss_type == "dr_grpo":
         return total / (rows * c.max_completion_length)
@@ -167,6 +218,7 @@ configs = st.builds(
     epsilon_high=st.sampled_from([None, 0.28, 1.1]),
     delta=st.sampled_from([None, 1.2, 3.0]),
     beta=st.sampled_from([0.0, 0.04, 1.0]),
+    entropy_coef=st.sampled_from([0.0, 0.05]),
     kl_in_reward=st.booleans(),
     max_completion_length=st.sampled_from([7, 512]),
     tau_pos=st.sampled_from([1.0, 0.5]),
@@ -175,6 +227,10 @@ configs = st.builds(
     fipo_clip_range=st.sampled_from([None, 0.0, 0.2]),
     fipo_clip_high_only=st.booleans(),
     fipo_safety_threshold=st.sampled_from([None, 1.1, 4.0]),
+    clip_cov_ratio=st.sampled_from([0.3, 1.0]),
+    clip_cov_lb=st.sampled_from([0.0, 1.0]),
+    kl_cov_ratio=st.sampled_from([0.0002, 0.5]),
+    ppo_kl_coef=st.sampled_from([0.1, 1.0]),
     sdar_loss_coef=st.sampled_from([0.0, 0.3]),
     sdar_gate_beta=st.sampled_from([1.0, 5.0]),
     top_entropy_quantile=st.sampled_from([1.0, 0.2, 0.55]),
@@ -215,23 +271,38 @@ def test_what_the_loss_did_to_tokens(config: LossConfig, seed: int, rows: int, w
     output = call(given | {"logps": logps}, config)
     (gradient,) = torch.autograd.grad(output.loss, logps)
     by_group = "epsilon" in config.loss.reads
+    by_divergence = config.loss_type.startswith("dppo")
     cap = config.clip_high if "epsilon_high" in config.loss.reads else math.inf
     low, high = (1 - config.epsilon, 1 + config.clip_high) if by_group else (0, cap)
     for i, mask in enumerate(given["mask"].tolist()):
         tokens = [t for t in range(width) if mask[t]]
         log_ratios = [(given["logps"][i, t] - given["old_logps"][i, t]).item() for t in tokens]
-        if config.importance_sampling_level != "token" and tokens:
+        own = log_ratios
+        if config.loss_type == "gmpo" and tokens:
+            low, high = math.exp(-config.epsilon), math.exp(config.clip_high)
+            values = [given[name][i].tolist() for name in ("logps", "old_logps", "advantages")]
+            log_ratios = [math.log(geometric_mean(*values, tokens, config))] * len(tokens)
+        elif config.importance_sampling_level != "token" and tokens:
             log_ratios = [sum(log_ratios) / len(tokens)] * len(tokens)
-        for t, log_ratio in zip(tokens, log_ratios, strict=True):
+        for t, log_ratio, alone in zip(tokens, log_ratios, own, strict=True):
             ratio, advantage = output.tokens.ratios[i, t].item(), given["advantages"][i].item()
             assert ratio == pytest.approx(math.exp(log_ratio), rel=1e-10)
-            clipped = (ratio > high) - (ratio < low)
+            compared = math.exp(alone) if config.loss_type == "gmpo" else ratio
+            clipped = (compared > high) - (compared < low)
+            if by_divergence:
+                logp = given["logps"][i, t].item()
+                far = dppo_divergence(logp, logp - log_ratio, config)
+                clipped = (ratio > 1 and far > config.clip_high) - (
+                    ratio < 1 and far > config.epsilon
+                )
             if by_group:
                 clipped *= clipped * advantage > 0
             assert output.tokens.clipped[i, t] == clipped
-            if config.importance_sampling_level != "sequence":
+            if config.level != "sequence":
                 moved = bool(output.tokens.kept[i, t]) and not (clipped and by_group)
                 assert (gradient[i, t] != 0) == moved
+            elif config.loss_type == "gmpo" and clipped:
+                assert gradient[i, t] == 0
     assert not output.tokens.kept[~given["mask"]].any()
 
 
@@ -251,7 +322,7 @@ def test_gradient_by_finite_differences(
         off_policy_sequence_mask_delta=0.1,
         rollout_importance_sampling_mode=mode,
     )
-    if loss_type == "cispo":
+    if loss_type in ("cispo", "dppo_tv", "dppo_kl"):
         # Its weight is a constant to the gradient; so hold it: the surrogate sum of w * A * logp is what differs.
         ratio_logps = given["logps"].clone()
 
@@ -373,11 +444,15 @@ def test_the_cut_into_micro_batches_changes_nothing(
             given["entropies"], given["mask"], config.top_entropy_quantile
         )
         outputs = []
+        marked = marks_of(given, config)
         for rows in parts:
             width = max(1, int(given["mask"][rows].sum(1).max()))
             part = {k: v[rows] if v.dim() == 1 else v[rows, :width] for k, v in given.items()}
             part["logps"] = logps[rows, :width]
-            outputs.append(call(part, config, normalizer=normalizer, entropy_threshold=threshold))
+            whole = {"normalizer": normalizer, "entropy_threshold": threshold}
+            if marked is not None:
+                whole["marked"] = marked[rows, :width]
+            outputs.append(call(part, config, **whole))
             outputs[-1].loss.backward()
         assert logps.grad is not None
         total = sum(output.loss.item() for output in outputs)
@@ -406,10 +481,12 @@ def test_two_ranks_whose_gradients_are_averaged(loss_type: str) -> None:
     logps = given["logps"].clone().requires_grad_()
     (whole,) = torch.autograd.grad(call(given | {"logps": logps}, config).loss, logps)
     normalizer = loss_normalizer(given["mask"], config)
+    marked = marks_of(given, config)
     per_rank = []
     for rows in (slice(0, 4), slice(4, 6)):
         part = {k: v[rows] for k, v in (given | {"logps": logps}).items()}
-        loss = 2 * call(part, config, normalizer=normalizer).loss
+        own = None if marked is None else marked[rows]
+        loss = 2 * call(part, config, normalizer=normalizer, marked=own).loss
         per_rank.append(torch.autograd.grad(loss, logps)[0])
     torch.testing.assert_close(sum(per_rank) / 2, whole)
 
@@ -424,6 +501,11 @@ def test_normalizers() -> None:
         "dapo": 3,
         "cispo": 3,
         "fipo": 3,
+        "clip_cov": 3,
+        "gmpo": 3,
+        "dppo_tv": 3,
+        "dppo_kl": 3,
+        "kl_cov": 3,
         "dr_grpo": 30,
     }
     for loss_type, number in expected.items():
@@ -532,7 +614,7 @@ def test_on_policy_gradient_is_the_policy_gradient() -> None:
     for loss_type in LOSS_TYPES:
         logps = torch.tensor([[-1.0, -2.0], [-0.5, -3.0]], dtype=torch.float64, requires_grad=True)
         advantages = torch.tensor([1.5, -0.5], dtype=torch.float64)
-        config = LossConfig(loss_type=loss_type, max_completion_length=2)
+        config = LossConfig(loss_type=loss_type, max_completion_length=2, clip_cov_lb=4.0)
         policy_loss(logps, logps.detach(), advantages, torch.ones(2, 2), config).loss.backward()
         assert logps.grad is not None
         torch.testing.assert_close(logps.grad, (-advantages / 4)[:, None].expand(2, 2))

@@ -99,6 +99,25 @@ def test_metrics_agree_with_trl(name: str) -> None:
     assert {key: ours[key] for key in expected} == pytest.approx(expected, abs=1e-6)
 
 
+@pytest.mark.parametrize("name", ["bnpo_entropy", "cispo_entropy"])
+def test_the_gradient_of_the_entropy_bonus_agrees_with_trl(name: str) -> None:
+    case = DOCUMENT["cases"][name]
+    given = _tensors()
+    entropies = given["entropies"].requires_grad_()
+    output = policy_loss(
+        given["logps"],
+        given["old_logps"],
+        given["advantages"],
+        given["mask"],
+        _config(case["settings"]),
+        ref_logps=given["ref_logps"],
+        entropies=entropies,
+    )
+    (grad,) = torch.autograd.grad(output.loss, entropies)
+    torch.testing.assert_close(grad, torch.tensor(case["grad_entropies"]), rtol=1e-6, atol=1e-8)
+    assert grad.min() < -1e-3
+
+
 def test_the_clipping_cases_do_clip() -> None:
     for name in ("grpo", "grpo_sequence", "dapo", "dr_grpo"):
         metrics = DOCUMENT["cases"][name]["metrics"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 from pathlib import Path
 
@@ -42,6 +43,14 @@ def replay(run: Path, folder: Path, processes: int | None = None, **flags) -> Ru
     done = forks.run(words, cwd=folder.parent, environ=environ, timeout=280)
     print(done.stdout, done.stderr)
     return Run(done.returncode, done.stderr, folder)
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {
+        str(path.relative_to(folder)): path.read_bytes()
+        for path in folder.rglob("*")
+        if path.is_file()
+    }
 
 
 def weights(folder: Path, step: int, name: str = "model.safetensors") -> bytes:
@@ -491,3 +500,21 @@ def test_the_folder_comes_first(tmp_path):
             ["-m", "swift_r1", "replay", *words], cwd=tmp_path, environ=dict(os.environ), timeout=60
         )
         assert done.returncode == 2 and "the folder of the recorded run comes first" in done.stderr
+
+
+def test_learning_rates_are_tried_and_nothing_is_kept(recorded, tmp_path):
+    before = contents(recorded.folder)
+    run = replay(
+        recorded.folder, tmp_path / "found", lr_find="true", lr_find_min=1e-6, lr_find_max=1.0
+    )
+    assert run.code == 0
+    assert contents(recorded.folder) == before
+    assert not list(run.folder.glob("checkpoint-*")) and not (run.folder / "summary.json").exists()
+    found = re.search(r"it breaks at (\S+) \(.+\): --learning_rate (\S+) is proposed", run.errors)
+    assert found is not None
+    breaks, proposed = map(float, found.groups())
+    assert 1e-5 < proposed < breaks < 1
+    refused = replay(recorded.folder, tmp_path / "no", lr_find_max=1.0)
+    assert refused.code == 2 and "without --lr_find true" in refused.errors
+    short = replay(recorded.folder, tmp_path / "short", lr_find="true", max_steps=3)
+    assert short.code == 2 and "needs 8 optimizer steps" in short.errors

@@ -181,6 +181,35 @@ def exact_head(hidden, weight, bias, targets, slopes, temperature, form=PLAIN):
     return chosen, -(every.exp() * every).sum(-1), gradients
 
 
+@pytest.mark.parametrize("form", [PLAIN, LogitForm(scale=0.4, soft_cap=3.0)])
+@pytest.mark.parametrize("chunk", [None, 4])
+def test_the_gradient_of_the_entropy(chunk, form):
+    """Beside that of the log-probs; of chunks that are kept and of those that are computed again."""
+    *leaves, targets, slopes = head(torch.float32, words=2100)
+    rise = slopes.flip(0)
+    exact = [one.detach().double().requires_grad_() for one in leaves]
+    logits = form.scale * (exact[0] @ exact[1].t() + exact[2])
+    if form.soft_cap:
+        logits = form.soft_cap * torch.tanh(logits / form.soft_cap)
+    every = (logits / 0.7).log_softmax(-1)
+    total = (slopes * every.gather(-1, targets[:, None])[:, 0]).sum()
+    total = total - (rise * (every.exp() * every).sum(-1)).sum()
+    hidden, weight, bias = leaves
+    out = selective_logprobs(
+        hidden,
+        weight,
+        targets,
+        bias=bias,
+        form=form,
+        temperature=0.7,
+        chunk_size=chunk,
+        entropy_gradient=True,
+    )
+    found = torch.autograd.grad((slopes * out.logps + rise * out.entropies).sum(), leaves)
+    for one, other in zip(found, torch.autograd.grad(total, exact), strict=True):
+        torch.testing.assert_close(one.double(), other, rtol=1e-4, atol=5e-5)
+
+
 @pytest.mark.parametrize("words", [1, 101, 2048, 5000])
 @pytest.mark.parametrize("chunk", [None, 4])
 def test_the_head(words, chunk):
@@ -216,11 +245,12 @@ def test_the_head_of_every_form(wide, form):
 
 def test_the_likeliest_tokens():
     hidden, weight, _, targets, _ = head(torch.float32)
-    out = selective_logprobs(hidden, weight, targets, chunk_size=8, top=5)
+    out = selective_logprobs(hidden, weight, targets, chunk_size=8, top=5, squares=True)
     logps = (hidden @ weight.t()).log_softmax(-1)
     assert torch.equal(out.likeliest[:, 1:], logps.topk(5).indices)
     assert torch.equal(out.likeliest[:, 0], targets)
     near(out.logps, logps.gather(-1, out.likeliest).double(), 1e-5)
+    near(out.squares, (2 * logps).exp().sum(-1).double(), 1e-5)
 
 
 def test_the_head_in_bf16():

@@ -62,6 +62,47 @@ def test_values_and_gradients_equal_float64_log_softmax(temperature, chunk_size)
         torch.testing.assert_close(leaf.grad.double(), gradient, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.parametrize("chunk_size", [None, 1, 8])
+@pytest.mark.parametrize(
+    "form", [PLAIN, LogitForm(scale=0.4, soft_cap=3.0), LogitForm(never=(5, 90))]
+)
+def test_the_gradient_of_the_entropy_equals_float64(form, chunk_size):
+    """Beside that of the log-probs; a row that is nearly certain has probabilities that are 0 in float32."""
+    leaves = problem(torch.float32)[:3]
+    targets = torch.arange(37)
+    targets[5] = 6
+    with torch.no_grad():
+        leaves[0][3] *= 60
+    generator = torch.Generator().manual_seed(2)
+    upstream, rise = torch.randn(2, 37, generator=generator)
+    exact = [leaf.detach().double().requires_grad_() for leaf in leaves]
+    logits = form.scale * (exact[0] @ exact[1].t() + exact[2])
+    if form.soft_cap:
+        logits = form.soft_cap * torch.tanh(logits / form.soft_cap)
+    kept = torch.tensor([token not in form.never for token in range(101)])
+    logps = (logits / 0.7).masked_fill(~kept, -1e9).log_softmax(-1)
+    entropies = -(logps.exp() * logps).sum(-1)
+    chosen = logps.gather(-1, targets[:, None]).squeeze(-1)
+    expected = torch.autograd.grad((upstream * chosen + rise * entropies).sum(), exact)
+    out = selective_logprobs(
+        *leaves[:2],
+        targets,
+        bias=leaves[2],
+        form=form,
+        temperature=0.7,
+        chunk_size=chunk_size,
+        entropy_gradient=True,
+    )
+    found = torch.autograd.grad((upstream * out.logps + rise * out.entropies).sum(), leaves)
+    for own, one in zip(found, expected, strict=True):
+        torch.testing.assert_close(own.double(), one, rtol=1e-4, atol=2e-5)
+    alone = torch.autograd.grad(
+        selective_logprobs(*leaves[:2], targets, entropy_gradient=True).entropies.sum(), leaves[1]
+    )
+    assert alone[0].abs().sum() > 0
+    assert not selective_logprobs(*leaves[:2], targets).entropies.requires_grad
+
+
 @pytest.mark.parametrize("chunk_size", [None, 8])
 @pytest.mark.parametrize("form", [PLAIN, LogitForm(scale=0.4, soft_cap=3.0)])
 def test_several_targets_of_a_row(form, chunk_size):
@@ -123,6 +164,18 @@ def test_the_likeliest_tokens():
     assert torch.equal(out.likeliest[:, 1:], logps.topk(5).indices)
     assert torch.equal(out.likeliest[:, 0], targets)
     torch.testing.assert_close(out.logps, logps.gather(-1, out.likeliest), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("top", [0, 3])
+def test_the_sums_of_squared_probabilities(top):
+    hidden, weight, bias, targets, _ = problem(torch.float32)
+    out = selective_logprobs(
+        hidden, weight, targets, bias=bias, temperature=0.7, chunk_size=8, top=top, squares=True
+    )
+    p = ((hidden.double() @ weight.double().t() + bias.double()) / 0.7).softmax(-1)
+    torch.testing.assert_close(out.squares.double(), p.square().sum(-1), rtol=1e-5, atol=1e-6)
+    assert not out.squares.requires_grad
+    assert selective_logprobs(hidden, weight, targets).squares is None
 
 
 @pytest.mark.parametrize("temperature", [1.0, 0.7])

@@ -23,6 +23,11 @@ FULL = {
     "ref_model_sync_steps": 3,
     "torch_dtype": "bfloat16",
     "lr_scheduler_type": "cosine",
+    # The coefficient rises in some steps and falls in others.
+    "use_adaptive_entropy": "true",
+    "entropy_coef": 0.05,
+    "entropy_coef_delta": 0.01,
+    "entropy_target": 2.55,
 }
 LORA = {
     "max_steps": 12,
@@ -86,6 +91,11 @@ TAUGHT = {
     "dataset": "hinted#40",
     "teacher_model": "policy",
     "gkd_logits_topk": 8,
+    # Of the policy before the round, too: the baseline of each token, and the tokens that are drawn.
+    "advantage_estimator": "optimal_token_baseline",
+    "loss_type": "clip_cov",
+    "clip_cov_ratio": 0.3,
+    "clip_cov_lb": 0.0,
 }
 TWO_RANKS = {"processes": 2, "per_device_train_batch_size": 4}
 SETTINGS = {

@@ -44,6 +44,7 @@ from swift_r1.training.optimizer import LearningRate, OptimizerConfig
 from swift_r1.training.ppo import TrainedCritic, critic_step, token_advantages
 
 COMPLETIONS, GROUP = 16, 4
+MOVED = ("fipo", "real", "kl_cov", "gmpo", "dppo_kl")
 FORMS = {"": Form(), "p": Form(packed=True), "s": Form(packed=True, shared=True)}
 
 
@@ -88,16 +89,18 @@ def step_on(
     """One optimizer step on a round, its rewards taken as advantages unless the KL goes into them.
 
     `cut` is the token budget of a micro-batch, with a `p` behind it where they are packed, an `s` where completions
-    share their prompt too. Groups whose rewards are all equal are trained `apart`. `fipo` and `real` begin with a
+    share their prompt too. Groups whose rewards are all equal are trained `apart`. Losses of `MOVED` begin with a
     policy that has moved. With `mu` half of the completions are experts' too.
     """
     budget = int(cut.rstrip("ps"))
     form = FORMS[cut.lstrip("0123456789")]
     batching = Batching(form, 1, GROUP, budget, overlong_filter=overlong_filter, silent_apart=apart)
     split = split_round(batch, 1, batching, ranks)
-    moved = config.loss_type in ("fipo", "real")
+    moved = config.loss_type in MOVED
     asked = RlhfArguments(
-        kl_in_reward=config.kl_in_reward, top_entropy_quantile=config.top_entropy_quantile
+        kl_in_reward=config.kl_in_reward,
+        top_entropy_quantile=config.top_entropy_quantile,
+        loss_type=config.loss_type,
     )
     steps = before_training(
         split, backend, reference, 0.9, old_policy=moved or needs_old_policy(asked, 1)

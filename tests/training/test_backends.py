@@ -12,6 +12,7 @@ from safetensors.torch import load_file
 EVERYTHING = {
     "loss_type": "dapo",
     "top_entropy_quantile": 0.4,
+    "entropy_coef": 0.3,
     "overlong_filter": True,
     "kl_in_reward": True,
     "rollout_importance_sampling_mode": "sequence_truncate",
@@ -74,6 +75,13 @@ def test_groups_and_experts_of_two_ranks_equal_one_process(train):
     )
     assert_same(train("ddp", ranks=2, cuts="40 40s 24", **case), reference)
     assert_same(train("zero3", ranks=2, cuts="40p 40 150", **case), reference)
+
+
+def test_tokens_that_two_ranks_choose_equal_one_process(train):
+    case = {"loss": {"loss_type": "clip_cov", "clip_cov_ratio": 0.2, "clip_cov_lb": 0.0}}
+    reference = train("local", **case)
+    assert reference[0][0]["clip_cov/dropped"] == pytest.approx(0.2, abs=0.02)
+    assert_same(train("ddp", ranks=2, cuts="40 40s 24", **case), reference)
 
 
 @pytest.mark.parametrize("backend", ["fsdp2", "fsdp-grad"])

@@ -8,6 +8,7 @@ import torch
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from swift_r1.algorithms import LossConfig
+from swift_r1.algorithms.methods import ESTIMATORS
 from swift_r1.errors import UsageError
 from swift_r1.flags import RlhfArguments, parse_arguments
 from swift_r1.flags.adapters import AdapterArguments
@@ -18,7 +19,13 @@ from swift_r1.rollout.trajectory import TokenSequence
 from swift_r1.runtime.ranks import Ranks
 from swift_r1.training.backends.local import LocalBackend
 from swift_r1.training.batching import Batching, collate, round_batch, split_step
-from swift_r1.training.grpo import before_training, needs_old_policy, rewards_after_kl, split_round
+from swift_r1.training.grpo import (
+    advantages_of_tokens,
+    before_training,
+    needs_old_policy,
+    rewards_after_kl,
+    split_round,
+)
 from swift_r1.training.micro_batches import SHARED, Form
 from swift_r1.training.model_checks import (
     LEAST_SAVING,
@@ -44,10 +51,14 @@ LOSSES = {
         loss_type="dr_grpo", rollout_importance_sampling_mode="token_truncate"
     ),
     "sapo, KL in the reward": LossConfig(loss_type="sapo", beta=0.1, kl_in_reward=True),
-    "cispo": LossConfig(loss_type="cispo"),
+    "cispo, entropy bonus": LossConfig(loss_type="cispo", entropy_coef=0.5),
     "fipo": LossConfig(
         loss_type="fipo", beta=0.1, delta=1.3, fipo_decay_rate=4, fipo_clip_range=0.5
     ),
+    "clip_cov": LossConfig(loss_type="clip_cov", clip_cov_ratio=0.2, clip_cov_lb=0.0),
+    "kl_cov": LossConfig(loss_type="kl_cov", kl_cov_ratio=0.2),
+    "gmpo": LossConfig(loss_type="gmpo", epsilon=0.1),
+    "dppo_kl": LossConfig(loss_type="dppo_kl", epsilon=1e-4),
     "real": LossConfig(loss_type="real", beta=0.1, num_generations=worker.GROUP),
     "gspo": LossConfig(
         importance_sampling_level="sequence", rollout_importance_sampling_mode="sequence_mask"
@@ -289,6 +300,25 @@ def test_the_kl_in_the_reward_is_the_sum_over_each_completion(backends):
         torch.testing.assert_close(found[number], expected, rtol=1e-4, atol=1e-4)
 
 
+def test_advantages_of_tokens_do_not_depend_on_the_cut(backends):
+    """Of the optimal token baseline, corrected for an engine that is off."""
+    backend, _ = backends["llama"]
+    batch = worker.ragged_round()
+    config = LossConfig(
+        num_generations=worker.GROUP, rollout_importance_sampling_mode="token_truncate"
+    )
+    estimator = ESTIMATORS["optimal_token_baseline"]
+    found = []
+    for form, budget in ((Form(), 1000), (SHARED, 60)):
+        split = split_round(batch, 1, Batching(form, 1, worker.GROUP, budget), ALONE)
+        steps = before_training(split, backend, None, 0.9, old_policy=True, squares=True)
+        found.append(advantages_of_tokens(batch.rewards, batch, steps, estimator, config, ALONE))
+    torch.testing.assert_close(*found, rtol=1e-4, atol=1e-5)
+    plain = batch.rewards - batch.rewards.view(-1, worker.GROUP).mean(1).repeat_interleave(4)
+    difference = (found[0] - plain[:, None])[batch.token_mask()].abs()
+    assert 1e-4 < difference.median() < 1
+
+
 def test_an_extra_forward_pass_only_where_something_needs_it():
     assert not needs_old_policy(
         RlhfArguments(beta=0.1, rollout_importance_sampling_mode="token_mask"), 1
@@ -296,6 +326,8 @@ def test_an_extra_forward_pass_only_where_something_needs_it():
     assert needs_old_policy(RlhfArguments(), 2)
     assert needs_old_policy(RlhfArguments(beta=0.1, kl_in_reward=True), 1)
     assert needs_old_policy(RlhfArguments(top_entropy_quantile=0.9), 1)
+    assert needs_old_policy(RlhfArguments(loss_type="clip_cov"), 1)
+    assert needs_old_policy(RlhfArguments(advantage_estimator="optimal_token_baseline"), 1)
 
 
 def test_adapters_off_is_the_model_as_loaded_and_merged_is_the_policy(backends, tiny_model):

@@ -115,6 +115,7 @@ BY_COMPLETION: list[dict[str, Any]] = [
         "rollout_importance_sampling_threshold": 1.05,
     },
     {"off_policy_sequence_mask_delta": 0.05},
+    {"loss_type": "gmpo", "epsilon": 0.05},
 ]
 
 

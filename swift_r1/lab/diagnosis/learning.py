@@ -87,6 +87,14 @@ def entropy_collapse(past: Past, rounds: int) -> Sign | None:
     )
 
 
+def _earned_nothing(past: Past) -> bool:
+    """Returns whether the first function has given 0 for every completion since the first."""
+    earned = [past.log.get(f"{past.right}/{name}").values for name in ("mean", "std")]
+    if any(value and not math.isnan(value) for values in earned for value in values):
+        return False
+    return all(0.0 in values for values in earned)
+
+
 @detector(
     "no signal",
     8,
@@ -108,8 +116,7 @@ def no_signal(past: Past, rounds: int) -> Sign | None:
         "easier prompts, a solved example in the prompt, more --num_generations, a reward for the format or for a part "
         "of the answer, --dynamic_sample true; swift forecast tells before a run"
     )
-    earned = [past.values(f"{past.right}/{name}", 0) for name in ("mean", "std")]
-    if past.rounds >= NEVER and len(past.rewards) > 1 and all(earned) and not any(map(any, earned)):
+    if past.rounds >= NEVER and len(past.rewards) > 1 and _earned_nothing(past):
         return Sign(
             f"reward {past.right.removeprefix('rewards/')} was 0 for every completion since the first: only other "
             "rewards can rise",
@@ -137,8 +144,11 @@ def no_signal(past: Past, rounds: int) -> Sign | None:
 def evaluation_falling(past: Past, _rounds: int) -> Sign | None:
     """Sees that the reward rises, and the last two evaluations are below the best one by more than their intervals."""
     log = past.log
-    for benchmark, names in log.benchmarks().items():
-        found = log.evaluations(benchmark, "accuracy") if "accuracy" in names else []
+    for benchmark in log.benchmarks():
+        steps = log.get(f"eval/{benchmark}/accuracy").steps
+        if len(steps) < 3 or steps[-1] < log.last_step:
+            continue  # one that is not the newest was looked at when it came
+        found = log.evaluations(benchmark, "accuracy")
         if len(found) < 3:
             continue
         best = max(found[:-2], key=lambda one: one.value)

@@ -34,12 +34,14 @@ def memory_creeping(past: Past, rounds: int) -> Sign | None:
         places = [begin + number * (len(series) - begin - size) // 3 for number in range(4)]
         points = [fmean(series.values[place : place + size]) for place in places]
         gains = [after - before for before, after in pairwise(points)]
-        peaks = accumulate(series.values[begin:], max)
-        rises = sorted(after - before for before, after in pairwise(peaks))
-        jumped = sum(rises[-3:]) > JUMPS * sum(rises)
         grown = (
             points[3] >= CREEP * points[0] and points[3] - points[0] >= CREEP_GIB and min(gains) > 0
         )
+        if not grown or gains[2] < gains[0] / 2:
+            continue
+        peaks = accumulate(series.values[begin:], max)
+        rises = sorted(after - before for before, after in pairwise(peaks))
+        jumped = sum(rises[-3:]) > JUMPS * sum(rises)
         longer = False
         if len(lengths) == len(series):
             # memory grows at most as much as what is in it
@@ -47,7 +49,7 @@ def memory_creeping(past: Past, rounds: int) -> Sign | None:
                 1.0, fmean(lengths.values[begin : begin + size])
             )
             longer = growth > LONGER and growth * points[0] >= points[3]
-        if grown and gains[2] >= gains[0] / 2 and not jumped and not longer:
+        if not jumped and not longer:
             what = "of the host" if name == "memory/host_gib" else "(peak)"
             return Sign(
                 f"memory {what} grew from {points[0]:.2f} to {points[3]:.2f} GiB since step {series.steps[begin]}, and "

@@ -96,7 +96,7 @@ def trend_of(past: Past, name: str) -> Trend | None:
     elif half > KNOWN * told:
         kind = "too early"
     more = None
-    if kind in ("flat", "too early") and half > told > 0:
+    if kind in ("flat", "too early") and math.inf > half > told > 0:
         more = max(1, math.ceil(rounds * (half / told) ** 2) - rounds)
     label = "reward" if name == "reward" else f"reward {name.removeprefix('rewards/')}"
     return Trend(

@@ -22,12 +22,35 @@ class Verdict:
     causes: Sequence[Cause]
 
     @property
+    def is_good(self) -> bool:
+        """Returns whether nothing needs to be done yet."""
+        if self.reward.kind == "too early":
+            return True
+        return self.reward.kind in ("rises", "solved") and not self.causes
+
+    @property
+    def trends(self) -> list[Trend]:
+        """Returns what has a trend beside the reward."""
+        return [*self.functions, *self.evaluations]
+
+    @property
     def line(self) -> str:
         """Returns the verdict in a line, with the first cause."""
         return "; ".join([self.reward.text, *(f"because: {one.line}" for one in self.causes[:1])])
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self) | {"text": self.reward.text}
+
+
+TOO_EARLY = "too early: there is no verdict before the second round"
+
+
+def brief(verdict: Verdict | None) -> str:
+    """Returns the verdict in two words: "rises +0.14", "flat", "falls -0.2", "solved", "too early"."""
+    if verdict is None:
+        return "too early"
+    kind = verdict.reward.kind
+    return f"{kind} {verdict.reward.change:+.2g}" if kind in ("rises", "falls") else kind
 
 
 def verdict_of(past: Past, signs: Signs) -> Verdict | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -12,12 +13,16 @@ from typing import Any
 from swift_r1.errors import describe
 from swift_r1.lab.diagnosis import learning, machine, policy, text  # noqa: F401  each registers its detectors
 from swift_r1.lab.diagnosis.past import DETECTORS, Detector, Past, Sign
-from swift_r1.lab.diagnosis.verdict import Verdict, verdict_of
+from swift_r1.lab.diagnosis.verdict import Verdict, brief, verdict_of
 from swift_r1.record.events import AppendedLines
 from swift_r1.record.folder import DIAGNOSIS, RunFolder
 from swift_r1.record.metric_log import MetricLog
 
 logger = logging.getLogger("swift_r1.lab.diagnosis")
+
+FIRST_VERDICT = (
+    8  # rounds, after which a run says how it learns; again after twice as many, and so on
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,9 +85,14 @@ class Diagnosis(MetricLog):
 
     @property
     def verdict(self) -> Verdict | None:
-        """Returns whether the reward rises, and why not; None before the second round."""
+        """Returns whether the reward rises, and why not; None before the second round. One that fails is one of the
+        `problems`."""
         signs = {name: Sign(one.evidence, one.advice) for name, one in self.findings.items()}
-        return verdict_of(self._past, signs)
+        try:
+            return verdict_of(self._past, signs)
+        except Exception as error:  # noqa: BLE001  whatever it is, the run goes on
+            self._faults["verdict"] = f"the verdict failed: {describe(error)}"
+            return None
 
     @property
     def not_judged(self) -> list[str]:
@@ -110,15 +120,21 @@ class Diagnosis(MetricLog):
 
 
 class LiveDiagnosis:
-    """Says what is found in a run that trains, in its log and in `diagnosis.jsonl`: each once in the run's life."""
+    """Says what is found in a run that trains, in its log and in `diagnosis.jsonl`: each once in the run's life; and
+    in its log the verdict, in rounds 8, 16, 32, ... and at the end."""
 
     def __init__(self, run: Path) -> None:
+        self._run = run
         self._diagnosis = Diagnosis(run)
+        self._diagnosis.refresh()  # what a resumed run has logged already
+        self._next_round = FIRST_VERDICT
+        self._pass_rounds()
+        self._judged = 0  # the step of the last verdict
         self._file = AppendedLines(run / DIAGNOSIS)
         self._said = {str(row.get("name")) for row in RunFolder(run, run.name).findings}
 
-    def __call__(self) -> None:
-        """A line was written."""
+    def line(self) -> None:
+        """Takes note of a line that was written."""
         self._diagnosis.refresh()
         for finding in self._diagnosis.findings.values():
             if finding.name not in self._said:
@@ -129,3 +145,28 @@ class LiveDiagnosis:
             if problem not in self._said:
                 self._said.add(problem)
                 logger.warning("%s", problem)
+        if self._diagnosis.rounds >= self._next_round:
+            self._pass_rounds()
+            self._judge()
+
+    def end(self) -> str | None:
+        """Returns the verdict in brief, and where the rest of it is to be read."""
+        verdict = self._diagnosis.verdict
+        if verdict is None:
+            return None
+        if self._judged != self._diagnosis.last_step:
+            self._judge()
+        return f"reward: {brief(verdict)}; swift why {shlex.quote(str(self._run))}"
+
+    def _pass_rounds(self) -> None:
+        while self._next_round <= self._diagnosis.rounds:
+            self._next_round *= 2
+
+    def _judge(self) -> None:
+        """Logs the verdict: a warning where something should be done."""
+        verdict = self._diagnosis.verdict
+        if verdict is None:
+            return
+        self._judged = self._diagnosis.last_step
+        level = logging.INFO if verdict.is_good else logging.WARNING
+        logger.log(level, "step %s: %s", self._judged, verdict.line)

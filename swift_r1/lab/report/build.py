@@ -6,6 +6,8 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 
+from swift_r1.lab.diagnosis.trend import NORMAL_95
+from swift_r1.lab.diagnosis.verdict import TOO_EARLY
 from swift_r1.lab.diagnosis.watch import Diagnosis
 from swift_r1.lab.report import completions, evaluations, parts
 from swift_r1.lab.report.blocks import Block, Figure, Figures, Note, Report, Section, Table
@@ -23,7 +25,10 @@ _PANELS = {
     "completions/mean_length": "Mean length, in tokens",
     "completions/clipped_ratio": "Share of completions that were cut off",
     "entropy": "Entropy",
+    "completions/repeated": "Share of completions that equal another of their prompt",
+    "policy/moved": "Mean change of a token's log-prob since the start, in nats",
     "kl": "KL to the reference policy",
+    "kl/pull": "Pull of the KL, against an advantage of 1",
     "teacher_kl": "KL to the teacher",
     "clip_ratio/low": "Share of tokens clipped below",
     "clip_ratio/high": "Share of tokens clipped above",
@@ -74,8 +79,9 @@ def build(folders: Sequence[RunFolder], first: Sequence[Section] = ()) -> Report
             alike.setdefault(key, []).append(run)
         groups = {_name(group): group for group in alike.values()}
         sections = {
+            "Verdict": _verdicts(runs),
             "What was run": _what(groups),
-            "Diagnosis": _diagnoses(runs),
+            "Signs of trouble": _diagnoses(runs),
             "Curves": _figures(_curves(groups)),
             "Evaluation": [*_figures(_accuracies(groups)), *evaluations.blocks(*_measured(groups))],
             "The same prompts over time": _of_each(
@@ -152,8 +158,23 @@ def _state(run: Opened) -> str:
     return state
 
 
+def _verdicts(runs: Sequence[Opened]) -> list[Block]:
+    """Returns whether each run learns, by how much, and what keeps it from it, as `swift why` says it."""
+    found: list[Block] = []
+    for run in runs:
+        verdict = run.log.verdict
+        lines = [TOO_EARLY]
+        if verdict is not None:
+            lines = [verdict.reward.text, *(f"Why: {one.line}" for one in verdict.causes)]
+            lines += [trend.text for trend in verdict.trends]
+        if len(runs) > 1:
+            lines[0] = f"{run.folder.name}: {lines[0]}"
+        found += map(Note, lines)
+    return found
+
+
 def _diagnoses(runs: Sequence[Opened]) -> list[Block]:
-    """Returns a table of what is wrong with each run, as `swift why` says it."""
+    """Returns a table of the signs of trouble in each run, as `swift why` says them."""
     rows = []
     for run in runs:
         for finding in run.log.findings.values():
@@ -167,7 +188,7 @@ def _diagnoses(runs: Sequence[Opened]) -> list[Block]:
                     finding.advice,
                 ]
             )
-    return [Table(["run", "finding", "steps", "evidence", "try"], rows, 5)] if rows else []
+    return [Table(["run", "sign", "steps", "evidence", "try"], rows, 5)] if rows else []
 
 
 def _figures(found: Sequence[Figure]) -> list[Block]:
@@ -185,21 +206,32 @@ def _curves(groups: Mapping[str, Sequence[Opened]]) -> list[Figure]:
         drawn = []
         for number, (name, group) in enumerate(groups.items()):
             label = name if len(groups) > 1 else ""
-            drawn.append(_curve(label, number, [run.log.get(metric) for run in group]))
+            drawn.append(_curve(label, number, [run.log for run in group], metric))
         shown = [curve for curve in drawn if curve.steps]
         if shown:
             found.append(curves(title, shown))
     return found
 
 
-def _curve(name: str, number: int, seeds: Sequence[Series]) -> Curve:
-    """Returns the mean over the seeds, with a band from the lowest to the highest; means of neighbours where there are
-    many."""
+def _curve(name: str, number: int, seeds: Sequence[Diagnosis], metric: str) -> Curve:
+    """Returns the mean over the seeds, with a band from the lowest to the highest, or of one run with the 95 % interval
+    of each point where its standard error is logged; means of neighbours where there are many."""
+    rows = over_seeds([log.get(metric) for log in seeds])
+    error = "reward_stderr" if metric == "reward" else metric.replace("/mean", "/stderr")
+    errors = seeds[0].get(error) if error != metric else Series()
+    widths = dict(zip(errors.steps, errors.values, strict=True))
+    band = len(seeds) > 1
+    if not band and all(step in widths for step, *_ in rows):
+        band = True
+        halves = [NORMAL_95 * widths[step] for step, *_ in rows]
+        rows = [
+            (step, value, value - half, value + half)
+            for (step, value, *_), half in zip(rows, halves, strict=True)
+        ]
     means = []
-    for part in parts.joined(over_seeds(seeds), _POINTS):
+    for part in parts.joined(rows, _POINTS):
         means.append([sum(column) / len(part) for column in zip(*part, strict=True)])
     steps, values, low, high = ([row[place] for row in means] for place in range(4))
-    band = len(seeds) > 1
     return Curve(name, number, steps, values, low if band else None, high if band else None)
 
 
@@ -212,9 +244,7 @@ def _accuracies(groups: Mapping[str, Sequence[Opened]]) -> list[Figure]:
     ):
         drawn = []
         for number, (name, group) in enumerate(groups.items()):
-            curve = _curve(
-                name, number, [run.log.get(f"eval/{benchmark}/accuracy") for run in group]
-            )
+            curve = _curve(name, number, [run.log for run in group], f"eval/{benchmark}/accuracy")
             if len(group) == 1 and benchmark in group[0].log.benchmarks():
                 points = group[0].log.evaluations(benchmark, "accuracy")
                 low = [one.low for one in points if one.low is not None]

@@ -11,8 +11,10 @@ from typing import Any
 from swift_r1.data.hubs import is_hub_id
 from swift_r1.data.sources import parse_dataset
 from swift_r1.errors import UsageError
+from swift_r1.lab.diagnosis.past import Past
+from swift_r1.lab.diagnosis.trend import trend_of
 from swift_r1.lab.report import parts
-from swift_r1.lab.report.blocks import Block, Section, Table
+from swift_r1.lab.report.blocks import Block, Note, Section, Table
 from swift_r1.lab.report.markdown import plain, section
 from swift_r1.record.folder import RunFolder
 from swift_r1.record.metric_log import MetricLog
@@ -33,12 +35,18 @@ def model_card(run_dir: Path, step: int) -> str:
     facts = parts.facts(run) | {"steps": str(step)} | parts.cost(run, log)
     sections: dict[str, list[Block]] = {
         "What was run": [Table(["", ""], list(facts.items()), texts=2), *parts.command(run)],
-        "Training": [training] if training.rows else [],
+        "Training": [*_result(run, log, step), training] if training.rows else [],
         "Evaluation": [evaluated] if evaluated.rows else [],
     }
     title = f"# {plain(Path(args['model']).name)}, {args['rlhf_type'].upper()}\n\nTrained with swift-r1."
     shown = [section(Section(name, blocks)) for name, blocks in sections.items() if blocks]
     return "\n\n".join([f"---\n{_header(args)}\n---", title, *shown]) + "\n"
+
+
+def _result(run: RunFolder, log: MetricLog, step: int) -> list[Block]:
+    """Returns whether the reward rose until this step, in a line; nothing where more is logged by now."""
+    trend = trend_of(Past(log, run.args, run.plan), "reward") if log.last_step <= step else None
+    return [Note(trend.text)] if trend is not None else []
 
 
 def _header(args: Mapping[str, Any]) -> str:

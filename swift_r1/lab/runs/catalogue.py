@@ -130,9 +130,10 @@ RUN: Sequence[WrittenFile] = (
     ),
     WrittenFile(
         "diagnosis.jsonl",
-        "problems that the run found in itself ([diagnosis.md](diagnosis.md))",
+        "problems that the run found in itself ([diagnosis.md](diagnosis.md)), each once; the verdict is not in it: it "
+        "is made of `logging.jsonl` whenever it is asked for",
         _LINES,
-        "`swift view`",
+        "a resumed run, which does not repeat them",
         {
             "name": "name of the check",
             "steps": "first and last step in which it was seen",

@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from swift_r1.lab.diagnosis.trend import NORMAL_95
 from swift_r1.lab.view.charts import Line
 from swift_r1.record.metric_log import (
     MOST_POINTS,
@@ -24,7 +25,8 @@ class Panel:
 
     Attributes:
         metrics: names in logging.jsonl, and what the chart calls each.
-        spread: the metric that is the standard deviation of the only metric, drawn as a band around it.
+        spread: the metric that says how wide a band is around the only metric, to each side.
+        widths: that many of it are drawn.
         about: a sentence on what is drawn, for those who do not know it.
     """
 
@@ -32,6 +34,7 @@ class Panel:
     metrics: Mapping[str, str]
     spread: str | None = None
     about: str = ""
+    widths: float = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +57,12 @@ class RunGroup:
 
 _PANELS = (
     Panel("KL to the reference", {"kl": "KL"}),
+    Panel(
+        "Change of the policy since the start",
+        {"policy/moved": "log-prob of a token", "policy/kl_to_start": "KL to the start"},
+        about="nats, on tokens of the first round",
+    ),
+    Panel("Pull of the KL", {"kl/pull": "pull"}, about="against an advantage of 1, per token"),
     Panel("KL to the teacher", {"teacher_kl": "KL"}),
     Panel("Entropy of the policy", {"entropy": "entropy"}, about="nats per token"),
     Panel(
@@ -75,6 +84,11 @@ _PANELS = (
         "Groups without signal",
         {"frac_reward_zero_std": "share"},
         about="share whose rewards are equal: nothing to learn",
+    ),
+    Panel(
+        "Equal completions",
+        {"completions/repeated": "share"},
+        about="share that equals another of its prompt",
     ),
     Panel(
         "Trainer against engine",
@@ -114,20 +128,15 @@ def panels(groups: Sequence[RunGroup], everything: bool = False) -> list[Panel]:
     other."""
     logs = [log for group in groups for log in group.logs]
     rewards = sorted({name for log in logs for name in log.rewards()})
-    found = [
-        Panel(
-            "Reward",
-            {"reward": "reward"},
-            "reward_std",
-            "band: the standard deviation within groups",
-        )
-    ]
+    within = "the standard deviation within groups"
+    found = [_mean("Reward", {"reward": "reward"}, ("reward_stderr", "reward_std"), logs, within)]
     found += [
-        Panel(
+        _mean(
             f"Reward {name}",
             {f"rewards/{name}/mean": name},
-            f"rewards/{name}/std",
-            "band: the standard deviation",
+            (f"rewards/{name}/stderr", f"rewards/{name}/std"),
+            logs,
+            "the standard deviation",
         )
         for name in rewards
         if len(rewards) > 1
@@ -142,14 +151,38 @@ def panels(groups: Sequence[RunGroup], everything: bool = False) -> list[Panel]:
     invalid = {f"rewards/{name}/invalid": name for name in rewards}
     found += [*_PANELS, Panel("Invalid rewards", invalid, about="share of completions")]
     if everything:
+        found += [_asked_again(name, logs) for name in rewards]
         drawn = {name for panel in found for name in (*panel.metrics, panel.spread)} | {"step"}
         others = sorted({name for log in logs for name in log.series} - drawn)
-        found += [Panel(name, {name: name}) for name in others]
+        found += [Panel(name, {name: name}) for name in others if not name.endswith("stderr")]
     return [
         panel
         for panel in found
         if any(len(log.get(name)) for log in logs for name in panel.metrics)
     ]
+
+
+def _mean(
+    title: str,
+    metrics: Mapping[str, str],
+    spreads: tuple[str, str],
+    logs: Sequence[MetricLog],
+    deviation: str,
+) -> Panel:
+    """Returns the chart of a mean: around it the 95 % interval, or where its standard error is not logged the standard
+    deviation. `spreads` are the metrics of both."""
+    error, spread = spreads
+    if any(len(log.get(error)) for log in logs):
+        return Panel(title, metrics, error, "band: the 95 % interval of the mean", NORMAL_95)
+    return Panel(title, metrics, spread, f"band: {deviation}")
+
+
+def _asked_again(name: str, logs: Sequence[MetricLog]) -> Panel:
+    """Returns the chart of what was found when a reward function was asked again."""
+    prefix = f"recheck/{name}/"
+    metrics = sorted({one for log in logs for one in log.series if one.startswith(prefix)})
+    shown = {one: one.removeprefix(prefix) for one in metrics}
+    return Panel(f"Reward {name}, asked again", shown, about="share of completions")
 
 
 def _most(estimates: Sequence[str]) -> int:
@@ -237,7 +270,7 @@ def _around(
         widths = dict(zip(spread.steps, spread.values, strict=True))
         pairs = zip(series.steps, series.values, strict=True)
         ends = {
-            step: (value - widths[step], value + widths[step])
+            step: (value - panel.widths * widths[step], value + panel.widths * widths[step])
             for step, value in pairs
             if step in widths
         }

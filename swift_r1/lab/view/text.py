@@ -15,6 +15,8 @@ from rich.table import Table
 from rich.text import Text
 
 from swift_r1.errors import EXIT_OK, UsageError
+from swift_r1.lab.diagnosis.verdict import TOO_EARLY, Verdict, brief
+from swift_r1.lab.diagnosis.watch import Diagnosis
 from swift_r1.lab.report.completions import spoken
 from swift_r1.lab.report.parts import facts
 from swift_r1.lab.runs.completions import CompletionTable
@@ -34,6 +36,8 @@ _METRICS = (
         "frac_reward_zero_std",
         "completions/mean_length",
         "completions/clipped_ratio",
+        "completions/repeated",
+        "policy/moved",
         "kl",
         "entropy",
     ),
@@ -48,7 +52,7 @@ _METRICS = (
     ),
     *("agent/failed", "agent/sequences"),
 )
-_STATE = ("run", "status", "progress", "time", "reward")  # of one of several runs
+_STATE = ("run", "verdict", "status", "progress", "time", "reward")  # of one of several runs
 _LEFT_OUT = ("run", "versions")  # of the newest
 _NUMBERS = ("first", "last", "reward", "advantage", "step")  # columns
 _MARKS = 6  # the last events
@@ -65,7 +69,7 @@ def show_text(runs: Sequence[RunFolder], step: int | None, prompt: str | None) -
     if isinstance(sys.stdout, TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")  # a terminal without UTF-8
     console = Terminal(highlight=False, markup=False, emoji=False)
-    logs = [MetricLog(run.path) for run in runs]
+    logs = [Diagnosis(run.path) for run in runs]
     for log in logs:
         log.refresh()
     newest = runs[-1]
@@ -74,7 +78,10 @@ def show_text(runs: Sequence[RunFolder], step: int | None, prompt: str | None) -
         table.refresh()
         query = _asked(table, step, prompt)
         if len(runs) > 1:
-            states = [progress_of(run, log) for run, log in zip(runs, logs, strict=True)]
+            states = [
+                progress_of(run, log) | {"verdict": brief(log.verdict)}
+                for run, log in zip(runs, logs, strict=True)
+            ]
             rows = [[_line(state.get(name, "")) for name in _STATE] for state in states]
             console.print(_table(_STATE, rows))
             console.print(f"\n{_line(newest.name)}")
@@ -112,9 +119,10 @@ def _asked(table: CompletionTable, step: int | None, prompt: str | None) -> Comp
     return query
 
 
-def _overview(console: Console, run: RunFolder, log: MetricLog) -> None:
+def _overview(console: Console, run: RunFolder, log: Diagnosis) -> None:
     about = (
-        progress_of(run, log)
+        _judged(log.verdict)
+        | progress_of(run, log)
         | {"folder": str(run.path)}
         | facts(run)
         | {"command": shlex.join(run.command)}
@@ -130,6 +138,18 @@ def _overview(console: Console, run: RunFolder, log: MetricLog) -> None:
     marks = timeline.marks[-_MARKS:]
     rows = [[_time(mark.time), str(mark.step), mark.kind, _line(mark.text)] for mark in marks]
     _show(console, ["event", "step", "", ""], rows)
+
+
+def _judged(verdict: Verdict | None) -> dict[str, str]:
+    """Returns the verdict and its first cause, by what they are called."""
+    if verdict is None:
+        return {"verdict": TOO_EARLY}
+    found = {"verdict": verdict.reward.text}
+    for one in verdict.causes[:1]:
+        found |= {"why": f"{one.name}: {one.evidence}", "try": one.advice}
+    if len(verdict.causes) > 1:
+        found["see also"] = ", ".join(one.name for one in verdict.causes[1:])
+    return found
 
 
 def _show(console: Console, names: Sequence[str], rows: Sequence[Sequence[str]]) -> None:

@@ -218,16 +218,18 @@ POLICY = (
     ),
     M(
         "clip_ratio/low",
-        "ratios below 1 - `--epsilon` where the advantage is negative: these tokens have no gradient; 0 for `cispo`, "
-        "`sapo` and `real`",
+        "ratios below 1 - `--epsilon` where the advantage is negative (`gmpo`: log-ratios below -`--epsilon`; `dppo_tv`, "
+        "`dppo_kl`: what their mask takes out there): these tokens have no gradient; 0 for `cispo`, "
+        "`sapo`, `real` and `kl_cov`",
         "share",
         "0 in the first step of a round, a few percent later; 30 % on both sides together: steps are too large or "
         "completions too old",
     ),
     M(
         "clip_ratio/high",
-        "ratios above 1 + `--epsilon_high` where the advantage is positive; with `cispo` those above the cap; 0 for "
-        "`sapo` and `real`",
+        "ratios above 1 + `--epsilon_high` where the advantage is positive (`gmpo`, `dppo_tv`, `dppo_kl`: likewise); "
+        "with `cispo` those above the cap; 0 for "
+        "`sapo`, `real` and `kl_cov`",
         "share",
         "as `clip_ratio/low`",
     ),
@@ -253,11 +255,25 @@ POLICY = (
         "`--top_entropy_quantile` below 1",
     ),
     M(
+        "entropy_coef",
+        "weight that the entropy bonus had in the step",
+        "",
+        "adaptive: 0 while `entropy` is above `--entropy_target`; at `--entropy_coef_max` for long the target is too high",
+        "`--entropy_coef` above 0 or `--use_adaptive_entropy true`",
+    ),
+    M(
         "kl",
         "mean KL of the policy to its reference per token (k3 estimator)",
         "nats",
         "0 to 0.3; above 1 and growing the policy leaves its reference: raise `--beta`, lower the learning rate",
         "there is a reference (`--beta` above 0)",
+    ),
+    M(
+        "kl/pull",
+        "mean size of the KL's gradient at a token's log-prob, where an advantage's is its own size",
+        "",
+        "below a tenth of `advantages/mean_size`; beside it the policy stays where its reference is: lower `--beta`",
+        "the KL is in the loss (`--beta` above 0)",
     ),
     M(
         "ref_model_synced",

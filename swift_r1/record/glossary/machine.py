@@ -152,6 +152,13 @@ ROLLOUTS = (
         _OFF_POLICY,
     ),
     M(
+        "rollout/k3_kl_step",
+        "KL of the engine to the policy that the step begins with (k3 estimator), per token",
+        "nats",
+        "below 0.01; in a replay it says how far the policy has gone from the recorded one",
+        _OFF_POLICY,
+    ),
+    M(
         "rollout/ess_token",
         "effective sample size of the tokens (Kish)",
         "share",

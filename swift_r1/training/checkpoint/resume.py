@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
+from swift_r1.algorithms.entropy import EntropyState
 from swift_r1.algorithms.rewards import mean
 from swift_r1.data.choices import Choices
 from swift_r1.errors import UsageError
@@ -97,6 +98,8 @@ class RunProgress:
     ended_epoch: bool = False  # the last step was the last of a pass over the prompts
     # the weights of this step are to be evaluated, which a run that stops leaves to the next
     evaluates: bool = False
+    # with `--use_adaptive_entropy`
+    entropy: EntropyState = field(default_factory=EntropyState)
     movement: Movement | None = None  # since the first round; None before it
 
 
@@ -142,6 +145,7 @@ class Checkpoints:
                 fingerprint=self.fingerprint,
                 evaluates=progress.evaluates,
                 choices="" if self.choices is None else self.choices.state(position[0]),
+                entropy=asdict(progress.entropy),
                 movement={} if progress.movement is None else asdict(progress.movement),
             )
         with self.saver.ranks.busy():
@@ -191,5 +195,6 @@ class Checkpoints:
             published,
             state.skipped_in_a_row,
             evaluates=state.evaluates,
+            entropy=EntropyState(**state.entropy),
             movement=Movement.restored(state.movement),
         )

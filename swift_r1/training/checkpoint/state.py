@@ -66,6 +66,8 @@ class RunState:
     evaluates: bool = False  # the evaluation of this step is still to come
     # of `Choices`; empty with `--prompt_sampler uniform`, and in older checkpoints
     choices: str = ""
+    # of `EntropyState`; empty in older checkpoints
+    entropy: Mapping[str, Any] = field(default_factory=dict)
     # of `Movement`; empty in older checkpoints
     movement: Mapping[str, Any] = field(default_factory=dict)
 

@@ -58,3 +58,7 @@ def test_a_card(tmp_path: Path) -> None:
     ):
         assert part in text
     assert "| 200 |" not in text and text.count("\n| ") < 40
+    # what is logged after the step is not its own
+    assert "reward rises" not in text
+    line = "reward rises: 0.0335 to 0.167, +0.13 (95 %: +0.13 to +0.13), first and last 66 of 200 rounds"
+    assert f"## Training\n\n{line}\n\n| step |" in model_card(tmp_path, 200)

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -14,16 +16,19 @@ import pytest
 from swift_r1.cli.main import main
 from swift_r1.lab.evaluation.store import write_whole
 from swift_r1.lab.report import parts
-from swift_r1.lab.report.blocks import Figures, Table
+from swift_r1.lab.report.blocks import Block, Figures, Note, Report, Table
 from swift_r1.lab.report.build import build
 from swift_r1.lab.report.evaluations import difference, mean_shares, right_shares
+from swift_r1.lab.report.html import html
 from swift_r1.record.folder import find_runs
 from swift_r1.record.metric_log import MetricLog
+from tests.lab.diagnosis.recorded import run_folder
 from tests.lab.runs.made import make_run, write_rows
 from tests.lab.runs.timed import write_events, write_spans
 
 ROOT = Path(__file__).parents[3]
 SECTIONS = [
+    "Verdict",
     "What was run",
     "Curves",
     "The same prompts over time",
@@ -31,6 +36,15 @@ SECTIONS = [
     "Best completions",
     "Worst completions",
 ]
+
+
+def section(report: Report, title: str) -> Sequence[Block]:
+    [found] = [one.blocks for one in report.sections if one.title == title]
+    return found
+
+
+def notes(report: Report, title: str) -> list[str]:
+    return [block.text for block in section(report, title) if isinstance(block, Note)]
 
 
 def contents(folder: Path) -> dict[str, tuple[bytes, int]]:
@@ -95,8 +109,8 @@ def test_a_report_of_any_run(tmp_path: Path, how: str) -> None:
         assert [title for title in SECTIONS if title not in titles] == []
         assert report.problems == []
     else:
-        assert titles[0] == SECTIONS[0]
-    [table, *_] = report.sections[0].blocks
+        assert titles[:2] == SECTIONS[:2]
+    [table, *_] = section(report, "What was run")
     assert isinstance(table, Table)
     state = dict(table.rows)["state"]
     assert state.startswith(
@@ -110,9 +124,47 @@ def test_what_is_wrong_with_a_run_is_said_as_swift_why_says_it(tmp_path: Path) -
         run / "logging.jsonl",
         [{"step": step, "loss": 0.0, "frac_reward_zero_std": 1.0} for step in range(41)],
     )
-    [section] = [one for one in build(find_runs([run])).sections if one.title == "Diagnosis"]
-    [table] = section.blocks
+    [table] = section(build(find_runs([run])), "Signs of trouble")
     assert isinstance(table, Table) and table.rows[0][:3] == ["v0-run", "no signal", "1 to 16"]
+
+
+def test_the_result_comes_first_with_its_interval_and_why(tmp_path: Path) -> None:
+    healthy = run_folder(tmp_path / "healthy", "demo, seed 0")
+    alone = build(find_runs([healthy]))
+    assert alone.sections[0].title == "Verdict"
+    first, *others = notes(alone, "Verdict")
+    found = re.match(r"reward (is solved|rises): 0\.\d+ to 0\.\d+, \+0\.\d+ \(95 %: \+", first)
+    assert found and not any(line.startswith("Why") for line in others)
+    assert [line.split()[:2] for line in others[:2]] == [
+        ["reward", "countdown"],
+        ["reward", "format"],
+    ]
+
+    run_folder(tmp_path / "silent", "impossible problems")
+    both = notes(build(find_runs([tmp_path])), "Verdict")
+    assert {"healthy: reward", "silent: reward"} <= {line[: line.find(":") + 8] for line in both}
+    assert sum(line.startswith("Why: no signal: 100%") for line in both) == 1
+
+
+def test_around_a_reward_is_its_interval(tmp_path: Path) -> None:
+    """Where the run has logged its standard errors."""
+    run = make_run(tmp_path / "v0-run", steps=6)
+    bands = []
+    for error in ({}, {"reward_stderr": 0.1}):
+        rows = [json.loads(line) for line in (run / "logging.jsonl").read_text().splitlines()]
+        write_rows(run / "logging.jsonl", [row | error if "reward" in row else row for row in rows])
+        [curves] = section(build(find_runs([run])), "Curves")
+        assert isinstance(curves, Figures)
+        bands.append(
+            [figure.title for figure in curves.figures if "fill-opacity: 0.2" in figure.svg]
+        )
+        assert {"Reward", "Entropy"} <= {figure.title for figure in curves.figures}
+    assert bands == [[], ["Reward"]]
+
+
+def test_the_page_has_the_command(tmp_path: Path) -> None:
+    page = html(build(find_runs([make_run(tmp_path / "v0-run")])))
+    assert "<pre>swift rlhf" in page and "tiny model" in page
 
 
 def test_damaged_files_cost_a_line_each(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -153,7 +205,7 @@ def test_the_cost_is_that_of_processes_lost_steps_included(tmp_path: Path) -> No
         and dict(zip(costs.head, costs.rows[0], strict=True))["hours"] == "3.00"
     )
     assert dict(zip(costs.head, costs.rows[0], strict=True))["GPU hours"] == "6.00"
-    [facts, *_] = report.sections[0].blocks
+    [facts, *_] = section(report, "What was run")
     assert isinstance(facts, Table)
     assert ["hardware", "2 processes, 3 x G, 8 cores of C, 9.5 GiB"] in facts.rows
     assert ["state", "ended at step 4 of 4 (resumed 1 x)"] in facts.rows
@@ -200,9 +252,9 @@ def test_seeds_are_one_curve_and_other_flags_another(tmp_path: Path) -> None:
     (runs[2] / "args.json").write_text(json.dumps(content))
     report = build(find_runs([tmp_path]))
     assert report.title == "Report: v0-run and 1 more, v2-run"
-    [table, *_] = report.sections[0].blocks
+    [table, *_] = section(report, "What was run")
     assert isinstance(table, Table) and ["seeds", "0 (v0-run), 1 (v1-run)", ""] in table.rows
-    [curves] = next(one.blocks for one in report.sections if one.title == "Curves")
+    [curves] = section(report, "Curves")
     assert isinstance(curves, Figures) and curves.figures[0].svg.count("fill-opacity: 0.2") == 1
 
 
@@ -254,8 +306,7 @@ def test_a_gain_is_of_the_evaluations_that_it_stands_beside(tmp_path: Path) -> N
         ([line for line in lines if json.loads(line)["step"]], False),
     ):
         completions.write_text("".join(kept))
-        [section] = [one for one in build(find_runs([run])).sections if one.title == "Evaluation"]
-        table = section.blocks[-1]
+        table = section(build(find_runs([run])), "Evaluation")[-1]
         assert isinstance(table, Table)
         [row] = table.rows
         assert row[:5] == ["countdown", "v0-run", "25.0 (step 0)", "50.0 (step 4)", "20.0 to 80.0"]

@@ -15,6 +15,7 @@ from swift_r1.errors import UsageError
 from swift_r1.lab.view.text import show_text, sparkline
 from swift_r1.record.folder import find_runs
 from swift_r1.record.metric_log import Series
+from tests.lab.diagnosis.recorded import run_folder
 from tests.lab.runs.made import make_run, write_rows
 
 pytest.importorskip("duckdb")
@@ -116,14 +117,26 @@ def test_several_runs(tmp_path, capsys):
     for seed, code in enumerate((0, None)):
         make_run(tmp_path / f"run{seed}", seed=seed, exit_code=code)
     lines = shown(capsys, tmp_path)
-    assert lines[0].split() == ["run", "status", "progress", "time", "reward"]
-    assert [line.split()[:2] for line in lines[1:3]] == [["run0", "ended"], ["run1", "killed"]]
+    assert lines[0].split() == ["run", "verdict", "status", "progress", "time", "reward"]
+    assert [line.split()[:4] for line in lines[1:3]] == [
+        ["run0", "too", "early", "ended"],
+        ["run1", "too", "early", "killed"],
+    ]
     assert lines[4] == "run1"
     assert [line.split()[3] for line in lines if line.startswith("2026-")] == [
         "started",
         "saved",
         "killed",
     ]
+
+
+def test_the_verdict_is_first(tmp_path, capsys):
+    run = run_folder(tmp_path / "silent", "impossible problems")
+    text = " ".join(" ".join(shown(capsys, run)).split())
+    assert text.startswith("verdict reward is flat: 0 to 0, ")
+    assert " why no signal: 100% of the groups" in text and " try easier prompts, " in text
+    lines = shown(capsys, run_folder(tmp_path / "young", "demo, seed 0", lines=1))
+    assert lines[0].split(None, 1)[1] == "too early: there is no verdict before the second round"
 
 
 def test_what_is_missing(tmp_path, capsys):

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Collection, Mapping, Sequence
 from itertools import chain
 from typing import Any
 
 from nicegui import ui
 
+from swift_r1.lab.diagnosis.verdict import TOO_EARLY, Verdict, brief
+from swift_r1.lab.diagnosis.watch import Diagnosis, Finding
 from swift_r1.lab.report.parts import command, facts
 from swift_r1.lab.runs.progress import progress_of
 from swift_r1.lab.runs.timeline import Mark, Timeline
@@ -18,7 +21,9 @@ from swift_r1.lab.view.markup import markup
 from swift_r1.lab.view.shell import Page, in_order, opened, view_page
 from swift_r1.record.folder import RunFolder
 from swift_r1.record.glossary import GROUPS
-from swift_r1.record.metric_log import MetricLog, at_steps, same_but_seed
+from swift_r1.record.metric_log import at_steps, same_but_seed
+
+_ANSWER_S = 5.0  # that the first look at the logs may take before the page is answered without it
 
 
 @view_page("/", "Overview", go="o", compares=True)
@@ -31,14 +36,17 @@ class _Overview:
 
     def __init__(self, page: Page) -> None:
         self.page = page
-        self.logs = [opened(MetricLog, run.path) for run in page.chosen]
+        self.logs = [opened(Diagnosis, run.path) for run in page.chosen]
         self.timelines = [opened(Timeline, run.path) for run in page.chosen]
         self.charts: dict[str, ui.echart] = {}
+        self.verdicts: list[Verdict | None] = []
+        self.judged: list[tuple[int, int]] = []  # states of the logs that the verdicts are of
 
     async def build(self) -> None:
-        await in_order(self._read)
+        await self._first_read()
+        self.verdict = _Headline() if len(self.page.chosen) == 1 else None
         self.state = ui.html("", sanitize=False).classes("view-scroll")
-        self.rows: tuple[list[dict[str, str]], ...] = ()
+        self.rows: tuple[list[Any], ...] = ()
         self._show_state()
         ui.html(_facts(self.page.run, shown=len(self.page.chosen) == 1), sanitize=False).classes(
             "view-run"
@@ -48,6 +56,14 @@ class _Overview:
         self.meanings = ui.html("", sanitize=False).classes("view-scroll")
         await self._draw()
         self.page.follow(self._look)
+
+    async def _first_read(self) -> None:
+        """Reads what is there. A long log takes longer than a browser waits for an answer."""
+        reading = asyncio.ensure_future(in_order(self._read))
+        done, _ = await asyncio.wait([reading], timeout=_ANSWER_S)
+        if not done:
+            await ui.context.client.connected()
+        await reading
 
     async def _look(self) -> None:
         """New lines, where there are any."""
@@ -67,21 +83,35 @@ class _Overview:
         )
         # A folder is read once: another object looks again.
         self.found = [RunFolder(run.path, run.name) for run in self.page.chosen]
-        self.diagnoses = [_finding(run, row) for run in self.found for row in run.findings]
+        self.diagnoses = [
+            _finding(run, one)
+            for run, log in zip(self.found, self.logs, strict=True)
+            for one in log.findings.values()
+        ]
+        states = [log.state for log in self.logs]
+        if self.judged != states:
+            self.judged = states
+            self.verdicts = [log.verdict for log in self.logs]
         self.standings = [
             progress_of(run, log) for run, log in zip(self.found, self.logs, strict=True)
         ]
 
     def _show_state(self) -> None:
         rows = self.standings
-        if (rows, self.diagnoses) != self.rows:
-            self.rows = rows, self.diagnoses
+        if self.verdict is not None:
+            self.verdict.show(self.verdicts[0])
+        if (rows, self.diagnoses, self.judged) != self.rows:
+            self.rows = rows, self.diagnoses, self.judged
             if len(rows) > 1:
                 colours = [0] * len(rows)
                 for number, places in enumerate(self._seeds().values()):
                     for place in places:
                         colours[place] = number
-                self.state.content = _table(rows, colours) + _different(self.found)
+                shown = [
+                    {"run": row["run"], "verdict": brief(verdict), "why": _first(verdict)} | row
+                    for row, verdict in zip(rows, self.verdicts, strict=True)
+                ]
+                self.state.content = _table(shown, colours) + _different(self.found)
             else:
                 self.state.content = _table(rows)
             self.state.content += _table(self.diagnoses) if self.diagnoses else ""
@@ -181,6 +211,42 @@ class _Overview:
         return _options(self._groups(), shown, page.flag("all"), self._ticks(shown))
 
 
+class _Headline:
+    """The verdict on the run: what it is, its first cause with what to try, and below them, folded, the others."""
+
+    def __init__(self) -> None:
+        with ui.element("section").props('aria-label="verdict"') as self.frame:
+            self.head = ui.html("", sanitize=False)
+            with ui.element("details") as self.more:
+                with ui.element("summary"):
+                    self.summary = ui.label()
+                self.rest = ui.html("", sanitize=False).classes("view-scroll")
+
+    def show(self, verdict: Verdict | None) -> None:
+        """Shows it; what is unfolded stays so."""
+        kind = verdict.reward.kind.replace(" ", "-") if verdict is not None else "too-early"
+        self.frame.classes(replace=f"view-verdict view-{kind}")
+        text = verdict.reward.text if verdict is not None else TOO_EARLY
+        head = f"<h2>Reward: {markup(brief(verdict))}</h2><p>{markup(text)}</p>"
+        causes = verdict.causes if verdict is not None else []
+        for one in causes[:1]:
+            head += f"<p><b>Why:</b> {markup(one.name)}: {markup(one.evidence)}</p>"
+            head += f"<p><b>Try:</b> {markup(one.advice)}</p>"
+        trends = verdict.trends if verdict is not None else []
+        others = len(causes) - 1
+        found = [f"{others} more cause{'s' if others > 1 else ''}"] if others > 0 else []
+        if trends:
+            found.append("each reward and evaluation")
+        rows = [
+            {"why": one.name, "evidence": one.evidence, "try": one.advice} for one in causes[1:]
+        ]
+        lines = "".join(f"<li>{markup(trend.text)}</li>" for trend in trends)
+        self.head.content = head
+        self.summary.text = ", ".join(found)
+        self.more.set_visibility(bool(found))
+        self.rest.content = (_table(rows) if rows else "") + (f"<ul>{lines}</ul>" if lines else "")
+
+
 def _options(
     groups: Sequence[RunGroup],
     shown: CurveControls,
@@ -257,17 +323,19 @@ def _table(rows: Sequence[Mapping[str, str]], colours: Sequence[int] = ()) -> st
     return f'<table class="view-table">{"".join(lines)}</table>'
 
 
-def _finding(run: RunFolder, row: Mapping[str, Any]) -> dict[str, str]:
-    """Returns a row of `diagnosis.jsonl`, whatever it holds."""
-    steps = row.get("steps")
-    found = {
+def _first(verdict: Verdict | None) -> str:
+    """Returns the name of the first cause; empty where there is none."""
+    return verdict.causes[0].name if verdict is not None and verdict.causes else ""
+
+
+def _finding(run: RunFolder, one: Finding) -> dict[str, str]:
+    return {
         "run": run.name,
-        "finding": row.get("name", ""),
-        "steps": " to ".join(map(str, steps)) if isinstance(steps, list) else "",
-        "evidence": row.get("evidence", ""),
-        "try": row.get("advice", ""),
+        "sign": one.name,
+        "steps": "{} to {}".format(*one.steps),
+        "evidence": one.evidence,
+        "try": one.advice,
     }
-    return {name: str(value) for name, value in found.items()}
 
 
 def _facts(run: RunFolder, shown: bool) -> str:

@@ -1,0 +1,78 @@
+"""The adaptive coefficient of the entropy bonus, step by step, and the bonus in the loss."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+from swift_r1.algorithms import LossConfig, policy_loss
+from swift_r1.algorithms.entropy import EntropyConfig, EntropyState, after_step, entropy_coef
+from swift_r1.errors import UsageError
+from swift_r1.flags import RlhfArguments, parse_arguments
+
+
+def test_the_coefficient_rises_at_low_entropy_and_acts_only_there() -> None:
+    """By hand: 0.02, then up three times by 0.01 and no further, then down twice."""
+    config = EntropyConfig(
+        use_adaptive_entropy=True,
+        entropy_coef=0.02,
+        entropy_target=0.5,
+        entropy_coef_delta=0.01,
+        entropy_coef_min=0.035,
+        entropy_coef_max=0.045,
+    )
+    state = EntropyState()
+    applied, coefs = [], []
+    for entropy in (0.6, 0.5, 0.4, math.nan, 0.3, 0.7, 0.7):
+        applied.append(entropy_coef(state, config))
+        state = after_step(state, entropy, config)
+        coefs.append(state.coef)
+    assert coefs == pytest.approx([0.035, 0.045, 0.045, 0.045, 0.045, 0.035, 0.035])
+    assert applied == pytest.approx([0, 0, 0.045, 0.045, 0.045, 0.045, 0])
+    assert entropy_coef(state, EntropyConfig(entropy_coef=0.3)) == 0.3
+
+
+def test_the_bonus_is_a_gradient_of_the_entropies_alone() -> None:
+    """Not of those that the filter chooses by, and of filtered tokens too; padding may hold anything."""
+    entropies = torch.tensor([[0.5, 2.0, 1.0], [3.0, math.nan, math.inf]], dtype=torch.float64)
+    chosen_by = entropies.nan_to_num(posinf=0.0).flip(0).requires_grad_()
+    entropies.requires_grad_()
+    mask = torch.tensor([[1, 1, 1], [1, 0, 0]])
+    nothing = torch.zeros(2, 3, dtype=torch.float64)
+    for loss_type, slopes in (
+        ("bnpo", [[1 / 4] * 3, [1 / 4, 0, 0]]),
+        ("grpo", [[1 / 6] * 3, [1 / 2, 0, 0]]),
+    ):
+        config = LossConfig(loss_type=loss_type, entropy_coef=0.2, top_entropy_quantile=0.5)
+        output = policy_loss(
+            nothing,
+            nothing,
+            torch.zeros(2),
+            mask,
+            config,
+            entropies=entropies,
+            old_entropies=chosen_by,
+        )
+        (slope,) = torch.autograd.grad(output.loss, entropies)
+        torch.testing.assert_close(slope, -0.2 * torch.tensor(slopes, dtype=torch.float64))
+    assert not output.loss.requires_grad or output.metrics["entropy/sum"] == 6.5
+    with pytest.raises(ValueError, match="entropy_coef above 0 needs entropies"):
+        policy_loss(nothing, nothing, torch.zeros(2), mask, LossConfig(entropy_coef=0.1))
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        ("--entropy_target 0.4", "without --use_adaptive_entropy true"),
+        (
+            "--use_adaptive_entropy true --entropy_coef 0.3 --entropy_coef_max 0.2",
+            "give one from --entropy_coef_min 0 to --entropy_coef_max 0.2",
+        ),
+    ],
+)
+def test_flags_of_the_bonus(flags: str, message: str) -> None:
+    base = "--rlhf_type grpo --model m --dataset d --reward_funcs accuracy "
+    with pytest.raises(UsageError, match=message):
+        parse_arguments(RlhfArguments, (base + flags).split())
