@@ -74,7 +74,11 @@ def try_flags(
     given = _given(words)
     start = {name: given.pop(name) for name in (_START,) if name in given}
     cause, flags = (None, given) if given else _advice(verdict)
-    left_out = {name: why for name in flags if (why := why_not_replayed(name)) is not None}
+    # what a replay advises after the colon is not for here
+    whys = {name: why_not_replayed(name) for name in flags}
+    left_out = {
+        name: f"it {why.partition(':')[0]}" for name, why in whys.items() if why is not None
+    }
     changes = {name: value for name, value in flags.items() if name not in left_out}
     recorded = RecordedRun.open(folder.path)
     command = new_command(recorded.content, flags, processes_of(recorded.args))
@@ -189,7 +193,7 @@ def show(trial: Trial) -> None:
     words = " ".join(f"--{name} {shown_value(value)}" for name, value in trial.flags.items())
     against = "" if trial.cause is None else f" against {trial.cause!r}"
     lines = [f"tried{against}: {words}" if trial.rows else f"to try{against}: {words}"]
-    lines += [f"--{name} was not replayed: it {why}" for name, why in trial.left_out.items()]
+    lines += [f"--{name} was not replayed: {why}" for name, why in trial.left_out.items()]
     if trial.rows:
         ends = sorted({1, trial.rounds})
         table = Table(box=box.SIMPLE, pad_edge=False)

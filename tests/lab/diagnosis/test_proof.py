@@ -127,7 +127,8 @@ def test_what_cannot_be_replayed_is_said_and_only_the_command_printed(
 ) -> None:
     assert main(["why", str(run), "--try", "true", "--temperature", "1.2"]) == 0
     said = capsys.readouterr().out
-    assert "to try: --temperature 1.2\n--temperature was not replayed: it is of what was" in said
+    why = "it is of what was sampled, and that is recorded"
+    assert f"to try: --temperature 1.2\n--temperature was not replayed: {why}\n" in said
     assert "--max_steps 6" in said and said.rstrip().endswith(
         f"--temperature 1.2 --output_dir {run}-tried"
     )
