@@ -80,7 +80,7 @@ def run(words: Sequence[str]) -> int:
         log.refresh()
         verdict = log.verdict
         causes = verdict.causes if verdict is not None else ()
-        any_findings |= bool(log.findings) or bool(causes)
+        any_findings |= bool(log.findings) or any(cause.fault for cause in causes)
         trial = None
         if args.trial:
             from swift_r1.cli.trial import show, try_flags

@@ -54,6 +54,7 @@ class Cause:
     evidence: str
     advice: str
     flags: Mapping[str, Any] = field(default_factory=dict)
+    fault: bool = True  # something is wrong; else it is only too early to tell
 
     @property
     def line(self) -> str:
@@ -523,4 +524,5 @@ def _too_few_completions(past: Past, trend: Trend) -> Cause | None:
         f"{trend.told:.2g}",
         "more rounds, or more prompts per round (--gradient_accumulation_steps)",
         {"gradient_accumulation_steps": 2 * int(past.args.get("gradient_accumulation_steps") or 1)},
+        fault=False,
     )
