@@ -7,7 +7,7 @@
     python benchmarks/diagnosis.py benchmarks/faults/second.yaml --only 'weights that arrive every eighth round'
     python benchmarks/diagnosis.py --runs output/mini/*/*
 
-`benchmarks/faults/` names the runs: flags over those of a base, and for a fault what is to be found, signs of trouble or
+`benchmarks/faults/` names the runs: flags over those of a base, and for a fault what is to be found: signs of trouble, or
 the verdict and its first cause. `first.yaml` and `second.yaml` were written by hands that knew neither detectors nor
 thresholds. A run that has ended already is judged again. `--runs` are folders of other runs, which should be healthy.
 `--record` writes what is read of each run, with four digits, to files that tests read.
@@ -67,6 +67,7 @@ _FLAGS = (
     *(
         "weight_decay",
         "importance_sampling_level",
+        "advantage_estimator",
         "dataset_shuffle",
         "gradient_accumulation_steps",
     ),
@@ -77,9 +78,24 @@ _PLAN = (
         "prompts_per_round",
         "prompts_per_epoch",
         "completions_per_round",
+        "num_generations",
     ),
 )
 NEUTRAL = ("nothing", "too few completions")
+
+
+@dataclass(frozen=True)
+class Judgement:
+    """What is found in a run: causes, then signs, by name; and whether that is right."""
+
+    verdict: str
+    found: Sequence[str]
+    verdict_right: bool
+    first_right: bool
+
+    @property
+    def mark(self) -> str:
+        return "good  " if self.verdict_right and self.first_right else "NOT SO"
 
 
 @dataclass(frozen=True)
@@ -128,8 +144,8 @@ class Job:
                 ended.set()
                 run.terminate()
 
-    def judged(self) -> tuple[bool, bool, str]:
-        """Returns whether the verdict is right, whether what is found first is, and both in words."""
+    def judged(self) -> Judgement:
+        """Returns what is found in the run, and whether it is what was to be found."""
         log = Diagnosis(self.folder)
         log.refresh()
         verdict = log.verdict
@@ -137,14 +153,14 @@ class Job:
         names = [cause.name for cause in causes]
         kind = verdict.reward.kind if verdict is not None else "too early"
         first = next(iter([*names, *log.findings]), "nothing")
-        text = f"{kind}; {', '.join([*names, *log.findings]) or 'nothing'}"
+        found = [*names, *log.findings]
         if self.healthy:
-            return True, first in NEUTRAL, text
+            return Judgement(kind, found, True, first in NEUTRAL)
         if "signs" in self.entry:
-            return True, sorted(log.findings) == sorted(self.entry["signs"]), text
+            return Judgement(kind, found, True, set(self.entry["signs"]) <= set(log.findings))
         words = " ".join([first, *(cause.evidence for cause in causes[:1])])
-        right = any(one.removeprefix("other: ") in words for one in self.entry["cause"])
-        return kind in self.entry["verdict"], right, text
+        right = any(cause in words for cause in self.entry["cause"])
+        return Judgement(kind, found, kind in self.entry["verdict"], right)
 
     def recorded(self) -> dict[str, Any]:
         """Returns what is read of the run: flags, plan, and columns of the log; and what is to be found."""
@@ -154,8 +170,11 @@ class Job:
         rows, _ = read_rows(run.path / "logging.jsonl")
         wanted = {name for one in DETECTORS for name in one.metrics(log)}
         wanted |= {name for name in set().union(*rows) if _READ.fullmatch(name)}
+        judged = self.judged()
         return {
             "name": self.entry["name"],
+            "found": [judged.verdict, *judged.found],
+            "right": [judged.verdict_right, judged.first_right],
             **{
                 key: self.entry.get(key)
                 for key in ("signs", "verdict", "cause")
@@ -219,7 +238,9 @@ def main() -> int:
     parser.add_argument("--runs", nargs="*", default=[], help="folders of healthy runs")
     parser.add_argument("--output_dir", type=Path, default=Path("output/diagnosis"))
     parser.add_argument("--processes", type=int, default=1, help="runs at once")
-    parser.add_argument("--record", type=Path, help="folder for faults.jsonl and healthy.jsonl")
+    parser.add_argument(
+        "--record", type=Path, help="folder for blind_faults.jsonl and blind_healthy.jsonl"
+    )
     args = parser.parse_args()
     jobs = [job for file in args.files for job in jobs_of(file, args.output_dir, args.only)]
     runs: list[RunFolder] = find_runs(args.runs) if args.runs else []
@@ -233,16 +254,21 @@ def main() -> int:
                 print(f"FAILED  {name}: exit code {code}, see {job.folder}.log", flush=True)
                 counts[job.healthy][0] += 1
                 continue
-            verdict, first, text = job.judged()
+            judged = job.judged()
             count = counts[job.healthy]
-            counts[job.healthy] = [count[0] + 1, count[1] + verdict, count[2] + first]
+            counts[job.healthy] = [
+                count[0] + 1,
+                count[1] + judged.verdict_right,
+                count[2] + judged.first_right,
+            ]
             wanted = [
                 f"{key} {' or '.join(job.entry[key])}"
                 for key in ("signs", "verdict", "cause")
                 if key in job.entry
             ]
             print(
-                f"{'good  ' if verdict and first else 'NOT SO'}  {name}: {text} ({'; '.join(wanted) or 'healthy'})",
+                f"{judged.mark}  {name}: {judged.verdict}; {', '.join(judged.found) or 'nothing'} "
+                f"({'; '.join(wanted) or 'healthy'})",
                 flush=True,
             )
             if args.record:
@@ -254,7 +280,7 @@ def main() -> int:
     for healthy, rows in recorded.items():
         if rows:
             lines = [json.dumps(row, separators=(",", ":")) + "\n" for row in rows]
-            (args.record / ("healthy.jsonl" if healthy else "faults.jsonl")).write_text(
+            (args.record / ("blind_healthy.jsonl" if healthy else "blind_faults.jsonl")).write_text(
                 "".join(lines)
             )
     return 0 if all(count[0] == count[1] == count[2] for count in counts.values()) else 1

@@ -137,7 +137,7 @@ class ReplayArguments(RlhfArguments):
             yield f"--lr_find_min {rates[0]:g} is not below --lr_find_max {rates[1]:g}"
         if rates is not None and not self.log_rollout_offpolicy_metrics:
             yield "--log_rollout_offpolicy_metrics false leaves out what --lr_find goes by"
-        wrong = {name: why for name in sorted(given) if (why := _fault(name)) is not None}
+        wrong = {name: why for name in sorted(given) if (why := why_not_replayed(name)) is not None}
         yield from (f"--{name} {why}" for name, why in wrong.items())
         yield from super().faults(given - wrong.keys(), world)
 
@@ -151,7 +151,7 @@ class ReplayArguments(RlhfArguments):
         return replace(args, warmup_steps=None) if by_ratio else args
 
 
-def _fault(name: str) -> str | None:
+def why_not_replayed(name: str) -> str | None:
     """Says why a replay does not take a flag."""
     if name in _SAMPLED or (
         flag_specs(ReplayArguments)[name].group in _SAMPLED_GROUPS and name not in _MEMORY
@@ -197,7 +197,7 @@ def taken_groups() -> list[str]:
     return [group for group in groups if group not in _SAMPLED_GROUPS]
 
 
-HELP = (_USAGE, ReplayArguments, _EXAMPLES, taken_groups(), _fault)
+HELP = (_USAGE, ReplayArguments, _EXAMPLES, taken_groups())
 
 
 def run(words: Sequence[str]) -> int:
@@ -208,11 +208,7 @@ def run(words: Sequence[str]) -> int:
             "the folder of the recorded run comes first: swift replay RUN [--flag value ...]"
         )
     recorded = RecordedRun.open(words[0])
-    flags = recorded_flags(recorded.args, recorded.plan["completions_per_round"])
-    flags["output_dir"] = f"{recorded.path}-replay"
-    if not os.environ.get("NPROC_PER_NODE"):
-        flags["nproc_per_node"] = processes_of(recorded.args)
-    args = parse_arguments(ReplayArguments, words[1:], recorded=flags)
+    args = _arguments(recorded, words[1:])
     os.environ.update(args.process_variables)
     world, _ = World.from_environment(os.environ)
     if world.nnodes > 1:
@@ -258,6 +254,36 @@ def run(words: Sequence[str]) -> int:
         folder, args, world, words, data, checkpoint, {}, plan, own_dtype, replay
     )
     start(args_json, environment_of(args, world, plan, folder, gpu), world)
+
+
+def _arguments(recorded: RecordedRun, words: Sequence[str]) -> ReplayArguments:
+    """Returns the run's flags, changed by those in `words`. Raises UsageError: bad flags."""
+    flags = recorded_flags(recorded.args, recorded.plan["completions_per_round"])
+    flags["output_dir"] = f"{recorded.path}-replay"
+    if not os.environ.get("NPROC_PER_NODE"):
+        flags["nproc_per_node"] = processes_of(recorded.args)
+    return parse_arguments(ReplayArguments, words, recorded=flags)
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """The optimizer steps of a replay: those after `begin` up to `end`, in rounds of `per_round`."""
+
+    begin: int
+    end: int
+    per_round: int
+
+
+def span_of(recorded: RecordedRun, words: Sequence[str], rounds: int) -> Span:
+    """Returns the steps of a replay with the flags in `words` that ends after so many rounds, or where the record ends.
+    Raises UsageError: it cannot be replayed so."""
+    args = _arguments(recorded, words)
+    world, _ = World.from_environment({**os.environ, **args.process_variables})
+    _, checkpoint = _start(recorded, args, _changes(recorded, args, world))
+    args, plan = _planned(recorded, args, world, checkpoint)
+    step, _, begun = _begins(checkpoint)
+    per_round = plan.optimizer_steps_per_round
+    return Span(step, min(args.max_steps, step - begun + rounds * per_round), per_round)
 
 
 def _scored_anew(args: ReplayArguments) -> bool:
@@ -345,14 +371,7 @@ def _planned(
     """Returns the plan up to the end of the record or `--max_steps`, and the arguments with that as their `max_steps`.
     The learning rate is that of a run as long as the recorded one was to be. Raises UsageError: what is recorded does
     not go that far, or not with these flags."""
-    step = rounds = begun = 0
-    if checkpoint is not None:
-        from swift_r1.training.checkpoint.state import RunState
-
-        state = RunState.read(checkpoint)
-        step = state.step
-        rounds = state.rounds
-        begun = 0 if state.round is None else state.round["done"]
+    step, rounds, begun = _begins(checkpoint)
     before = recorded.plan
     size = recorded.plan["dataset_size"]
     plan = make_plan(replace(args, max_steps=recorded.scheduled_steps), world.size, size)
@@ -396,6 +415,16 @@ def _planned(
         )
     args = replace(args, max_steps=end)
     return args, make_plan(args, world.size, size, scheduled)
+
+
+def _begins(checkpoint: Path | None) -> tuple[int, int, int]:
+    """Returns how many steps and rounds come before a replay, and how many steps of the round that it begins in."""
+    if checkpoint is None:
+        return 0, 0, 0
+    from swift_r1.training.checkpoint.state import RunState
+
+    state = RunState.read(checkpoint)
+    return state.step, state.rounds, 0 if state.round is None else state.round["done"]
 
 
 def _about(

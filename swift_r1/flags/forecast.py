@@ -14,8 +14,9 @@ from swift_r1.flags.world import World
 
 FORECAST_FILE = "forecast.json"
 """Beside `completions.jsonl`, whose `step` is the part that a completion was sampled in: `parts` (of each its `prompts`
-and the seconds of `generate` and `reward`), `steps` (the metrics of each optimizer step), `fault` (why there are none)
-and `invalid` (of each reward function how many values, and why the first of them)."""
+and the seconds of `generate` and `reward`), `steps` (the metrics of each optimizer step), `fault` (why there are none),
+`invalid` (of each reward function how many values, and why the first of them) and `checked` (what the functions said
+when they were asked again: metrics of `--recheck_rewards`, and `rewards/<name>/equal_differ`)."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -43,7 +43,8 @@ class RatePoint:
 
 @dataclass(frozen=True, slots=True)
 class RateRange:
-    """Where a policy begins to move, where it breaks, and the rate that is proposed; None: nowhere in the range."""
+    """Has the rate at which a policy begins to move, that at which it breaks, and the proposed one; None: not in the
+    range."""
 
     moves: float | None
     breaks: float | None

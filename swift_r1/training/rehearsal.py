@@ -8,18 +8,21 @@ import logging
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from itertools import cycle, islice
+from statistics import fmean
 from typing import Any
 
 from swift_r1.flags import Plan
 from swift_r1.flags.forecast import FORECAST_FILE, ForecastArguments
 from swift_r1.record.metrics import standard_json
 from swift_r1.record.recorder import Recorder
+from swift_r1.rollout.recheck import Recheck
 from swift_r1.rollout.rounds import RoundSampler
-from swift_r1.rollout.scoring import ScoredRound, completion_row
+from swift_r1.rollout.scoring import ScoredRound, completion_row, reward_metrics
 from swift_r1.training.loop import Trainer
 from swift_r1.training.memory import out_of_memory
 
 logger = logging.getLogger("swift_r1.training")
+_ASKED_AGAIN = 64  # completions, at least
 
 
 def rehearse(trainer: Trainer, args: ForecastArguments) -> None:
@@ -42,6 +45,8 @@ def rehearse(trainer: Trainer, args: ForecastArguments) -> None:
             }
         )
         found += [] if scored is None else [scored]
+    with trainer.ranks.busy():
+        checked = _checked(found, trainer.books.recheck)
     trial.rounds = _Known(
         **parts_of(sampler) | {"known": _as_round(found, args.num_completions, plan)}
     )
@@ -62,7 +67,13 @@ def rehearse(trainer: Trainer, args: ForecastArguments) -> None:
         completion_row(item, number) for number, one in enumerate(found) for item in one.trained
     ]
     trainer.recorder.completions(rows)
-    content = {"parts": parts, "steps": steps.logged, "fault": fault, "invalid": _invalid(found)}
+    content = {
+        "parts": parts,
+        "steps": steps.logged,
+        "fault": fault,
+        "invalid": _invalid(found),
+        "checked": checked,
+    }
     (trainer.books.run_dir / FORECAST_FILE).write_text(
         json.dumps(standard_json(content)) + "\n", encoding="utf-8"
     )
@@ -147,6 +158,21 @@ def _as_round(found: Sequence[ScoredRound], size: int, plan: Plan) -> ScoredRoun
         for number, item in enumerate(piece)
     ]
     return ScoredRound(trained, [])
+
+
+def _checked(found: Sequence[ScoredRound], recheck: Recheck | None) -> dict[str, float]:
+    """Returns what the rewards say when they are asked again, and of equal completions: the mean of each metric of
+    `Recheck`, and of `rewards/<name>/equal_differ`."""
+    parts: list[dict[str, float]] = []
+    asked = 0
+    for scored in found:
+        own = reward_metrics(scored.trained, scored.columns())
+        parts.append({name: value for name, value in own.items() if name.endswith("/equal_differ")})
+        if recheck is not None and asked < _ASKED_AGAIN:
+            parts[-1] |= recheck.metrics(scored)
+            asked += len(scored.trained)
+    names = dict.fromkeys(name for one in parts for name in one)
+    return {name: fmean(one[name] for one in parts if name in one) for name in names}
 
 
 def _invalid(found: Sequence[ScoredRound]) -> dict[str, dict[str, Any]]:

@@ -33,6 +33,7 @@ NOT_RUN = {
     "swift sft": "a model and rows of the reader's: tests/e2e/test_sft.py",
     "swift sample": "a model's answers: tests/e2e/test_sample.py",
     "swift replay": "needs the checkpoint of a run: tests/e2e/test_replay.py",
+    "swift why output/my-run/v0-20261122-120000 --try": "needs the tokens of a run: tests/e2e/test_replay.py",
     "swift eval": "benchmarks of a hub: tests/lab/evaluation",
     "swift estimate run.yaml --measured": "a run of a real model: tests/lab/estimate",
     "swift check --env": "packages that make install leaves out: make test-agents",

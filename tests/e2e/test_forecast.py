@@ -61,6 +61,11 @@ def test_a_run_that_would_learn(tiny_model: Path, tmp_path: Path) -> None:
     assert min(cost["seconds"][name] for name in ("generate", "train", "sync")) > 0
     assert cost["hours"] == pytest.approx(100 * cost["step"] / 3600)
     assert cost["peak_gib"] > 0 and "fits" in found["memory"]
+    # rewards were asked again, and say the same
+    assert (found["rewards"][0]["changed"], found["rewards"][0]["noise"]) == (0, 0)
+    power = found["power"]
+    assert power["planned"] == 100 and power["error"] > 0 and power["rounds"] >= 6
+    assert power["reward"] < power["best"] and "power: the mean reward of a round" in said
 
 
 @pytest.mark.long

@@ -40,6 +40,7 @@ LEAP = 0.15
 FAR = 1.5
 WILD_ENTROPY = 2.0  # times that of the first rounds
 WILD_ROUNDS = 3
+OTHERS = 0.1  # times its weight, for a reward that is not the task's
 NEVER = 0.01  # mean of a reward that is as good as never given
 LOW_MOVE = 0.02  # nats per round, as healthy runs of small models have
 
@@ -53,6 +54,7 @@ class Cause:
     evidence: str
     advice: str
     flags: Mapping[str, Any] = field(default_factory=dict)
+    fault: bool = True  # something is wrong; else it is only too early to tell
 
     @property
     def line(self) -> str:
@@ -67,7 +69,7 @@ def causes_of(past: Past, trend: Trend, others: Sequence[Trend], signs: Signs) -
     """Returns why a reward does not rise, what explains most first; nothing for one that rises, unless it is not the
     one that matters. `others` are the trends of what it is to raise: the first of several reward functions, and
     evaluations."""
-    beside = _beside_the_task(trend, others)
+    beside = _beside_the_task(past, trend, others)
     if trend.kind in ("rises", "solved"):
         never = _task_never_done(past) if beside is not None else None
         return [cause for cause in (never, beside) if cause is not None]
@@ -489,8 +491,12 @@ def _task_never_done(past: Past) -> Cause | None:
     )
 
 
-def _beside_the_task(trend: Trend, others: Sequence[Trend]) -> Cause | None:
+def _beside_the_task(past: Past, trend: Trend, others: Sequence[Trend]) -> Cause | None:
     """What is trained rises, and what it is to raise falls, or surely gains less than half of that."""
+    weights = past.args.get("reward_weights")
+    flags: dict[str, Any] = {}
+    if isinstance(weights, list) and len(weights) > 1:
+        flags["reward_weights"] = [1.0, *(OTHERS * weight for weight in weights[1:])]
     for other in others:
         gains = (
             other.low > 0 or other.high > trend.change / 2 or other.kind in ("solved", "too early")
@@ -501,6 +507,7 @@ def _beside_the_task(trend: Trend, others: Sequence[Trend]) -> Cause | None:
                 f"{other.text}, while {trend.text}",
                 "a smaller weight for the other rewards (--reward_weights), or give them only where the answer is right; "
                 "read the completions with the highest reward; take the checkpoint of the best evaluation",
+                flags,
             )
     return None
 
@@ -517,4 +524,5 @@ def _too_few_completions(past: Past, trend: Trend) -> Cause | None:
         f"{trend.told:.2g}",
         "more rounds, or more prompts per round (--gradient_accumulation_steps)",
         {"gradient_accumulation_steps": 2 * int(past.args.get("gradient_accumulation_steps") or 1)},
+        fault=False,
     )

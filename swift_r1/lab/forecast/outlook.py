@@ -10,12 +10,17 @@ from statistics import median
 from typing import Any, Literal
 
 from swift_r1.algorithms.methods import ESTIMATORS
+from swift_r1.algorithms.rewards import sample_std
 from swift_r1.flags.plan import Plan
 from swift_r1.flags.rlhf import RlhfArguments
+from swift_r1.lab.diagnosis.trend import TOLD
 from swift_r1.lab.forecast.statistics import (
+    least_rise,
     markers_of,
     repeated_share,
+    round_error,
     rounds_of_sampling,
+    rounds_to_tell,
     signal_probability,
     signal_share,
     steps_without_signal,
@@ -56,6 +61,14 @@ class RewardFigures:
     invalid: float
     cause: str  # of the first invalid one
     differing: float  # completions of one prompt got different values
+    std: float  # over all completions
+    teaches: bool  # its weight is not 0
+    # asked again about the same completions: the share that got another value, and the share of the variance that is
+    # chance; of completions that equal an earlier one of their prompt, the share that got another value than it; None
+    # where that was not asked, or there were none
+    changed: float | None
+    noise: float | None
+    equal_differ: float | None
 
     @property
     def constant(self) -> bool:
@@ -73,6 +86,19 @@ class Cost:
     tokens: float  # generated for a step
     peak_gib: float | None  # that one rank held
     fault: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Power:
+    """What the rounds of the run will tell about its reward, by the arithmetic of `swift why`."""
+
+    reward: float  # mean of the base model
+    error: float  # standard error of a round's mean; NaN where it is not known
+    rise: float  # worth knowing: a tenth of a completion's standard deviation
+    rounds: int | None  # that tell it
+    planned: int
+    least: float  # rise that those tell; NaN of too few
+    best: float  # mean over prompts of the best completion of each: what choosing among these would earn
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,6 +124,7 @@ class Outlook:
     unmarked: float  # share of completions that lack one of them
     passes_marked: float | None
     repeated: float
+    power: Power
     cost: Cost
 
     def share_of_prompts(self, passed: Literal["none", "all"]) -> float:
@@ -144,6 +171,7 @@ def outlook(
     marked = [all(marker in row["completion"] for marker in markers) for row in rows]
     ended = [row["finish_reason"] != "length" for row in rows]
     right = [_passes(row, first) for row in rows]
+    rewards = [_reward(name, groups, found, name in teaching) for name in args.reward_funcs]
     means = [sum(_passes(row, first) for row in group) / count for group in groups]
     cut = [sum(row["finish_reason"] == "length" for row in group) / count for group in groups]
     return Outlook(
@@ -159,13 +187,14 @@ def outlook(
         task_signal=task,
         groups_per_step=per_step_groups,
         silent_steps=steps_without_signal(own.value, per_step_groups),
-        rewards=[_reward(name, groups, found["invalid"].get(name)) for name in args.reward_funcs],
+        rewards=rewards,
         truncated=mean_estimate(cut, count),
         passes_ended=_share(right, ended),
         markers=markers,
         unmarked=1 - sum(marked) / len(rows),
         passes_marked=_share(right, marked),
         repeated=repeated_share([[row["completion"] for row in group] for group in groups]),
+        power=_power(groups, rewards, plan),
         cost=_cost(rows, found, args, plan, own.value if compared else 1.0, count),
     )
 
@@ -218,9 +247,30 @@ def _prompt(
     )
 
 
+def _power(groups: Sequence[Sequence[Row]], rewards: Sequence[RewardFigures], plan: Plan) -> Power:
+    usable = [[row["reward"] for row in group if row["reward"] is not None] for group in groups]
+    known = [group for group in usable if group]
+    error = round_error(known, plan.prompts_per_round, plan.num_generations)
+    rise = TOLD * (_mean([one.std for one in rewards]) or 0.5)
+    return Power(
+        reward=_mean([value for group in known for value in group]),
+        error=error,
+        rise=rise,
+        rounds=None if math.isnan(error) else rounds_to_tell(error, rise),
+        planned=plan.rounds,
+        least=least_rise(error, plan.rounds),
+        best=_mean([max(group) for group in known]),
+    )
+
+
 def _reward(
-    name: str, groups: Sequence[Sequence[Row]], bad: Mapping[str, Any] | None
+    name: str,
+    groups: Sequence[Sequence[Row]],
+    found: Mapping[str, Any],
+    teaches: bool,
 ) -> RewardFigures:
+    bad = found["invalid"].get(name)
+    checked = found.get("checked", {})  # of an older version there is nothing
     values = [
         [row[f"rewards/{name}"] for row in group if row[f"rewards/{name}"] is not None]
         for group in groups
@@ -238,6 +288,11 @@ def _reward(
         invalid=invalid / count,
         cause=bad["cause"] if bad else "",
         differing=sum(len(set(group)) > 1 for group in values) / len(groups),
+        std=sample_std(known),
+        teaches=teaches,
+        changed=checked.get(f"recheck/{name}/changed"),
+        noise=checked.get(f"recheck/{name}/noise"),
+        equal_differ=checked.get(f"rewards/{name}/equal_differ"),
     )
 
 

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
+from swift_r1.lab.diagnosis.trend import NORMAL_95
 from swift_r1.lab.forecast.outlook import Outlook
 from swift_r1.lab.forecast.verdict import SHOWN, Verdict, interval, percent
 from swift_r1.record.metrics import standard_json
@@ -36,9 +37,30 @@ def show(found: Outlook, verdict: Verdict, memory: str, console: Console) -> Non
         if found.cost.fault is not None
         else []
     )
-    lines += [f"memory: {memory}", "", f"Verdict: {verdict.text}"]
+    lines += [f"memory: {memory}", *_outcome(found), "", f"Verdict: {verdict.text}"]
     lines += [f"- {one.evidence}\n  {one.advice}" for one in verdict.changes[:SHOWN]]
     console.print(Text("\n".join(lines)), soft_wrap=True)
+
+
+def _outcome(found: Outlook) -> Iterator[str]:
+    """Yields what the run's rounds will tell, and what bounds the rise."""
+    power = found.power
+    if power.rounds is not None:
+        planned = f"the {power.planned} planned"
+        told = (
+            f"{planned} are too few for a verdict"
+            if math.isnan(power.least)
+            else f"{planned} tell one of {power.least:.2g}"
+        )
+        yield (
+            f"power: the mean reward of a round ({power.reward:.3g}) is known to +-{NORMAL_95 * power.error:.2g} (95 %); "
+            f"{power.rounds} rounds tell a rise of {power.rise:.2g}, {told}"
+        )
+    if found.own_signal.value:
+        yield (
+            f"rise: to {power.best:.3g} if each prompt got the best of its {found.completions} completions every time; "
+            "beyond that the model must find what it has not written here, and no forecast knows how fast it rises"
+        )
 
 
 def _prompts(found: Outlook) -> Table:
@@ -72,11 +94,13 @@ def _rewards(found: Outlook) -> Table:
         "differs in",
         "no opinion",
         "invalid",
+        "chance",
     )
     for one in found.rewards:
         shares = [
             percent(share) for share in (one.positive, one.differing, one.silent, one.invalid)
         ]
+        shares.append("" if one.noise is None else percent(one.noise))
         _add(table, one.name, *map(_number, (one.mean, one.least, one.largest)), *shares)
     return table
 

@@ -6,12 +6,16 @@ is unbiased (a U-statistic: Hoeffding 1948, Annals of Mathematical Statistics 19
 
 from __future__ import annotations
 
+import math
 import re
 from collections import Counter
 from collections.abc import Hashable, Sequence
 from fractions import Fraction
 from math import comb
+from statistics import fmean
 
+from swift_r1.algorithms.rewards import sample_std, standard_error
+from swift_r1.lab.diagnosis.trend import END, LEAST_ROUNDS, NORMAL_95
 from swift_r1.training.evaluation.statistics import MeanEstimate, mean_estimate
 
 _TAG = re.compile(r"</(\w+)>")
@@ -71,3 +75,30 @@ def steps_without_signal(signal: float, groups: float) -> float:
     """Returns the share of optimizer steps on `groups` groups in which none has a signal, so that they change
     nothing."""
     return float((1 - signal) ** groups)
+
+
+def round_error(groups: Sequence[Sequence[float]], prompts: int, size: int) -> float:
+    """Returns the standard error of the mean reward of a round of `prompts` groups of `size` completions, from the
+    usable rewards of `P` groups of `N`: what differs between prompts counts once for each of them, what differs within
+    a prompt once for each completion. NaN of fewer than two groups."""
+    known = [group for group in groups if group]
+    if len(known) < 2:
+        return math.nan
+    sampled = len(known) / sum(map(len, known))
+    within = fmean(sample_std(group) ** 2 for group in known)
+    of_prompt = standard_error(known) ** 2 * len(known) + within * (1 / size - sampled)
+    return math.sqrt(max(0.0, of_prompt) / prompts)
+
+
+def least_rise(error: float, rounds: int) -> float:
+    """Returns the rise of a reward that `swift why` can tell from none after so many rounds, each of whose means has
+    this standard error: it compares the first and the last third of them. NaN of too few rounds."""
+    if rounds < LEAST_ROUNDS:
+        return math.nan
+    return NORMAL_95 * error * math.sqrt(2 / (rounds // END))
+
+
+def rounds_to_tell(error: float, rise: float) -> int:
+    """Returns how many rounds tell a rise, the inverse of `least_rise`."""
+    each = max(1, math.ceil(2 * (NORMAL_95 * error / rise) ** 2))
+    return max(LEAST_ROUNDS, END * each)

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from swift_r1.flags.rlhf import RlhfArguments
+from swift_r1.lab.diagnosis.causes import EQUAL_DIFFER, NOISE
 from swift_r1.lab.forecast.outlook import Outlook
 from swift_r1.lab.forecast.statistics import rounds_of_sampling
 from swift_r1.training.evaluation.statistics import MeanEstimate
@@ -26,6 +27,7 @@ SHOWN = 2  # changes
 
 Level = Literal[
     "nothing to learn from",
+    "reward is noise",
     "hardly anything to learn from",
     "learnable",
     "learned already",
@@ -75,9 +77,11 @@ def verdict(found: Outlook, args: RlhfArguments) -> Verdict:
         what += f", by {task.name} alone {percent(found.task_signal.value)}, which is what is left once {others} is learned"
     if found.silent_steps >= 0.005:
         what += f", and in {percent(found.silent_steps)} of the optimizer steps none has"
+    noise = next(_noises(found), "")
     texts: dict[Level, str] = {
         "nothing to learn from": f"none of {len(found.prompts)} groups of {found.completions} has rewards that differ: "
         f"nothing would be updated ({interval(own)})",
+        "reward is noise": f"{noise}; {what}",
         "hardly anything to learn from": what,
         "beside the task": f"{task.name} never differs within a group; what is learned is {others} alone ({what})",
         "learned already": f"{percent(found.passes.value)} of the completions pass already ({interval(found.passes)}); "
@@ -92,6 +96,8 @@ def level_of(found: Outlook) -> Level:
     task = found.rewards[0]
     if not own:
         return "learned already" if found.passes.value >= DONE else "nothing to learn from"
+    if any(_noises(found)):
+        return "reward is noise"
     if found.passes.value >= DONE and own < 1 - LITTLE:
         return "learned already"
     if not task.differing:
@@ -101,6 +107,21 @@ def level_of(found: Outlook) -> Level:
         if own < LITTLE or found.silent_steps > IDLE_STEPS
         else "learnable"
     )
+
+
+def _noises(found: Outlook) -> Iterator[str]:
+    """Yields what says of a function that its values are chance, of those that teach."""
+    for one in found.rewards:
+        if one.teaches and one.noise is not None and one.noise >= NOISE:
+            yield (
+                f"asked again about the same completions, {one.name} gives {percent(one.changed or 0.0)} of them another "
+                f"value: {percent(one.noise)} of its variance is chance"
+            )
+        elif one.teaches and one.equal_differ is not None and one.equal_differ >= EQUAL_DIFFER:
+            yield (
+                f"{percent(one.equal_differ)} of the completions that equal another of their prompt get another value "
+                f"from {one.name}"
+            )
 
 
 def _changes(found: Outlook, args: RlhfArguments, level: Level) -> Iterator[Improvement]:
@@ -113,6 +134,13 @@ def _changes(found: Outlook, args: RlhfArguments, level: Level) -> Iterator[Impr
                 f"{one.name} is invalid on {percent(one.invalid)} of the completions: {one.cause}",
                 "mend it, or the run is stopped (--max_invalid_reward_ratio); `swift check` tries it too",
             )
+    for noise in _noises(found):
+        yield Improvement(
+            "noise",
+            noise,
+            "a reward that says the same of the same completion: judge at temperature 0, the mean of several judgements, "
+            "no time limits within the function",
+        )
     if found.truncated.value >= MANY:
         passing = (
             ""

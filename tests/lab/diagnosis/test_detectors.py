@@ -12,6 +12,8 @@ from typing import Any
 
 import pytest
 
+from swift_r1.cli.replay import ReplayArguments
+from swift_r1.cli.why import WhyArguments
 from swift_r1.flags import RlhfArguments
 from swift_r1.flags.fields import spellings
 from swift_r1.lab.diagnosis.past import DETECTORS, Detector, Sign
@@ -324,11 +326,10 @@ def test_the_page_and_the_advice_are_of_these_detectors(tmp_path: Path) -> None:
     code = "".join(
         path.read_text() for path in (ROOT / "swift_r1" / "lab" / "diagnosis").glob("*.py")
     )
-    assert set(re.findall(r"--([a-z_]+)", code + page)) <= set(spellings(RlhfArguments)) | {
-        "json",
-        "faults",
-        "runs",
-    }
+    known = {*spellings(RlhfArguments), *spellings(ReplayArguments), *spellings(WhyArguments)}
+    # of the benchmark
+    known |= {"only", "processes", "runs", "record", "parallel", "collapses"}
+    assert set(re.findall(r"--([a-z_]+)", code + page)) <= known
 
 
 def test_what_is_saturated_is_what_is_trained(tmp_path: Path) -> None:

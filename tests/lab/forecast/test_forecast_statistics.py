@@ -1,18 +1,29 @@
 """The figures of a forecast against enumeration of every group there can be."""
 
+import json
 import math
+import random
 from itertools import combinations, product
+from pathlib import Path
+from statistics import fmean, stdev
 
 import pytest
 
+from swift_r1.algorithms.rewards import standard_error
+from swift_r1.lab.diagnosis.past import Past
+from swift_r1.lab.diagnosis.trend import END, LEAST_ROUNDS, trend_of
 from swift_r1.lab.forecast.statistics import (
+    least_rise,
     markers_of,
     repeated_share,
+    round_error,
     rounds_of_sampling,
+    rounds_to_tell,
     signal_probability,
     signal_share,
     steps_without_signal,
 )
+from swift_r1.record.metric_log import MetricLog
 
 
 def differs(group: tuple[float | None, ...]) -> bool:
@@ -67,3 +78,46 @@ def test_what_a_share_costs() -> None:
     assert rounds_of_sampling(0.5, 2) == 1.75
     assert rounds_of_sampling(0.0, 3) == 4
     assert steps_without_signal(0.5, 3) == 0.125
+
+
+def test_the_error_of_a_round_from_prompts_of_other_sizes() -> None:
+    """Against rounds that are drawn: prompts of different difficulty, 0/1 rewards."""
+    dice = random.Random(0)
+
+    def drawn(prompts: int, size: int) -> list[list[float]]:
+        rates = [dice.choice((0.1, 0.5, 0.9)) for _ in range(prompts)]
+        return [[float(dice.random() < rate) for _ in range(size)] for rate in rates]
+
+    found = fmean(round_error(drawn(32, 16), 8, 4) for _ in range(300))
+    means = [fmean(value for group in drawn(8, 4) for value in group) for _ in range(4000)]
+    assert found == pytest.approx(stdev(means), rel=0.05)
+    # of the size that was sampled it is that of `swift why`
+    groups = drawn(8, 4)
+    assert round_error(groups, 8, 4) == pytest.approx(standard_error(groups))
+    assert round_error(groups, 32, 4) == pytest.approx(standard_error(groups) / 2)
+    assert math.isnan(round_error([[0.0, 1.0]], 8, 2))
+
+
+def test_rounds_that_tell_a_rise_are_those_of_swift_why(tmp_path: Path) -> None:
+    rounds = rounds_to_tell(0.05, 0.05)
+    assert least_rise(0.05, rounds) <= 0.05 < least_rise(0.05, rounds - END)
+    assert math.isnan(least_rise(0.05, LEAST_ROUNDS - 1)) and rounds_to_tell(0.0, 1.0) == 6
+    for rise, kind in ((0.99, "flat"), (1.01, "rises")):
+        # the change between the first and the last third
+        high = 0.3 + rise * least_rise(0.05, rounds)
+        lines = [
+            {
+                "step": number,
+                "loss": 0.0,
+                "reward": high if number > rounds // 2 else 0.3,
+                "reward_stderr": 0.05,
+                "rewards/task/mean": 0.3,
+                "rewards/task/std": 0.5,
+            }
+            for number in range(1, rounds + 1)
+        ]
+        (tmp_path / "logging.jsonl").write_text("".join(f"{json.dumps(one)}\n" for one in lines))
+        log = MetricLog(tmp_path)
+        log.refresh()
+        trend = trend_of(Past(log, {"reward_funcs": ["task"]}, {}), "reward")
+        assert trend is not None and trend.kind == kind

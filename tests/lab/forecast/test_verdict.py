@@ -1,6 +1,7 @@
 """Verdicts and changes on made-up runs: of each kind one, told apart by nothing else."""
 
 import io
+import math
 from dataclasses import replace
 from typing import Any
 
@@ -77,6 +78,38 @@ def test_there_is_something_to_learn() -> None:
     assert figures.share_of_prompts("none") == pytest.approx(1 / 3)
     assert changes == ["constant"]  # the form's
     assert [one.passed for one in figures.prompts] == [8] * 16 + [0] * 8
+
+
+def test_a_reward_that_is_chance_is_named_before_what_could_be_learned() -> None:
+    for checked in (
+        {"recheck/task/changed": 0.5, "recheck/task/noise": 0.9},
+        {"recheck/task/noise": 0.0, "rewards/task/equal_differ": 0.4},
+    ):
+        figures, level, changes = seen(rows(HALF), checked=checked)
+        assert (level, changes[0]) == ("reward is noise", "noise")
+        assert ("90 % of its variance" in verdict(figures, run()[0]).text) == (
+            figures.rewards[0].noise == 0.9
+        )
+    # a function that does not count, and little of it
+    assert seen(rows(HALF), "--reward_weights 1 0", checked={"recheck/form/noise": 0.9})[1] == (
+        "learnable"
+    )
+    assert seen(rows(HALF), checked={"recheck/task/noise": 0.01})[1] == "learnable"
+    assert seen(rows([[0.0] * 16] * 24), checked={"recheck/task/noise": 0.9})[1] == (
+        "nothing to learn from"
+    )
+
+
+def test_what_the_rounds_will_tell() -> None:
+    power = seen(rows(HALF))[0].power
+    # 16 prompts with half of their completions right and 8 with none; rounds of 4 prompts, 8 completions each
+    between = 1 / 18 * 24 / 23
+    within = 2 / 3 * 0.25 * 16 / 15
+    assert power.error == pytest.approx(((between + within / 16) / 4) ** 0.5, rel=0.02)
+    assert (power.reward, power.best) == pytest.approx((1 / 3, 2 / 3))
+    assert power.planned == 100 and power.rounds is not None and power.rounds > 100
+    assert power.least > power.rise
+    assert math.isnan(seen(rows(HALF), "--max_steps 5")[0].power.least)
 
 
 def test_what_a_step_costs() -> None:
@@ -212,6 +245,7 @@ def test_what_is_printed() -> None:
     said = console.export_text()
     assert "[/data]/x[1]:2" in said and "runs out of memory: 2 GiB more did not fit" in said
     assert "groups of 8 with a signal (the run's)" in said and "Verdict: learnable" in said
+    assert "power: the mean reward of a round (0.333)" in said and "rise: to 0.667 if" in said
 
 
 def test_the_plan_is_the_runs() -> None:
