@@ -35,16 +35,20 @@ BASE = Path(__file__).parent / "faults" / "signs.yaml"
 LIMIT = {"max_completion_length": 80, "max_steps": 12}
 COLLAPSES: Mapping[str, Mapping[str, Any]] = {
     "too high a rate": {"learning_rate": 3e-3},
-    "KL": {"beta": 5, "max_steps": 24},
+    "KL": {"beta": 5, "max_steps": 40},
     "cold sampling": {"temperature": 0.05, "max_steps": 24},
     "stale rounds": {"learning_rate": 1e-3, "num_iterations": 4, "max_steps": 40},
     "entropy": {
         "reward_funcs": ["countdown", "majority"],
         "reward_weights": [0, 1],
-        "learning_rate": 1e-3,
-        "max_steps": 24,
+        "max_steps": 40,
     },
-    "length": {"reward_funcs": ["countdown", "longer"], "reward_weights": [0.1, 1]},
+    "length": {
+        "reward_funcs": ["countdown", "longer"],
+        "reward_weights": [0.1, 1],
+        "max_completion_length": 160,
+        "max_steps": 30,
+    },
 }
 
 
