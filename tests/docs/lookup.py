@@ -11,6 +11,7 @@ from pathlib import Path
 from swift_r1.cli.demo import DemoArguments
 from swift_r1.cli.replay import ReplayArguments
 from swift_r1.cli.view import ViewArguments
+from swift_r1.cli.why import WhyArguments
 from swift_r1.flags import RlhfArguments, RolloutArguments
 from swift_r1.flags.evaluation import EvalArguments
 from swift_r1.flags.fields import spellings
@@ -77,6 +78,9 @@ def look_up(command: Shown) -> None:
                 "reward_funcs": ["format"],
             }
             parse_arguments(ReplayArguments, flags, {}, recorded=recorded)
+        case ["swift", "why", *flags]:
+            known = spellings(WhyArguments).keys() | spellings(RlhfArguments).keys()
+            assert {word[2:] for word in flags if word.startswith("--")} <= known
         case ["swift", "estimate", *flags]:
             assert {word[2:] for word in flags if word.startswith("--")} <= spellings(
                 EstimateArguments

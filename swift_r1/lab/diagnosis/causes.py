@@ -40,6 +40,7 @@ LEAP = 0.15
 FAR = 1.5
 WILD_ENTROPY = 2.0  # times that of the first rounds
 WILD_ROUNDS = 3
+WARM_START = "answers to learn from first (swift sft), such as its own right ones (swift sample)"
 OTHERS = 0.1  # times its weight, for a reward that is not the task's
 NEVER = 0.01  # mean of a reward that is as good as never given
 LOW_MOVE = 0.02  # nats per round, as healthy runs of small models have
@@ -395,7 +396,8 @@ def _no_signal(past: Past) -> Cause | None:
         f"{silent:.0%} of the groups have equal rewards{left}{level}",
         "harder prompts, --dynamic_sample true"
         if harder
-        else "easier prompts, a solved example in the prompt, more --num_generations, --dynamic_sample true",
+        else "easier prompts, a solved example in the prompt, more --num_generations, --dynamic_sample true; "
+        f"{WARM_START}",
         {"dynamic_sample": True},
     )
 
@@ -486,7 +488,7 @@ def _task_never_done(past: Past) -> Cause | None:
     return Cause(
         "no signal",
         f"reward {past.right.removeprefix('rewards/')} is {fmean(values):.2g} on average: only other rewards can rise",
-        "easier prompts, a solved example in the prompt, more --num_generations; a warm start",
+        f"easier prompts, a solved example in the prompt, more --num_generations; {WARM_START}",
         remedy(past, "no signal"),
     )
 
