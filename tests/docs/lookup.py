@@ -15,9 +15,10 @@ from swift_r1.cli.why import WhyArguments
 from swift_r1.flags import RlhfArguments, RolloutArguments
 from swift_r1.flags.evaluation import EvalArguments
 from swift_r1.flags.fields import spellings
-from swift_r1.flags.forecast import ForecastArguments
+from swift_r1.flags.forecast import ForecastArguments, SampleArguments
 from swift_r1.flags.parser import Command, parse_arguments
 from swift_r1.flags.rlhf import CheckArguments
+from swift_r1.flags.sft import SftArguments
 from swift_r1.lab.estimate.flags import EstimateArguments
 from tests.docs.shown import ROOT, Shown
 from tests.docs.ways import NOT_RUN, SHELL
@@ -40,6 +41,8 @@ COMMANDS: dict[str, type[Command]] = {
     "eval": EvalArguments,
     "forecast": ForecastArguments,
     "replay": ReplayArguments,
+    "sample": SampleArguments,
+    "sft": SftArguments,
     "view": ViewArguments,
 }
 
