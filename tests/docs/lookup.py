@@ -18,7 +18,7 @@ from swift_r1.flags.fields import spellings
 from swift_r1.flags.forecast import ForecastArguments, SampleArguments
 from swift_r1.flags.parser import Command, parse_arguments
 from swift_r1.flags.rlhf import CheckArguments
-from swift_r1.flags.sft import SftArguments
+from swift_r1.flags.sft import ALWAYS, SftArguments
 from swift_r1.lab.estimate.flags import EstimateArguments
 from tests.docs.shown import ROOT, Shown
 from tests.docs.ways import NOT_RUN, SHELL
@@ -42,7 +42,6 @@ COMMANDS: dict[str, type[Command]] = {
     "forecast": ForecastArguments,
     "replay": ReplayArguments,
     "sample": SampleArguments,
-    "sft": SftArguments,
     "view": ViewArguments,
 }
 
@@ -84,6 +83,8 @@ def look_up(command: Shown) -> None:
         case ["swift", "why", *flags]:
             known = spellings(WhyArguments).keys() | spellings(RlhfArguments).keys()
             assert {word[2:] for word in flags if word.startswith("--")} <= known
+        case ["swift", "sft", *flags]:
+            parse_arguments(SftArguments, flags, command.environ, recorded=ALWAYS)
         case ["swift", "estimate", *flags]:
             assert {word[2:] for word in flags if word.startswith("--")} <= spellings(
                 EstimateArguments
