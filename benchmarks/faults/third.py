@@ -113,14 +113,16 @@ def _hinder(fault):
         ]
         return generate(self, requests, *args, **kwargs)
 
-    def with_four_bits(self, *args, **kwargs):
+    def with_four_bits(self, requests, weight_version, *args, **kwargs):
+        if weight_version == 0:  # the check of the engine before the run
+            return generate(self, requests, weight_version, *args, **kwargs)
         matrices = [one for one in self.model.parameters() if one.ndim == 2]
         kept = [one.detach().clone() for one in matrices]
         with torch.no_grad():
             for one in matrices:
                 one.copy_(_rounded_to_four_bits(one))
         try:
-            return generate(self, *args, **kwargs)
+            return generate(self, requests, weight_version, *args, **kwargs)
         finally:
             with torch.no_grad():
                 for one, whole in zip(matrices, kept, strict=True):
