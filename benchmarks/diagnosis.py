@@ -159,7 +159,7 @@ class Job:
         if "signs" in self.entry:
             return Judgement(kind, found, True, set(self.entry["signs"]) <= set(log.findings))
         words = " ".join([first, *(cause.evidence for cause in causes[:1])])
-        right = any(cause in words for cause in self.entry["cause"])
+        right = any(cause.removeprefix("other: ") in words for cause in self.entry["cause"])
         return Judgement(kind, found, kind in self.entry["verdict"], right)
 
     def recorded(self) -> dict[str, Any]:

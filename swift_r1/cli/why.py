@@ -151,7 +151,10 @@ def _lines(log: Diagnosis, verdict: Verdict | None) -> Iterator[str]:
         for number, cause in enumerate(verdict.causes, start=1):
             yield f"  {number}. {cause.name}: {cause.evidence}"
             yield f"     try: {cause.advice}"
+    explained = {cause.evidence for cause in verdict.causes} if verdict is not None else set()
     for finding in log.findings.values():
+        if finding.evidence in explained:
+            continue  # it is a cause already
         first, last = finding.steps
         yield f"  sign: {finding.name}, steps {first} to {last}: {finding.evidence}"
         yield f"    try: {finding.advice}"

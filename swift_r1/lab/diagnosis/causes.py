@@ -17,6 +17,7 @@ from swift_r1.lab.diagnosis.trend import Trend
 # share of a reward's variance that is chance; share of equal completions that got another value
 NOISE = 0.05
 EQUAL_DIFFER = 0.05
+RELATIVE = 0.01  # of a reward's standard deviation: a mean that is 0 but for rounding
 REORDERED = 0.02  # share of completions whose reward depends on their place
 # share of completions whose reward depends on the row at all; that earn more by the row beside theirs
 OF_A_ROW = 0.05
@@ -87,6 +88,7 @@ def _in_order(past: Past, trend: Trend, signs: Signs) -> Iterator[Cause]:
     steps: Sequence[Looked | str] = (
         "rewards invalid",
         _reward_is_noise,
+        _reward_relative,
         _reward_constant,
         _answers_of_other_rows,
         _never_ends,
@@ -197,6 +199,8 @@ def _reward_is_noise(past: Past) -> Cause | None:
 
 
 def _answers_of_other_rows(past: Past) -> Cause | None:
+    if _reward_relative(past) is not None:
+        return None  # other columns change the mean that it is measured from
     for name in _taught(past):
         short = name.removeprefix("rewards/")
         reordered, own, other, before, after = (
@@ -229,6 +233,23 @@ def _answers_of_other_rows(past: Past) -> Cause | None:
                 "(swift check)",
             )
     return None
+
+
+def _reward_relative(past: Past) -> Cause | None:
+    """Rewards that are measured from the mean of their group, or of the round: their mean is 0 whatever is learned."""
+    means = past.values("reward", 0)
+    spreads = past.values(f"{past.trained}/std", 0)
+    if past.rounds < 3 or not means or not spreads or not any(spreads):
+        return None
+    if max(map(abs, means)) > RELATIVE * fmean(spreads):
+        return None
+    return Cause(
+        "reward is relative",
+        f"the mean reward is 0 in every round, though {past.trained.removeprefix('rewards/')} varies by "
+        f"{fmean(spreads):.2g}: it is measured from a mean, and cannot rise whatever is learned",
+        "the score as it is: advantages subtract the mean of the group anyway; or log it beside this one, with weight 0 "
+        "(--reward_weights)",
+    )
 
 
 def _reward_constant(past: Past) -> Cause | None:

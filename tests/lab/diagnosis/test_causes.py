@@ -142,3 +142,8 @@ def test_groups_of_one_are_equal_and_teach(tmp_path: Path, args: Mapping[str, An
     """Where a completion is compared with all others of the step, equal rewards within a group are no fault."""
     found = verdict(tmp_path, {"frac_reward_zero_std": 1.0}, **args)
     assert {cause.name for cause in found.causes} <= {"too few completions"}
+
+
+def test_a_reward_that_is_measured_from_a_mean(tmp_path: Path) -> None:
+    found = verdict(tmp_path, {"reward": 0.0, "recheck/right/own": 0.3, "recheck/right/other": 0.5})
+    assert [cause.name for cause in found.causes] == ["reward is relative"]
