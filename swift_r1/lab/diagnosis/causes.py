@@ -334,16 +334,16 @@ def _no_variety(past: Past) -> Cause | None:
     same = same and past.compares_groups
     if not (cold or same) or not _answers_differ_little(past, flags):
         return None
-    evidence = f"{alike or 0:.0%} of the completions equal another of their prompt"
+    parts = []
+    if alike is not None:
+        parts.append(f"{alike:.0%} of the completions equal another of their prompt")
     if silent is not None:
-        evidence += f", {silent:.0%} of the groups have equal rewards"
+        parts.append(f"{silent:.0%} of the groups have equal rewards")
     if entropy:
-        evidence += f"; entropy {fmean(entropy):.2g} nats per token in the first rounds"
-    if given:
-        evidence += f" ({given})"
+        parts.append(f"entropy is {fmean(entropy):.2g} nats per token in the first rounds")
     return Cause(
         "no variety",
-        evidence,
+        ", ".join(parts) + (f" ({given})" if given else ""),
         "--temperature 1, --top_p 1, no --top_k; more entropy (--entropy_coef); other prompts",
         flags or {"temperature": 1.2},
     )
