@@ -77,6 +77,7 @@ def test_weights_and_effective_sample_sizes():
         "rollout/ratio_max": max(tokens),
         "rollout/ess_token": kish(tokens),
         "rollout/ess_seq": kish(products),
+        "rollout/k3_kl_step": mean([w - 1 - math.log(w) for w in tokens]),
     }
     whole = completion_weights(logps, rollout, mask)
     parts = [

@@ -159,7 +159,7 @@ def test_the_table_says_what_is_evaluated_and_when() -> None:
     epochs = evaluation_of(
         arguments("--per_device_train_batch_size", "8", "--eval_strategy", "epoch")
     )
-    assert "; after each pass over the prompts, at the end; " in epochs
+    assert "; after each pass over the data, at the end; " in epochs
     words = f"{base} --eval_unit rollout --eval_on_start true --eval_datasets gsm8k aime24#9 --num_generations_eval 4"
     words += " --use_vllm true --vllm_server_host 127.0.0.1"
     assert evaluation_of(arguments(*words.split())) == (
