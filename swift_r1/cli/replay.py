@@ -266,7 +266,7 @@ def _arguments(recorded: RecordedRun, words: Sequence[str]) -> ReplayArguments:
 
 
 @dataclass(frozen=True, slots=True)
-class Span:
+class ReplaySpan:
     """The optimizer steps of a replay: those after `begin` up to `end`, in rounds of `per_round`."""
 
     begin: int
@@ -274,7 +274,7 @@ class Span:
     per_round: int
 
 
-def span_of(recorded: RecordedRun, words: Sequence[str], rounds: int) -> Span:
+def span_of(recorded: RecordedRun, words: Sequence[str], rounds: int) -> ReplaySpan:
     """Returns the steps of a replay with the flags in `words` that ends after so many rounds, or where the record ends.
     Raises UsageError: it cannot be replayed so."""
     args = _arguments(recorded, words)
@@ -283,7 +283,7 @@ def span_of(recorded: RecordedRun, words: Sequence[str], rounds: int) -> Span:
     args, plan = _planned(recorded, args, world, checkpoint)
     step, _, begun = _begins(checkpoint)
     per_round = plan.optimizer_steps_per_round
-    return Span(step, min(args.max_steps, step - begun + rounds * per_round), per_round)
+    return ReplaySpan(step, min(args.max_steps, step - begun + rounds * per_round), per_round)
 
 
 def _scored_anew(args: ReplayArguments) -> bool:

@@ -13,14 +13,14 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
-from swift_r1.cli.replay import Span, span_of, why_not_replayed
+from swift_r1.cli.replay import ReplaySpan, span_of, why_not_replayed
 from swift_r1.errors import EXIT_USAGE, RunFailed, UsageError
 from swift_r1.flags.batch import processes_of
 from swift_r1.flags.fields import as_words, from_words, shown_value, spellings
 from swift_r1.flags.parser import flags_with_values, spelling, unknown_flag
 from swift_r1.flags.rlhf import RlhfArguments
 from swift_r1.lab.diagnosis.past import Past
-from swift_r1.lab.diagnosis.proof import Compared, compared, new_command, told
+from swift_r1.lab.diagnosis.proof import ComparedMetric, compared, new_command, told
 from swift_r1.record.folder import RunFolder, is_run
 from swift_r1.record.metric_log import MetricLog
 from swift_r1.record.recorded import RecordedRun
@@ -46,21 +46,21 @@ _ONLY_NEW = "the rewards of a replay are the recorded ones: whether the reward r
 
 
 @dataclass(frozen=True, slots=True)
-class Trial:
+class AdviceTrial:
     """What was tried for a run. `rows` is empty where none of `flags` could be replayed."""
 
     cause: str | None  # that the flags are to help against; None where the user has given them
     flags: Mapping[str, Any]
     left_out: Mapping[str, str]  # of those, why they were not replayed
     rounds: int
-    rows: Sequence[Compared]
+    rows: Sequence[ComparedMetric]
     shows: Sequence[str]
     command: str  # of a new run
 
 
 def try_flags(
     folder: RunFolder, verdict: Verdict | None, words: Sequence[str], rounds: int, into: str | None
-) -> Trial:
+) -> AdviceTrial:
     """Replays a run's first rounds with other flags and with its own, and compares the two.
 
     Args:
@@ -83,7 +83,7 @@ def try_flags(
     recorded = RecordedRun.open(folder.path)
     command = new_command(recorded.content, flags, processes_of(recorded.args))
     if not changes:
-        return Trial(cause, flags, left_out, 0, (), (), command)
+        return AdviceTrial(cause, flags, left_out, 0, (), (), command)
     sides = [start, start | changes]
     spans = [span_of(recorded, as_words(sides[0]), rounds)]
     try:
@@ -92,7 +92,7 @@ def try_flags(
         if cause is None:
             raise
         left_out |= dict.fromkeys(changes, error.faults[0])
-        return Trial(cause, flags, left_out, 0, (), (), command)
+        return AdviceTrial(cause, flags, left_out, 0, (), (), command)
     with ExitStack() as cleanup:
         base = Path(into) if into is not None else None
         if base is None:
@@ -105,7 +105,7 @@ def try_flags(
     before, after = pasts
     rows = compared(before, after, spans[0].begin, whole)
     shows = [*told(rows, whole, cause), _ONLY_NEW]
-    return Trial(cause, flags, left_out, whole, rows, shows, command)
+    return AdviceTrial(cause, flags, left_out, whole, rows, shows, command)
 
 
 def _given(words: Sequence[str]) -> dict[str, Any]:
@@ -141,7 +141,7 @@ def _advice(verdict: Verdict | None) -> tuple[str, Mapping[str, Any]]:
 
 
 def _replayed(
-    run: Path, sides: Sequence[Mapping[str, Any]], spans: Sequence[Span], base: Path
+    run: Path, sides: Sequence[Mapping[str, Any]], spans: Sequence[ReplaySpan], base: Path
 ) -> list[Past]:
     """Replays a run with each of the flags up to the end of its span, and returns what that has logged. Raises
     UsageError, RunFailed: a replay failed."""
@@ -181,7 +181,7 @@ def _replayed(
     return [Past(log, one.args, one.plan) for log, one in zip(logs, opened, strict=True)]
 
 
-def show(trial: Trial) -> None:
+def show(trial: AdviceTrial) -> None:
     """Prints what was tried, both replays beside each other, what that shows, and the command of a new run."""
     from rich import box
     from rich.table import Table

@@ -34,7 +34,7 @@ from swift_r1.errors import (
 )
 from swift_r1.flags.world import World
 from swift_r1.launch.environment import WORKER_MODULE, card_here
-from swift_r1.launch.nodes import DEFAULT_MASTER_PORT, MEETING_SECONDS, Cause, Nodes
+from swift_r1.launch.nodes import DEFAULT_MASTER_PORT, MEETING_SECONDS, Nodes, RankEnd
 from swift_r1.runtime.processes import leave, say, stop_at_once
 from swift_r1.runtime.stopping import LAUNCHED
 
@@ -126,14 +126,14 @@ def run_workers(
             else None
         )
         cause = _run_node(world, command, kill_workers, finished)
-        if isinstance(cause, Cause):
+        if isinstance(cause, RankEnd):
             return _tell(cause if nodes is None else nodes.settle(cause), world, memory_advice)
         if nodes is not None:
             nodes.done()
         return cause
 
 
-def _tell(cause: Cause, world: World, memory_advice: Callable[[], str] | None) -> int:
+def _tell(cause: RankEnd, world: World, memory_advice: Callable[[], str] | None) -> int:
     say(cause.line(world.nnodes > 1))
     if _KILLED in cause.text and memory_advice is not None:
         say(memory_advice())
@@ -155,7 +155,7 @@ def _run_node(
     command: Sequence[str],
     kill_workers: Callable[[], None],
     finished: Callable[[], int | None],
-) -> int | Cause:
+) -> int | RankEnd:
     """Runs this node's workers to their end: an exit code, or why they failed."""
     from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
@@ -198,14 +198,14 @@ def _run_node(
             say(f"rank {first + local} was {text} after the run was done, which does not fail it")
             return ended
         lost_peer = code == EXIT_LOST_PEER
-        return Cause(
+        return RankEnd(
             world.node_rank, first + local, EXIT_RUN_FAILED if lost_peer else code, text, lost_peer
         )
     except SignalException as error:
         return 128 + int(error.sigval)
     except RendezvousError as error:
         text = f"the {world.nnodes} nodes did not meet: {error}"
-        return Cause(world.node_rank, None, EXIT_RUN_FAILED, text)
+        return RankEnd(world.node_rank, None, EXIT_RUN_FAILED, text)
     finally:
         kill_workers()
     return 0

@@ -46,7 +46,7 @@ _ANSWER_SECONDS = 5
 
 
 @dataclass(frozen=True, slots=True)
-class Cause:
+class RankEnd:
     """Why a node's ranks ended.
 
     Attributes:
@@ -105,7 +105,7 @@ class Nodes:
             for work in (self._talk, self._judge)
         ]
         self._store_lost = False
-        self.seen: Cause | None = None
+        self.seen: RankEnd | None = None
 
     def meet(self) -> None:
         """Connects to node 0. Raises as entering."""
@@ -203,7 +203,7 @@ class Nodes:
         with suppress(RunFailed):
             self.ask(["closed"])  # never told: the store goes first
 
-    def settle(self, own: Cause) -> Cause:
+    def settle(self, own: RankEnd) -> RankEnd:
         """Tells the others why this node's ranks ended, and returns the first cause of all.
 
         A consequence waits some seconds for its cause. Node 0, which holds the store, waits until the others know.
@@ -228,7 +228,7 @@ class Nodes:
                 time.sleep(0.1)
         return first
 
-    def _await_first(self, own: Cause) -> Cause:
+    def _await_first(self, own: RankEnd) -> RankEnd:
         deadline = time.monotonic() + _ANSWER_SECONDS
         while True:
             cause, consequence = self._first(self._own)
@@ -271,18 +271,18 @@ class Nodes:
                 if time.monotonic() - since > self.silence_s:
                     self._store_lost = node == 0
                     text = f"node {node} has not been heard from for {self.silence_s:g} s: it or the network is gone"
-                    self._end(Cause(node, None, EXIT_RUN_FAILED, text))
+                    self._end(RankEnd(node, None, EXIT_RUN_FAILED, text))
                     return
 
-    def _end(self, cause: Cause) -> None:
+    def _end(self, cause: RankEnd) -> None:
         if not self._over.is_set():
             self.seen = cause
             self._end_workers()
 
-    def _first(self, store: Store) -> tuple[Cause | None, Cause | None]:
+    def _first(self, store: Store) -> tuple[RankEnd | None, RankEnd | None]:
         """Returns the first reported cause that is no consequence, and the first that is one."""
         causes = [
-            Cause(**json.loads(store.get(key)))
+            RankEnd(**json.loads(store.get(key)))
             for key in (f"cause/{number}" for number in range(1, store.add("causes", 0) + 1))
             if store.check([key])
         ]
@@ -333,10 +333,10 @@ def tell_node_0(error: SwiftError) -> None:
         nodes.settle(_ended(world, error))
 
 
-def _ended(world: World, error: BaseException) -> Cause:
+def _ended(world: World, error: BaseException) -> RankEnd:
     code = error.exit_code if isinstance(error, SwiftError) else EXIT_INTERRUPTED
     text = str(error) if isinstance(error, SwiftError) else "interrupted"
-    return Cause(world.node_rank, None, code, f"node {world.node_rank}: {text}")
+    return RankEnd(world.node_rank, None, code, f"node {world.node_rank}: {text}")
 
 
 @contextmanager

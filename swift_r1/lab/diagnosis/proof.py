@@ -35,7 +35,7 @@ _MEANT = {
 
 
 @dataclass(frozen=True, slots=True)
-class Compared:
+class ComparedMetric:
     """A metric by round, with the run's flags and with others; NaN where a round has none."""
 
     name: str
@@ -64,13 +64,13 @@ class Compared:
         return 1 if after > before else -1
 
 
-def compared(before: Past, after: Past, begin: int, rounds: int) -> list[Compared]:
+def compared(before: Past, after: Past, begin: int, rounds: int) -> list[ComparedMetric]:
     """Returns the metrics that both replays have, of the rounds after step `begin`."""
     found = []
     for name, meaning in _METRICS.items():
         sides = [_by_round(past, name, begin, rounds) for past in (before, after)]
         if not any(all(map(math.isnan, values)) for values in sides):
-            found.append(Compared(name, meaning, *sides))
+            found.append(ComparedMetric(name, meaning, *sides))
     return found
 
 
@@ -79,7 +79,7 @@ def _by_round(past: Past, name: str, begin: int, rounds: int) -> list[float]:
     return [values.get(number, math.nan) for number in range(1, rounds + 1)]
 
 
-def told(found: Sequence[Compared], rounds: int, cause: str | None) -> Iterator[str]:
+def told(found: Sequence[ComparedMetric], rounds: int, cause: str | None) -> Iterator[str]:
     """Yields what a comparison shows, and what it cannot, in words; `cause` is what the flags are to help against."""
     by_name = {one.name: one for one in found}
     if all(_equal(one) for one in found):
@@ -115,7 +115,7 @@ def told(found: Sequence[Compared], rounds: int, cause: str | None) -> Iterator[
         yield f"against {cause!r} {meant.name} was to be {direction}: {says}"
 
 
-def _equal(one: Compared) -> bool:
+def _equal(one: ComparedMetric) -> bool:
     return all(
         was == became or math.isnan(was + became)
         for was, became in zip(one.before, one.after, strict=True)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from swift_r1.lab.diagnosis.trend import NORMAL_95
 from swift_r1.lab.forecast.outlook import Outlook
-from swift_r1.lab.forecast.verdict import SHOWN, Verdict, interval, percent
+from swift_r1.lab.forecast.verdict import SHOWN, ForecastVerdict, interval, percent
 from swift_r1.record.metrics import standard_json
 
 if TYPE_CHECKING:
@@ -19,12 +19,12 @@ if TYPE_CHECKING:
 _MOST_PROMPTS = 40  # rows of their table
 
 
-def to_json(found: Outlook, verdict: Verdict, memory: str) -> dict[str, Any]:
+def to_json(found: Outlook, verdict: ForecastVerdict, memory: str) -> dict[str, Any]:
     content: dict[str, Any] = standard_json(asdict(verdict) | asdict(found) | {"memory": memory})
     return content
 
 
-def show(found: Outlook, verdict: Verdict, memory: str, console: Console) -> None:
+def show(found: Outlook, verdict: ForecastVerdict, memory: str, console: Console) -> None:
     """Prints what `to_json` has, of many prompts the first."""
     from rich.text import Text
 

@@ -45,7 +45,7 @@ class Improvement:
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class ForecastVerdict:
     level: Level
     text: str
     changes: tuple[Improvement, ...]  # the most helpful first
@@ -64,7 +64,7 @@ def interval(one: MeanEstimate) -> str:
     return f"95 %: {100 * one.low:.1f} to {100 * one.high:.1f}"
 
 
-def verdict(found: Outlook, args: RlhfArguments) -> Verdict:
+def verdict(found: Outlook, args: RlhfArguments) -> ForecastVerdict:
     """Returns the level, in a sentence with its evidence, and what to change."""
     level = level_of(found)
     task = found.rewards[0]
@@ -88,7 +88,7 @@ def verdict(found: Outlook, args: RlhfArguments) -> Verdict:
         + what,
         "learnable": what,
     }
-    return Verdict(level, f"{level}: {texts[level]}", tuple(_changes(found, args, level)))
+    return ForecastVerdict(level, f"{level}: {texts[level]}", tuple(_changes(found, args, level)))
 
 
 def level_of(found: Outlook) -> Level:

@@ -15,7 +15,7 @@ from swift_r1.flags.plan import make_plan
 from swift_r1.flags.rlhf import RlhfArguments
 from swift_r1.flags.world import World
 from swift_r1.lab.diagnosis.past import Past
-from swift_r1.lab.diagnosis.proof import Compared, compared, new_command, told
+from swift_r1.lab.diagnosis.proof import ComparedMetric, compared, new_command, told
 from swift_r1.launch.run_folder import write_args
 from swift_r1.record.metric_log import MetricLog
 
@@ -48,7 +48,9 @@ def past(folder: Path, rows: Sequence[Mapping[str, Any]], per_round: int = 1) ->
     return Past(log, {}, {"optimizer_steps_per_round": per_round})
 
 
-def sides(tmp_path: Path, before: Mapping[str, Any], after: Mapping[str, Any]) -> list[Compared]:
+def sides(
+    tmp_path: Path, before: Mapping[str, Any], after: Mapping[str, Any]
+) -> list[ComparedMetric]:
     """Both replays of two rounds, of which the first is the same."""
     start = {"entropy": 0.5, "grad_norm": 1.0, "rollout/ess_seq": 1.0}
     pasts = [
