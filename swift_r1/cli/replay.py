@@ -137,9 +137,10 @@ class ReplayArguments(RlhfArguments):
             yield f"--lr_find_min {rates[0]:g} is not below --lr_find_max {rates[1]:g}"
         if rates is not None and not self.log_rollout_offpolicy_metrics:
             yield "--log_rollout_offpolicy_metrics false leaves out what --lr_find goes by"
-        wrong = {name: why for name in sorted(given) if (why := why_not_replayed(name)) is not None}
-        yield from (f"--{name} {why}" for name, why in wrong.items())
-        yield from super().faults(given - wrong.keys(), world)
+        whys = {name: why_not_replayed(name) for name in sorted(given)}
+        wrong = {name for name, why in whys.items() if why is not None}
+        yield from (f"--{name} {whys[name]}" for name in sorted(wrong))
+        yield from super().faults(given - wrong, world)
 
     def resolved(self, given: frozenset[str], world: World, environ: Mapping[str, str]) -> Self:
         args = replace(

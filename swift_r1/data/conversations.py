@@ -27,7 +27,7 @@ class AnsweredTokens(NamedTuple):
 
     @property
     def begin(self) -> int:
-        """Where what is learned begins; the last token, where nothing is."""
+        """Returns the place of the first learned token; of the last token, where none is learned."""
         return self.learned.index(True) if True in self.learned else len(self.learned) - 1
 
 
