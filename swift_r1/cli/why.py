@@ -13,7 +13,7 @@ from swift_r1.errors import EXIT_FINDING, EXIT_OK, UsageError
 from swift_r1.flags.fields import Scope, flag, spellings
 from swift_r1.flags.parser import Command, is_flag, parse_arguments, spelling
 from swift_r1.lab.diagnosis.past import DETECTORS
-from swift_r1.lab.diagnosis.verdict import TOO_EARLY
+from swift_r1.lab.diagnosis.verdict import NO_VERDICT
 from swift_r1.lab.diagnosis.watch import Diagnosis
 from swift_r1.record.folder import find_runs
 from swift_r1.record.metrics import standard_json
@@ -143,7 +143,7 @@ def _failure(folder: RunFolder) -> str | None:
 def _lines(log: Diagnosis, verdict: Verdict | None) -> Iterator[str]:
     """Yields the verdict, its causes, the signs beside them, and what could not be looked at."""
     if verdict is None:
-        yield f"  {TOO_EARLY}"
+        yield f"  {NO_VERDICT}"
     else:
         yield f"  {verdict.reward.text}"
         for trend in verdict.trends:

@@ -24,9 +24,7 @@ class Verdict:
     @property
     def is_good(self) -> bool:
         """Returns whether nothing needs to be done yet."""
-        if self.reward.kind == "too early":
-            return True
-        return self.reward.kind in ("rises", "solved") and not self.causes
+        return self.reward.kind != "falls" and not any(cause.fault for cause in self.causes)
 
     @property
     def trends(self) -> list[Trend]:
@@ -42,13 +40,13 @@ class Verdict:
         return asdict(self) | {"text": self.reward.text}
 
 
-TOO_EARLY = "too early: there is no verdict before the second round"
+NO_VERDICT = "no verdict: it takes the rewards of two rounds"
 
 
 def brief(verdict: Verdict | None) -> str:
-    """Returns the verdict in two words: "rises +0.14", "flat", "falls -0.2", "solved", "too early"."""
+    """Returns the verdict in two words: "rises +0.14", "flat", "falls -0.2", "solved", "too early", "no verdict"."""
     if verdict is None:
-        return "too early"
+        return "no verdict"
     kind = verdict.reward.kind
     return f"{kind} {verdict.reward.change:+.2g}" if kind in ("rises", "falls") else kind
 

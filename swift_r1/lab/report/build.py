@@ -7,7 +7,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, replace
 
 from swift_r1.lab.diagnosis.trend import NORMAL_95
-from swift_r1.lab.diagnosis.verdict import TOO_EARLY
+from swift_r1.lab.diagnosis.verdict import NO_VERDICT
 from swift_r1.lab.diagnosis.watch import Diagnosis
 from swift_r1.lab.report import completions, evaluations, parts
 from swift_r1.lab.report.blocks import Block, Figure, Figures, Note, Report, Section, Table
@@ -163,7 +163,7 @@ def _verdicts(runs: Sequence[Opened]) -> list[Block]:
     found: list[Block] = []
     for run in runs:
         verdict = run.log.verdict
-        lines = [TOO_EARLY]
+        lines = [NO_VERDICT]
         if verdict is not None:
             lines = [verdict.reward.text, *(f"Why: {one.line}" for one in verdict.causes)]
             lines += [trend.text for trend in verdict.trends]

@@ -15,7 +15,7 @@ from rich.table import Table
 from rich.text import Text
 
 from swift_r1.errors import EXIT_OK, UsageError
-from swift_r1.lab.diagnosis.verdict import TOO_EARLY, Verdict, brief
+from swift_r1.lab.diagnosis.verdict import NO_VERDICT, Verdict, brief
 from swift_r1.lab.diagnosis.watch import Diagnosis
 from swift_r1.lab.report.completions import spoken
 from swift_r1.lab.report.parts import facts
@@ -143,7 +143,7 @@ def _overview(console: Console, run: RunFolder, log: Diagnosis) -> None:
 def _judged(verdict: Verdict | None) -> dict[str, str]:
     """Returns the verdict and its first cause, by what they are called."""
     if verdict is None:
-        return {"verdict": TOO_EARLY}
+        return {"verdict": NO_VERDICT}
     found = {"verdict": verdict.reward.text}
     for one in verdict.causes[:1]:
         found |= {"why": f"{one.name}: {one.evidence}", "try": one.advice}

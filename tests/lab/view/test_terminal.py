@@ -136,7 +136,7 @@ def test_the_verdict_is_first(tmp_path, capsys):
     assert text.startswith("verdict reward is flat: 0 to 0, ")
     assert " why no signal: 100% of the groups" in text and " try easier prompts, " in text
     lines = shown(capsys, run_folder(tmp_path / "young", "demo, seed 0", lines=1))
-    assert lines[0].split(None, 1)[1] == "too early: there is no verdict before the second round"
+    assert lines[0].split(None, 1)[1] == "no verdict: it takes the rewards of two rounds"
 
 
 def test_what_is_missing(tmp_path, capsys):

@@ -9,7 +9,7 @@ from typing import Any
 
 from nicegui import ui
 
-from swift_r1.lab.diagnosis.verdict import TOO_EARLY, Verdict, brief
+from swift_r1.lab.diagnosis.verdict import NO_VERDICT, Verdict, brief
 from swift_r1.lab.diagnosis.watch import Diagnosis, Finding
 from swift_r1.lab.report.parts import command, facts
 from swift_r1.lab.runs.progress import progress_of
@@ -226,7 +226,7 @@ class _Headline:
         """Shows it; what is unfolded stays so."""
         kind = verdict.reward.kind.replace(" ", "-") if verdict is not None else "too-early"
         self.frame.classes(replace=f"view-verdict view-{kind}")
-        text = verdict.reward.text if verdict is not None else TOO_EARLY
+        text = verdict.reward.text if verdict is not None else NO_VERDICT
         head = f"<h2>Reward: {markup(brief(verdict))}</h2><p>{markup(text)}</p>"
         causes = verdict.causes if verdict is not None else []
         for one in causes[:1]:
