@@ -25,6 +25,7 @@ from swift_r1.rollout.pool.session import Expected
 from swift_r1.rollout.remote import ServerRollouts
 from swift_r1.runtime.ranks import Ranks
 from swift_r1.wire.client import RolloutClient
+from swift_r1.wire.connections import ServerLoop
 from swift_r1.wire.protocol import (
     RolloutOutput,
     RolloutRequest,
@@ -268,6 +269,8 @@ def test_certificates_are_read_for_https_alone(monkeypatch: pytest.MonkeyPatch) 
         return read(*args, **named)
 
     monkeypatch.setattr(ssl, "create_default_context", counted)
+    # the connections of this test alone: others of the process may have read certificates already
+    monkeypatch.setattr(ServerLoop, "_shared", None)
     with (
         RolloutClient("http://127.0.0.1:1") as client,
         RolloutClient("HTTPS://127.0.0.1:1") as secret,
