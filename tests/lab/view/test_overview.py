@@ -271,7 +271,7 @@ def test_the_verdict_is_the_headline_and_follows_the_run(
     page, url = tab(400), viewer(tmp_path / "runs").url
     page.goto(f"{url}/?run=rising")
     headline = page.get_by_role("region", name="verdict")
-    until(lambda: "Reward: too early" in headline.inner_text())
+    until(lambda: "Reward: no verdict" in headline.inner_text())
     with (rising / "logging.jsonl").open("a") as file:
         file.write("".join(json.dumps(row) + "\n" for row in rows_of(recorded)[1:]))
     until(lambda: re.search("Reward: (solved|rises)", headline.inner_text()), 20)
