@@ -30,7 +30,6 @@ NO_TEACHING = 0.05  # of the groups, with a signal
 COLD_SILENT = 0.4
 COLD_ENTROPY = 0.05  # nats per token
 CUT_MASS = 0.8  # of the policy's probability, left by top-p and the like
-MISMATCH_EXACT = 0.02  # nats between trainer and engine, where both compute in float32
 STILL = 0.01  # nats, mean change of a token's log-prob since the start
 STILL_ROUNDS = 8
 GROWTH = 1.6  # of that change, since it was measured first: less is standing still
@@ -357,7 +356,6 @@ def _answers_differ_little(past: Past, flags: Mapping[str, Any]) -> bool:
 
 def _sampling_differs(past: Past) -> Cause | None:
     mass = past.first("rollout/kept_mass", STILL_ROUNDS)
-    gap = past.first("rollout/logp_diff", STILL_ROUNDS)
     if mass and fmean(mass) < CUT_MASS:
         given = [
             f"--{name} {past.args[name]}"
@@ -370,18 +368,6 @@ def _sampling_differs(past: Past) -> Cause | None:
             "what is sampled",
             "--top_p 1, no --top_k, no --min_p",
             {"top_p": 1.0, "top_k": -1, "min_p": 0.0},
-        )
-    if (
-        gap
-        and not mass
-        and past.args.get("torch_dtype") == "float32"
-        and fmean(gap) > MISMATCH_EXACT
-    ):
-        return Cause(
-            "sampling differs from training",
-            f"log-probs of engine and trainer differ by {fmean(gap):.2g} nats per token in float32, where rounding "
-            "explains 1e-5",
-            "the same weights, temperature and dtype on both sides: --weight_check_steps 1; look at the engine's flags",
         )
     staleness = _mean(past, "rollout/staleness/mean")
     if staleness is not None and staleness >= 4:

@@ -233,7 +233,7 @@ class Saver:
             return
         try:
             card = self.model_card(self.run_dir, step)
-        except (OSError, ValueError, LookupError, TypeError, ArithmeticError) as error:
+        except (OSError, ValueError, LookupError, TypeError) as error:
             # Files that somebody has damaged meanwhile: a checkpoint is worth more than its card.
             logger.warning(
                 "checkpoint-%d has no model card (args.json, logging.jsonl): %s",
