@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Protocol
 
+from swift_r1.data.images import ImageFile
 from swift_r1.data.preprocessors import Row
 from swift_r1.data.prompt_templates import (
     check_read,
@@ -46,6 +47,8 @@ class Prompt:
         turn_end: the token that ends the model's turn in the template, where one does.
         row: the number of its row; 0 where rows are streamed.
         tools: OpenAI's descriptions of the tools that the template renders.
+        images: those that the messages' `<image>` tags stand for, in order.
+        unexpanded_ids: with images, the tokens with one placeholder for each; `token_ids` has one for each feature.
     """
 
     prompt_id: str
@@ -58,6 +61,8 @@ class Prompt:
     turn_end: int | None = None
     row: int = 0
     tools: tuple[Mapping[str, Any], ...] = ()
+    images: tuple[ImageFile, ...] = ()
+    unexpanded_ids: tuple[int, ...] = ()
 
 
 def data_columns(row: Row) -> dict[str, Any]:

@@ -51,6 +51,8 @@ class GroupRequest(NamedTuple):
             n=len(seeds),
             seeds=tuple(seeds),
             sampling=sampling,
+            images=tuple(image.sha256 for image in prompt.images),
+            unexpanded_token_ids=prompt.unexpanded_ids,
         )
         return cls(prompt, request)
 

@@ -51,6 +51,8 @@ Text = Annotated[str, Field(max_length=64 << 20)]
 Stretches = tuple[tuple[int, int], ...]
 """`(first token, weight version)` of each stretch of tokens that the same weights wrote, in order."""
 Digest = Annotated[str, Field(pattern="^[0-9a-f]{32}$")]
+ImageDigest = Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
+"""SHA-256 of an image file's bytes, by which requests name it."""
 TOP_K_LIMIT = 2**31
 Seed = Annotated[int, Field(ge=0, lt=2**63)]
 
@@ -92,6 +94,10 @@ class RolloutRequest(Wire):
     n: int = Field(default=1, ge=1)  # completions
     seeds: tuple[Seed, ...] | None = None  # one per completion
     sampling: SamplingParams  # of all of them
+    images: tuple[ImageDigest, ...] = ()  # those of the prompt, in order
+    # with images: the prompt with one placeholder for each, which an engine that expands them itself must make
+    # `prompt_token_ids` of
+    unexpanded_token_ids: tuple[TokenId, ...] = ()
 
 
 class RolloutBatch(Wire):
