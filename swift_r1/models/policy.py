@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from swift_r1.models.attention import PackedRow
 from swift_r1.models.logprobs import LogitForm, TokenLogprobs, selective_logprobs
 from swift_r1.models.multimodal import decoder_of, placeholders
+from swift_r1.models.vision import ImageInputs, states_with_images
 from swift_r1.models.weights import output_head
 from swift_r1.runtime.sequence_parallel import SequenceGroup
 
@@ -35,7 +36,8 @@ class ModelInputs(NamedTuple):
     positions: Tensor
     # int64, the tokens predicted there, `[K]`; or `[K, W]`, others in their places too
     targets: Tensor
-    position_ids: Tensor | None = None  # None, or where packed `[1, S]` int64
+    # int64: where packed `[1, S]`; with images perhaps `[4, R, S]`, of which the first are those of the tokens
+    position_ids: Tensor | None = None
     # the packed row's groups for `packed_attention`; None where rows are not packed, or where the model's own attention
     # tells samples apart by position ids that start again
     packed_row: PackedRow | None = None
@@ -46,6 +48,7 @@ class ModelInputs(NamedTuple):
     top: int = 0
     entropy_gradient: bool = False  # the entropies are differentiable too
     squares: bool = False  # sums of squared probabilities are wanted too
+    images: ImageInputs | None = None  # of the rows' prompts
 
     def own(self) -> ModelInputs:
         """This rank's part of a row that is spread over a group; `packed_row` stays that of the whole row."""
@@ -240,6 +243,9 @@ def _chosen_states(model: PreTrainedModel, inputs: ModelInputs) -> Tensor:
             "sequence": inputs.sequence,
             "attention_mask": mask,
         }
-    read = decoder_of(model)
-    hidden: Tensor = read(input_ids=inputs.token_ids, use_cache=False, **packed).last_hidden_state
+    if inputs.images is not None:
+        hidden = states_with_images(model, inputs.token_ids, inputs.images, **packed)
+    else:
+        read = decoder_of(model)
+        hidden = read(input_ids=inputs.token_ids, use_cache=False, **packed).last_hidden_state
     return hidden.flatten(0, 1).index_select(0, inputs.positions)

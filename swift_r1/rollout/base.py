@@ -5,13 +5,15 @@ All methods are collective: every rank calls them, rank 0 passes and receives.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+import hashlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from swift_r1.data.images import ImageFile
 from swift_r1.data.prompts import Prompt
 from swift_r1.models.logprobs import TokenLogprobs
 from swift_r1.models.policy import ModelInputs
@@ -29,6 +31,7 @@ from swift_r1.wire.protocol import (
 OnDone = Callable[[int], None]  # told how many more completions have ended
 # given each request's completions at once, on rank 0; must not wait
 OnOutput = Callable[[RolloutOutput], None]
+NO_IMAGES: Mapping[str, ImageFile] = {}
 
 
 class GroupRequest(NamedTuple):
@@ -71,9 +74,13 @@ class TrainedPolicy(Protocol):
 
 class Generator(Protocol):
     def generate(
-        self, requests: Sequence[RolloutRequest] | None, on_done: OnDone, on_output: OnOutput
+        self,
+        requests: Sequence[RolloutRequest] | None,
+        on_done: OnDone,
+        on_output: OnOutput,
+        images: Mapping[str, ImageFile] = NO_IMAGES,
     ) -> list[RolloutOutput] | None:
-        """Completions of all requests, in order, on rank 0."""
+        """Completions of all requests, in order, on rank 0. `images` are those that the requests name."""
         ...
 
 
@@ -127,13 +134,22 @@ class EmbeddedRollouts:
         return {}
 
     def generate(
-        self, requests: Sequence[RolloutRequest] | None, on_done: OnDone, on_output: OnOutput
+        self,
+        requests: Sequence[RolloutRequest] | None,
+        on_done: OnDone,
+        on_output: OnOutput,
+        images: Mapping[str, ImageFile] = NO_IMAGES,
     ) -> list[RolloutOutput] | None:
         """Answers each request; the completions of the other ranks are given to `on_output` at the end."""
         rank = self.ranks.rank
         world_size = self.ranks.world_size
-        asked = None if requests is None else [_encoded(RolloutBatch(requests=tuple(requests)))]
-        told = self.ranks.broadcast(asked)[0]
+        asked = None
+        if requests is not None:
+            files = [_bytes(image.read()) for image in images.values()]
+            asked = [_encoded(RolloutBatch(requests=tuple(requests))), *files]
+        told, *pictures = self.ranks.broadcast(asked)
+        contents = [one.numpy().tobytes() for one in pictures]
+        by_name = {hashlib.sha256(one).hexdigest(): one for one in contents}
         mine = RolloutBatch.model_validate_json(told.numpy().tobytes()).requests[rank::world_size]
         with self.ranks.busy():
             outputs = self.engine.generate(
@@ -142,6 +158,7 @@ class EmbeddedRollouts:
                 on_done,
                 lambda _number, output: on_output(output) if requests else None,
                 self.unwanted,
+                by_name,
             )
         everyones = self.ranks.gather(_encoded(RolloutResponse(outputs=tuple(outputs))))
         if requests is None or everyones is None:
@@ -156,4 +173,8 @@ class EmbeddedRollouts:
 
 def _encoded(message: RolloutBatch | RolloutResponse) -> Tensor:
     """JSON as uint8 `[bytes]`: floats come back as they were."""
-    return torch.frombuffer(bytearray(message.model_dump_json().encode()), dtype=torch.uint8)
+    return _bytes(message.model_dump_json().encode())
+
+
+def _bytes(data: bytes) -> Tensor:
+    return torch.frombuffer(bytearray(data), dtype=torch.uint8)

@@ -55,15 +55,15 @@ class SingleTurn:
                 [self._trajectory(output.request_id, prompt, one) for one in output.completions]
             )
 
-        self.rollouts.generate(
-            None if asked is None else [request for _, request in asked], on_done, answered
-        )
+        requests = None if asked is None else [request for _, request in asked]
+        images = {image.sha256: image for prompt in prompts.values() for image in prompt.images}
+        self.rollouts.generate(requests, on_done, answered, images)
 
     def _trajectory(self, request_id: str, prompt: Prompt, completion: Completion) -> Trajectory:
         ids = completion.token_ids
         text = prompt.response_prefix + self.decode(ids)
         messages = [*map(dict, prompt.messages), {"role": "assistant", "content": text}]
-        whole = TokenSequence.of_completion(prompt.token_ids, completion)
+        whole = TokenSequence.of_completion(prompt, completion)
         return Trajectory(
             request_id, prompt, (whole,), (ids,), messages, text, completion.finish_reason
         )

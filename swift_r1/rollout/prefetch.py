@@ -5,14 +5,15 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from swift_r1.data.images import ImageFile
 from swift_r1.errors import RunFailed
 from swift_r1.flags import RlhfArguments
 from swift_r1.record.recorder import Recorder
 from swift_r1.record.spans import Spans, Stopwatch
-from swift_r1.rollout.base import Generator, OnDone, OnOutput
+from swift_r1.rollout.base import NO_IMAGES, Generator, OnDone, OnOutput
 from swift_r1.rollout.calls import OpenCalls, answers_of
 from swift_r1.rollout.multi_turn import ConversationDriver
 from swift_r1.rollout.pool.health import GatherAgain
@@ -238,7 +239,11 @@ class PrefetchRollouts:
     prefetcher: Prefetcher
 
     def generate(
-        self, requests: Sequence[RolloutRequest] | None, on_done: OnDone, on_output: OnOutput
+        self,
+        requests: Sequence[RolloutRequest] | None,
+        on_done: OnDone,
+        on_output: OnOutput,
+        images: Mapping[str, ImageFile] = NO_IMAGES,
     ) -> list[RolloutOutput] | None:
         """Answers every request once; raises as `answer`."""
         assert requests is not None

@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
 import torch
 
+from swift_r1.data.images import ImageFile
 from swift_r1.errors import EXIT_SERVER_UNREACHABLE, RunFailed, ServerUnreachable, SwiftError
 from swift_r1.models.expected import adapter_in_checkpoint, as_in_checkpoint
 from swift_r1.models.multimodal import probe_tokens
 from swift_r1.models.policy import ModelInputs
 from swift_r1.models.weights import adapter_weights, policy_weights
-from swift_r1.rollout.base import OnDone, OnOutput, TrainedPolicy, still_wanted
+from swift_r1.rollout.base import NO_IMAGES, OnDone, OnOutput, TrainedPolicy, still_wanted
 from swift_r1.rollout.calls import OpenCalls, answers_of
 from swift_r1.rollout.pool.health import GatherAgain
 from swift_r1.rollout.pool.pool import ServerPool
@@ -86,7 +87,11 @@ class ServerRollouts:
         self._metrics: dict[str, float] = {}
 
     def generate(
-        self, requests: Sequence[RolloutRequest] | None, on_done: OnDone, on_output: OnOutput
+        self,
+        requests: Sequence[RolloutRequest] | None,
+        on_done: OnDone,
+        on_output: OnOutput,
+        images: Mapping[str, ImageFile] = NO_IMAGES,
     ) -> list[RolloutOutput] | None:
         """Answers every request once, whatever happens to the servers meanwhile; those that are `unwanted` with
         nothing."""

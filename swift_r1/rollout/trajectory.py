@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import nan
 from typing import Any
 
+from swift_r1.data.images import ImageFile
 from swift_r1.data.prompts import Prompt
 from swift_r1.wire.protocol import Completion, FinishReason, Stretches, versions_of_tokens
 
@@ -39,14 +40,14 @@ class TokenSequence:
     newest_untold: int | None = None
     # `T`, the number of the agent's turn that wrote it, -1 where none did; empty: not asked
     turns: Sequence[int] = ()
+    images: Sequence[ImageFile] = ()  # of the prompt
 
     @classmethod
-    def of_completion(
-        cls, prompt_token_ids: Sequence[int], completion: Completion
-    ) -> TokenSequence:
+    def of_completion(cls, prompt: Prompt, completion: Completion) -> TokenSequence:
         """Makes the sequence of a prompt that the policy answered in one turn."""
         return cls(
-            prompt_token_ids=prompt_token_ids,
+            prompt_token_ids=prompt.token_ids,
+            images=prompt.images,
             token_ids=completion.token_ids,
             logprobs=completion.logprobs,
             loss_mask=(True,) * len(completion.token_ids),
@@ -124,7 +125,8 @@ class Trajectory:
         if self.sequences:
             return self.sequences
         ids = self.prompt.token_ids
-        return [TokenSequence(ids, ids[-1:], logprobs=(0.0,), loss_mask=(False,))]
+        nothing = TokenSequence(ids, ids[-1:], logprobs=(0.0,), loss_mask=(False,))
+        return [replace(nothing, images=self.prompt.images)]
 
     @property
     def turn_rewards(self) -> Sequence[float]:

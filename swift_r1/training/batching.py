@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, fields
+from collections.abc import Hashable, Iterable, Sequence
+from dataclasses import dataclass, fields, replace
+from functools import cached_property
 from itertools import chain
 from typing import NamedTuple
 
@@ -13,6 +14,7 @@ from torch import Tensor
 from swift_r1.algorithms import drop_truncated, groups_without_signal
 from swift_r1.models.attention import PackedRow, packed_row
 from swift_r1.models.policy import MicroBatch, ModelInputs
+from swift_r1.models.vision import ImageInputs, PromptWithImages, Stretch, Vision
 from swift_r1.rollout.trajectory import TokenSequence
 from swift_r1.runtime.ranks import Ranks
 from swift_r1.runtime.sequence_parallel import SequenceGroup
@@ -26,7 +28,7 @@ from swift_r1.training.micro_batches import (
 )
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class RoundBatch:
     """Holds all `N` completions of one round, ragged and flat, the same on every rank. Each has a row, an agent's
     episode perhaps several: `R` rows in the order of the completions.
@@ -34,7 +36,7 @@ class RoundBatch:
     Example: two completions, `[7, 8]` and `[9]`, of the prompt `[5, 6]`, whose rewards are 1 and 0:
         token_ids [5, 6, 7, 8, 5, 6, 9], prompt_lengths [2, 2], completion_lengths [2, 1], truncated [0, 0],
         rollout_logps [-0.1, -0.4, -1.2], rewards [1, 0], loss_mask [1, 1, 1], prompt_numbers [0, 0], owners [0, 1],
-        turn_advantages []
+        turn_advantages [], image_counts [0, 0], the other images' []
     """
 
     token_ids: Tensor  # int64 `[sum of lengths]`, for each row its prompt and then its own tokens
@@ -45,10 +47,14 @@ class RoundBatch:
     rewards: Tensor  # float32 `[N]`, NaN where invalid
     # int64 `[sum of completion lengths]`, 1 on tokens to train: those that the policy wrote
     loss_mask: Tensor
-    prompt_numbers: Tensor  # int64 `[R]`, equal for rows of the same prompt tokens
+    prompt_numbers: Tensor  # int64 `[R]`, equal for rows of the same prompt tokens and images
     owners: Tensor  # int64 `[R]`, the completion that a row belongs to, ascending
     # float32 `[sum of completion lengths]`, what the rewards of turns add to a token's advantage; empty without them
     turn_advantages: Tensor
+    image_bytes: Tensor  # uint8, the files of the round's different images, one after another
+    image_lengths: Tensor  # int64, their bytes
+    image_numbers: Tensor  # int64, for each row those of its prompt, in order
+    image_counts: Tensor  # int64 `[R]`, how many these are
 
     def __len__(self) -> int:
         return len(self.rewards)
@@ -104,6 +110,22 @@ class RoundBatch:
         counts = self.token_mask().sum(1)
         return places_of(starts_of(counts)[samples], counts[samples])
 
+    @cached_property
+    def _image_files(self) -> list[bytes]:
+        return [
+            one.numpy().tobytes() for one in self.image_bytes.split(self.image_lengths.tolist())
+        ]
+
+    def prompt(self, row: int) -> PromptWithImages:
+        """Returns the prompt of a row with the files of its images."""
+        start = int(self.starts[row])
+        ids = self.token_ids[start : start + int(self.prompt_lengths[row])]
+        first = int(starts_of(self.image_counts)[row])
+        numbers = self.image_numbers[first : first + int(self.image_counts[row])]
+        return PromptWithImages(
+            tuple(ids.tolist()), tuple(self._image_files[one] for one in numbers.tolist())
+        )
+
     def tensors(self) -> dict[str, Tensor]:
         return {item.name: getattr(self, item.name) for item in fields(self)}
 
@@ -123,7 +145,10 @@ def round_batch(
         owners: of the `R` rows; None: each is a completion of its own.
         turn_advantages: of the tokens of the `R` rows; empty without any.
     """
-    numbers: dict[tuple[int, ...], int] = {}
+    numbers: dict[Hashable, int] = {}
+    files = {image.sha256: image for row in rows for image in row.images}
+    places = {name: place for place, name in enumerate(files)}
+    contents = [image.read() for image in files.values()]
     owned = torch.arange(len(rows)) if owners is None else torch.tensor(owners)
     cut = torch.tensor([False] * len(rewards) if truncated is None else truncated, dtype=torch.long)
     return RoundBatch(
@@ -137,10 +162,21 @@ def round_batch(
         rewards=torch.tensor(rewards, dtype=torch.float32),
         loss_mask=_flat([row.loss_mask for row in rows], torch.long),
         prompt_numbers=torch.tensor(
-            [numbers.setdefault(tuple(row.prompt_token_ids), len(numbers)) for row in rows]
+            [
+                numbers.setdefault((tuple(row.prompt_token_ids), tuple(row.images)), len(numbers))
+                for row in rows
+            ]
         ),
         owners=owned,
         turn_advantages=_flat(turn_advantages, torch.float32),
+        image_bytes=torch.frombuffer(bytearray(b"".join(contents)), dtype=torch.uint8)
+        if contents
+        else torch.zeros(0, dtype=torch.uint8),
+        image_lengths=torch.tensor([len(one) for one in contents], dtype=torch.long),
+        image_numbers=_flat(
+            [[places[image.sha256] for image in row.images] for row in rows], torch.long
+        ),
+        image_counts=torch.tensor([len(row.images) for row in rows], dtype=torch.long),
     )
 
 
@@ -190,6 +226,7 @@ class Batching:
     overlong_filter: bool = False  # truncated completions are left out of the loss
     # groups whose rewards are all equal teach nothing, and get micro-batches of their own
     silent_apart: bool = False
+    vision: Vision | None = None  # of a run whose rows have images
 
 
 def split_step(
@@ -239,6 +276,7 @@ def split_step(
             own_attention=batching.own_attention,
             overlong_filter=batching.overlong_filter,
             sequence=ranks.sequence,
+            vision=batching.vision,
         )
         for units in numbered
     ]
@@ -251,8 +289,28 @@ class _Rows(NamedTuple):
     token_ids: Tensor
     before: Tensor
     own: Tensor
+    # in order; the number of a stretch's prompt is a row of the round
+    stretches: Sequence[Stretch] = ()
     position_ids: Tensor | None = None
     packed_row: PackedRow | None = None
+
+    def with_images(
+        self, batch: RoundBatch, vision: Vision | None, device: torch.device
+    ) -> tuple[ImageInputs | None, Tensor | None]:
+        """Returns the images of the rows, and their positions. Those of the round's first prompt with images go through
+        the tower where the rows have none and other ranks' may have some."""
+        if vision is None or not batch.image_numbers.numel():
+            return None, self.position_ids
+        rows = sorted({stretch.prompt for stretch in self.stretches if stretch.prompt >= 0})
+        prompts = [batch.prompt(row) for row in rows]
+        stretches = [
+            replace(one, prompt=rows.index(one.prompt) if one.prompt >= 0 else -1)
+            for one in self.stretches
+        ]
+        first = batch.prompt(int(batch.image_counts.nonzero()[0]))
+        images = vision.inputs(prompts, stretches, device, first if vision.together else None)
+        positions = vision.position_ids(prompts, stretches, len(self.token_ids))
+        return images, self.position_ids if positions is None else positions
 
 
 def collate(
@@ -263,6 +321,7 @@ def collate(
     own_attention: bool = True,
     overlong_filter: bool = False,
     sequence: SequenceGroup | None = None,
+    vision: Vision | None = None,
 ) -> MicroBatch:
     """The given completions in one micro-batch: a row each, padded on the right to their own longest, or packed; a
     packed row is spread over the ranks of `sequence`. Without any a row of padding goes through the model, of which
@@ -274,6 +333,7 @@ def collate(
         if form.packed
         else _padded(batch, samples)
     )
+    images, position_ids = rows.with_images(batch, vision, device)
     lengths = batch.completion_lengths[samples]
     width = int(lengths.max()) if units else 1
     steps = torch.arange(width)
@@ -294,10 +354,11 @@ def collate(
             token_ids=rows.token_ids.to(device),
             positions=positions.to(device),
             targets=batch.token_ids[(token_starts[:, None] + steps)[mask]].to(device),
-            position_ids=None if rows.position_ids is None else rows.position_ids.to(device),
+            position_ids=None if position_ids is None else position_ids.to(device),
             packed_row=rows.packed_row,
             sequence=sequence,
             mine=mine,
+            images=images,
         ),
         mask=mask.to(device),
         places=mask.flatten().nonzero().flatten().to(device),
@@ -312,7 +373,7 @@ def collate(
 
 def _padded(batch: RoundBatch, samples: Tensor) -> _Rows:
     if not len(samples):
-        return _Rows(batch.token_ids[None, :1], samples, samples)
+        return _Rows(batch.token_ids.new_zeros(1, 1), samples, samples, [Stretch(-1, 0, 1)])
     starts = batch.starts[samples]
     lengths = batch.lengths[samples]
     columns = torch.arange(int(lengths.max()))
@@ -321,7 +382,8 @@ def _padded(batch: RoundBatch, samples: Tensor) -> _Rows:
         ~real, 0
     )
     own = torch.arange(len(samples)) * len(columns) + batch.prompt_lengths[samples]
-    return _Rows(token_ids, own - 1, own)
+    stretches = [Stretch(sample, 0, len(columns)) for sample in samples.tolist()]
+    return _Rows(token_ids, own - 1, own, stretches)
 
 
 def _packed(
@@ -341,6 +403,7 @@ def _packed(
     before = []
     own = []
     groups = []
+    stretches = []
     place = 0
     if not shared:
         units = [(sample,) for unit in units for sample in unit]
@@ -349,12 +412,14 @@ def _packed(
         prompt = prompts[unit[0]]
         sources.append(torch.arange(prompt) + starts[unit[0]])
         position_ids.append(torch.arange(prompt))
+        stretches.append(Stretch(unit[0], 0, prompt))
         place += prompt
         for sample in unit:
             before.append(first + prompt - 1)
             own.append(place)
             sources.append(torch.arange(completions[sample]) + starts[sample] + prompt)
             position_ids.append(torch.arange(completions[sample]) + prompt)
+            stretches.append(Stretch(unit[0], prompt, completions[sample]))
             place += completions[sample]
         alone = len(unit) == 1
         lengths = [] if alone else [completions[sample] for sample in unit]
@@ -363,10 +428,12 @@ def _packed(
         sources.append(torch.zeros(least - place, dtype=torch.long))
         position_ids.append(torch.arange(least - place))
         groups.append((least - place, []))
+        stretches.append(Stretch(-1, 0, least - place))
     return _Rows(
         batch.token_ids[torch.cat(sources)][None],
         torch.tensor(before, dtype=torch.long),
         torch.tensor(own, dtype=torch.long),
+        stretches,
         torch.cat(position_ids)[None],
         packed_row(groups, device) if own_attention else None,
     )

@@ -10,12 +10,13 @@ import torch
 
 from swift_r1.algorithms import from_flags
 from swift_r1.algorithms.rewards import Composition
+from swift_r1.data.images import ImageFile
 from swift_r1.data.prompts import Prompt
 from swift_r1.errors import RunFailed, UsageError
 from swift_r1.record.recorded import RecordedRun, WholeCompletion, row_columns
 from swift_r1.rewards.batch import RewardAnswer, RewardCall, RewardCaller, Submitted
 from swift_r1.rewards.types import InvalidReward, Item, ItemOutcome
-from swift_r1.rollout.base import OnDone, OnOutput, TrainedPolicy, still_wanted
+from swift_r1.rollout.base import NO_IMAGES, OnDone, OnOutput, TrainedPolicy, still_wanted
 from swift_r1.rollout.remote import explained_difference, own_logprobs
 from swift_r1.rollout.rounds import RoundSampler
 from swift_r1.rollout.scoring import ScoredRound, Scoring
@@ -39,7 +40,11 @@ class NothingGenerated:
         return {}
 
     def generate(
-        self, requests: Sequence[RolloutRequest] | None, on_done: OnDone, on_output: OnOutput
+        self,
+        requests: Sequence[RolloutRequest] | None,
+        on_done: OnDone,
+        on_output: OnOutput,
+        images: Mapping[str, ImageFile] = NO_IMAGES,
     ) -> list[RolloutOutput] | None:
         raise NotImplementedError("this run generates nothing")
 

@@ -3,10 +3,13 @@
 import pytest
 
 from swift_r1.algorithms import LossConfig, from_flags
+from swift_r1.data.prompts import Prompt
 from swift_r1.flags import RlhfArguments, parse_arguments
 from swift_r1.rollout.staleness import ServedVersions, oldest_rounds, staleness_metrics
 from swift_r1.rollout.trajectory import TokenSequence, spans_of
 from swift_r1.wire.protocol import Completion, versions_of_tokens
+
+PROMPT = Prompt("data:0", "data", (), "a", (1,), {})
 
 
 def completion(length: int, version: int, **more: object) -> Completion:
@@ -33,14 +36,16 @@ def test_age_is_counted_in_rounds_and_by_token(served: ServedVersions) -> None:
     several = completion(
         10, 12, newest_weight_version=20, weight_versions=((0, 12), (4, 13), (7, 20))
     )
-    sequences = [TokenSequence.of_completion((1,), one) for one in (several, completion(10, 13))]
+    sequences = [TokenSequence.of_completion(PROMPT, one) for one in (several, completion(10, 13))]
     metrics = staleness_metrics(sequences, 3, served)
     assert metrics == {
         "rollout/staleness/mean": (4 * 3 + 3 * 2 + 3 * 1 + 10 * 2) / 20,
         "rollout/staleness/max": 3.0,
     }
     # Where the engine does not tell, all count as the oldest.
-    untold = TokenSequence.of_completion((1,), several.model_copy(update={"weight_versions": None}))
+    untold = TokenSequence.of_completion(
+        PROMPT, several.model_copy(update={"weight_versions": None})
+    )
     assert (untold.oldest_version, untold.newest_version) == (12, 20)
     assert staleness_metrics([untold], 3, served)["rollout/staleness/mean"] == 3.0
     assert oldest_rounds([20, untold.oldest_version], served) == 0

@@ -3,7 +3,7 @@ Each prompt is read once, its keys and values are shared by its `n` completions,
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from swift_r1.models.vision import PromptWithImages, Stretch, Vision, image_arguments
 from swift_r1.serving.engines.decoding import (
     AppendCache,
     Groups,
@@ -43,6 +44,7 @@ class TransformersEngine:
     Args:
         tokenizer: Hugging Face's, for stop strings.
         pad_token_id: fills shorter prompts on the left; attention never sees it.
+        vision: of a model that reads images.
 
     Raises:
         UsageError: for an architecture whose layers need another cache.
@@ -54,7 +56,9 @@ class TransformersEngine:
         tokenizer: Any,
         eos_token_ids: Sequence[int],
         pad_token_id: int,
+        vision: Vision | None = None,
     ) -> None:
+        self.vision = vision
         self.config = model.config.get_text_config()
         check_layers(self.config)
         self.model = model
@@ -70,10 +74,12 @@ class TransformersEngine:
         on_done: Callable[[int], None] = lambda _count: None,
         on_output: Callable[[int, RolloutOutput], None] = lambda _number, _output: None,
         unwanted: Callable[[], bool] = lambda: False,
+        images: Mapping[str, bytes] = {},
     ) -> list[RolloutOutput]:
         """Completions of all requests, in order.
 
         Args:
+            images: the files of those that requests name, by SHA-256.
             unwanted: asked before each token; from its first True on no completion goes on.
             on_done: called with the number of completions that have just ended.
             on_output: called with each request's number and output as soon as all its completions have ended.
@@ -89,7 +95,17 @@ class TransformersEngine:
                 raise ValueError(
                     f"request {request.request_id}: this engine follows no pattern, vLLM does"
                 )
+            if request.images and self.vision is None:
+                raise ValueError(
+                    f"request {request.request_id} has images, and this engine was started without"
+                )
             groups.append([_Row(number, seed) for seed in request.seeds])
+        prompts = [
+            PromptWithImages(
+                request.prompt_token_ids, tuple(images[name] for name in request.images)
+            )
+            for request in requests
+        ]
         outputs: dict[int, RolloutOutput] = {}
 
         def ended(done: Sequence[_Row]) -> None:
@@ -106,7 +122,7 @@ class TransformersEngine:
 
         with _evaluating(self.model), torch.inference_mode():
             for wave in self._waves(requests, [row for group in groups for row in group]):
-                self._decode(requests, wave, weight_version, ended, unwanted)
+                self._decode(requests, prompts, wave, weight_version, ended, unwanted)
         return [outputs[number] for number in range(len(requests))]
 
     def _waves(self, requests: Sequence[RolloutRequest], rows: list[_Row]) -> Iterator[list[_Row]]:
@@ -116,27 +132,28 @@ class TransformersEngine:
         ]
         lengths = [len(request.prompt_token_ids) for request in requests]
 
-        def order(row: _Row) -> tuple[str, int, tuple[int, ...], int]:
+        def order(row: _Row) -> tuple[Any, ...]:
             return (
                 kinds[row.request],
                 lengths[row.request],
                 requests[row.request].prompt_token_ids,
+                requests[row.request].images,
                 row.request,
             )
 
         rows = sorted(rows, key=order)
         if not self._bytes_per_token:
-            self._bytes_per_token = self._read_prompts([(self.pad_token_id,)], 0)[
-                1
-            ].cache.bytes_per_token()
+            nothing = PromptWithImages((self.pad_token_id,), ())
+            self._bytes_per_token = self._read_prompts([nothing], 0)[1].cache.bytes_per_token()
         wave: list[_Row] = []
         room = 0
-        prompts = set[tuple[int, ...]]()
+        prompts = set[tuple[Any, ...]]()
         shared = shares_prompts(self.model)
         for row in rows:
             request = requests[row.request]
             room = max(room, request.sampling.max_tokens)
-            prompts.add(request.prompt_token_ids)
+            prompt = (request.prompt_token_ids, request.images)
+            prompts.add(prompt)
             held = len(prompts) if shared else len(wave) + 1
             tokens = (len(wave) + 1) * room + held * lengths[row.request]
             full = tokens * self._bytes_per_token > _CACHE_BYTES
@@ -144,7 +161,7 @@ class TransformersEngine:
                 yield wave
                 wave = []
                 room = request.sampling.max_tokens
-                prompts = {request.prompt_token_ids}
+                prompts = {prompt}
             wave.append(row)
         if wave:
             yield wave
@@ -152,6 +169,7 @@ class TransformersEngine:
     def _decode(
         self,
         requests: Sequence[RolloutRequest],
+        of_requests: Sequence[PromptWithImages],
         wave: list[_Row],
         weight_version: int,
         on_ended: Callable[[Sequence[_Row]], None],
@@ -186,13 +204,13 @@ class TransformersEngine:
 
         # `rows` are the completions still in the batch; ended ones leave it when enough have gathered.
         rows = torch.arange(len(wave), device=device)
-        prompts = [requests[row.request].prompt_token_ids for row in wave]
+        prompts = [of_requests[row.request] for row in wave]
         logits, state = self._read_prompts(prompts, longest)
         seen = None
         if sampling.repetition_penalty != 1:
             seen = torch.zeros(len(wave), logits.shape[-1], dtype=torch.bool, device=device)
             for place, prompt in enumerate(prompts):
-                seen[place, list(prompt)] = True
+                seen[place, list(prompt.token_ids)] = True
         # Only the end of a text is looked at for stop strings: a token has at least one byte.
         tail = max((len(text.encode()) for text in sampling.stop), default=0) + 8
         for step in range(longest):
@@ -235,30 +253,47 @@ class TransformersEngine:
         return torch.tensor([any(s in text for s in stop) for text in texts], device=written.device)
 
     def _read_prompts(
-        self, prompts: list[tuple[int, ...]], room: int
+        self, prompts: list[PromptWithImages], room: int
     ) -> tuple[Tensor, _DecodeState]:
         """Reads each different prompt once, equal ones being neighbours; gives every row the logits of its first token,
         and room for `room` tokens."""
         device = self.model.device
         different = list(dict.fromkeys(prompts))
-        width = max(map(len, different))
+        width = max(len(prompt.token_ids) for prompt in different)
         padded = [
-            [self.pad_token_id] * (width - len(prompt)) + list(prompt) for prompt in different
+            [self.pad_token_id] * (width - len(prompt.token_ids)) + list(prompt.token_ids)
+            for prompt in different
         ]
         token_ids = torch.tensor(padded, device=device)
-        lengths = torch.tensor([len(prompt) for prompt in different], device=device)
+        lengths = torch.tensor([len(prompt.token_ids) for prompt in different], device=device)
         columns = torch.arange(width, device=device)
         attended = columns >= (width - lengths)[:, None]
         cache = AppendCache(self.config)
         ragged = not bool(attended.all())
         positions = (columns - (width - lengths)[:, None]).clamp(min=0)
-        logits = self._last_logits(token_ids, attended if ragged else None, positions, cache)
+        images: dict[str, Any] = {}
+        behind = lengths
+        if self.vision is not None:
+            stretches = []
+            for number, prompt in enumerate(different):
+                count = len(prompt.token_ids)
+                stretches += [Stretch(-1, 0, width - count), Stretch(number, 0, count)]
+            axes = self.vision.position_ids(different, stretches, len(different))
+            if axes is not None:
+                positions = axes.to(device)
+                behind = positions[1:, :, -1].amax(0) + 1
+            inputs = self.vision.inputs(different, stretches, device)
+            if inputs is not None:
+                images = image_arguments(self.model, token_ids, inputs)
+        logits = self._last_logits(
+            token_ids, attended if ragged else None, positions, cache, **images
+        )
         where = {prompt: number for number, prompt in enumerate(different)}
         rows = torch.tensor([where[prompt] for prompt in prompts], device=device)
         groups = Groups(rows, shares_prompts(self.model))
         cache.begin(groups, room)
         return logits[rows], _DecodeState(
-            cache, groups, lengths[rows], attended[rows] if ragged else None
+            cache, groups, behind[rows], attended[rows] if ragged else None
         )
 
     def _next_logits(self, tokens: Tensor, state: _DecodeState) -> Tensor:
@@ -276,7 +311,12 @@ class TransformersEngine:
             )
 
     def _last_logits(
-        self, token_ids: Tensor, mask: Tensor | None, positions: Tensor, cache: AppendCache
+        self,
+        token_ids: Tensor,
+        mask: Tensor | None,
+        positions: Tensor,
+        cache: AppendCache,
+        **images: Any,
     ) -> Tensor:
         """`[B, V]`, by the model's own forward: what an architecture does to its logits is part of it."""
         logits: Tensor = self.model(
@@ -286,14 +326,16 @@ class TransformersEngine:
             past_key_values=cache,
             use_cache=True,
             logits_to_keep=1,
+            **images,
         ).logits
         return logits[:, -1]
 
 
 @dataclass(slots=True)
 class _DecodeState:
-    """The state of the next decode step, row by row: the cache, its groups, tokens read `[B]`, and what of the prompts
-    (or of all, where they are not shared) is not padding, bool `[B, P]`, None where nothing is padded."""
+    """The state of the next decode step, row by row: the cache, its groups, the next token's position `[B]`, and what
+    of the prompts (or of all, where they are not shared) is not padding, bool `[B, P]`, None where nothing is
+    padded."""
 
     cache: AppendCache
     groups: Groups
