@@ -340,7 +340,8 @@ def family_model(family: str, vocab_size: int, seed: int = 0, **changes: Any) ->
             buffer.uniform_(-0.5, 0.5)
     with torch.no_grad():
         for weight in model.parameters():
-            if weight.dim() == 1:  # biases, norms and sinks begin as constants
+            # biases, norms and sinks begin as constants, Gemma 3's projection as zeros
+            if weight.dim() == 1 or not weight.any():
                 weight.add_(torch.empty_like(weight).uniform_(-0.2, 0.2))
     return model
 

@@ -121,6 +121,15 @@ class ModelArguments:
         _FROZEN,
         check=check_pattern,
     )
+    freeze_llm: bool = flag(
+        False, "rows with images: freeze the language model, so that only its tower is trained"
+    )
+    freeze_vit: bool = flag(
+        True, "rows with images: freeze the tower that reads them (with adapters: it gets none)"
+    )
+    freeze_aligner: bool = flag(
+        True, "rows with images: freeze what joins tower and language model"
+    )
     gradient_checkpointing: bool = flag(
         True, "recompute activations in the backward pass: less memory, ~30 % slower"
     )
@@ -145,10 +154,19 @@ class ModelArguments:
         return self.torch_dtype or next((name for name, wanted in named.items() if wanted), None)
 
     @property
+    def frozen_parts(self) -> set[str]:
+        """Returns the parts of a multimodal model that are not trained."""
+        parts = {"llm": self.freeze_llm, "vit": self.freeze_vit, "aligner": self.freeze_aligner}
+        return {name for name, frozen in parts.items() if frozen}
+
+    @property
     def freezes(self) -> bool:
-        """Whether full training leaves some weights as they are."""
+        """Whether full training leaves some weights of a language model as they are."""
         return bool(
-            self.freeze_parameters or self.freeze_parameters_regex or self.freeze_parameters_ratio
+            self.freeze_parameters
+            or self.freeze_parameters_regex
+            or self.freeze_parameters_ratio
+            or self.freeze_llm
         )
 
     def dtype_faults(self) -> Iterator[str]:
@@ -170,6 +188,16 @@ class TrainingArguments:
 
     learning_rate: float | None = flag(
         None, "peak learning rate (default: 1e-5, of adapters 1e-4)", at_least=0
+    )
+    vit_lr: float | None = flag(
+        None,
+        "peak learning rate of the tower that reads images (default: --learning_rate)",
+        at_least=0,
+    )
+    aligner_lr: float | None = flag(
+        None,
+        "peak learning rate of what joins tower and language model (default: --learning_rate)",
+        at_least=0,
     )
     weight_decay: float = flag(
         0.1, "weight decay; with --optim sgd its gradient is added to the loss's", at_least=0

@@ -18,7 +18,7 @@ from swift_r1.models.attention import use_packed_attention
 from swift_r1.models.block_functions import use_block_functions
 from swift_r1.models.expected import use_checkpoint_form
 from swift_r1.models.lora import add_lora
-from swift_r1.models.multimodal import language_class
+from swift_r1.models.multimodal import is_multimodal, language_class
 from swift_r1.models.shape import transformers_config
 from swift_r1.models.weights import freeze
 
@@ -66,6 +66,7 @@ def load_model(
     quantization: Quantization | None = None,
     attention: str | None = None,
     flag: str = "--model",
+    towers: bool = False,
 ) -> PreTrainedModel:
     """Loads a causal LM and prepares it for training.
 
@@ -75,12 +76,16 @@ def load_model(
         trained: the adapters that are added, or the weights that stay frozen; None: all weights are trained.
         quantization: how frozen weights under adapters are stored; None: as they are.
         attention: transformers' name of one; None: the config's.
+        towers: with what reads images.
 
     Raises UsageError: transformers cannot load it, it lacks weights, or it has none of the modules to adapt or weights
     to freeze.
     """
     whole = adapters_base(str(path)) or path
-    kind = language_class(transformers_config(whole, flag))
+    config = transformers_config(whole, flag)
+    if towers and not is_multimodal(config):
+        raise UsageError(f"rows have images, and {flag} {path} reads text alone")
+    kind = language_class(config, towers)
     more: dict[str, Any] = {"attn_implementation": attention}
     try:
         if quantization is not None:

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from swift_r1.errors import UsageError, one_line
 from swift_r1.flags.adapters import ALL_LINEAR, WEIGHTS, AdapterArguments, adapter_flags
 from swift_r1.models.expected import adapter_name, module_in_checkpoint
+from swift_r1.models.multimodal import part_of_model
 from swift_r1.models.weights import ADAPTER, added_weights, output_head
 from swift_r1.wire.protocol import AdapterConfig
 
@@ -71,6 +72,7 @@ def _add(model: PreTrainedModel, args: AdapterArguments, name: str) -> None:
             # Under an adapter that is there already, a layer is its `base_layer`.
             linear.append(path.removesuffix(".base_layer"))
 
+    frozen = [path for path in linear if part_of_model(f"{path}.") in args.frozen_parts]
     experts = _expert_modules(model)
     if modules == [ALL_LINEAR] and experts:
         head = output_head(model)
@@ -93,6 +95,7 @@ def _add(model: PreTrainedModel, args: AdapterArguments, name: str) -> None:
         r=args.lora_rank,
         lora_alpha=args.lora_alpha,
         target_modules=modules[0] if args.target_regex or modules == [ALL_LINEAR] else modules,
+        exclude_modules=frozen or None,
         lora_dropout=args.lora_dropout,
         use_rslora=args.use_rslora,
         use_dora=args.use_dora,

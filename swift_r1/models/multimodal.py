@@ -1,7 +1,8 @@
-"""Multimodal checkpoints (`...ForConditionalGeneration`) as text models: transformers' own class without its towers.
+"""Multimodal checkpoints (`...ForConditionalGeneration`): transformers' own class, with its towers where a run has
+images, else as a text model.
 
-What is not the language model (vision, audio, projectors) is never in memory. It stays in the checkpoint's files, from
-which a new checkpoint gets a copy.
+Without images what is not the language model (vision, audio, projectors) is never in memory. It stays in the checkpoint's
+files, from which a new checkpoint gets a copy.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from collections.abc import Iterable
 from functools import cache
 from itertools import islice
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, Literal, cast
 
 from safetensors import safe_open
 from torch import nn
@@ -27,6 +28,20 @@ _PROCESSOR = (
     "video_preprocessor_config.json",
 )
 _PLACEHOLDER = re.compile(r"(image|video|audio)_token_(id|index)")
+_TOWER = re.compile(r"(^|\.)(visual|vision_\w+|multi_modal_projector|connector|embed_vision)\.")
+_ALIGNER = re.compile(r"(^|\.)(\w*merger\w*|multi_modal_projector|connector|embed_vision)\.")
+
+
+Part = Literal["llm", "vit", "aligner"]
+"""Of a multimodal model, as `--freeze_llm` and its like name them: the language model, the tower that reads images, and
+what joins the two."""
+
+
+def part_of_model(name: str) -> Part:
+    """Returns the part that a weight or module of this name (a weight's, or a module's with a dot behind it) is in."""
+    if not _TOWER.search(name):
+        return "llm"
+    return "aligner" if _ALIGNER.search(name) else "vit"
 
 
 def is_multimodal(config: Any) -> bool:
@@ -34,25 +49,28 @@ def is_multimodal(config: Any) -> bool:
     return config.get_text_config() is not config
 
 
-def language_class(config: Any) -> Any:
-    """Returns the class whose `from_pretrained` and `from_config` make the causal LM of this config."""
+def language_class(config: Any, towers: bool = False) -> Any:
+    """Returns the class whose `from_pretrained` and `from_config` make the causal LM of this config, with `towers` as a
+    whole where it has some."""
     from transformers import AutoModelForCausalLM
     from transformers.models.auto.modeling_auto import MODEL_FOR_MULTIMODAL_LM_MAPPING
 
     if not is_multimodal(config):
         return AutoModelForCausalLM
     whole = MODEL_FOR_MULTIMODAL_LM_MAPPING.get(type(config), None)
-    return AutoModelForCausalLM if whole is None else _without_towers(whole)
+    return AutoModelForCausalLM if whole is None else _never_placeholders(whole, towers)
 
 
 @cache
-def _without_towers(base: Any) -> Any:
-    """Returns transformers' class `base` without what is not its language model."""
+def _never_placeholders(base: Any, towers: bool) -> Any:
+    """Returns transformers' class `base`, which gives no placeholder a probability; without `towers` without what is
+    not its language model."""
 
     class Language(base):  # type: ignore[misc]
         def __init__(self, config: Any, *args: Any, **kwargs: Any) -> None:
             super().__init__(config, *args, **kwargs)
-            _prune(self, {decoder_of(self), self.get_output_embeddings()})
+            if not towers:
+                _prune(self, {decoder_of(self), self.get_output_embeddings()})
             self._keys_to_ignore_on_load_unexpected = {"."}  # what is lacking is told
 
         @classmethod

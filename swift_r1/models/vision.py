@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from swift_r1.data.vision import Pixels, VisionProcessor
 from swift_r1.errors import UsageError
-from swift_r1.models.multimodal import decoder_of
+from swift_r1.models.multimodal import decoder_of, part_of_model
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -72,6 +72,11 @@ class Vision:
         inner: Any = model.base_model
         if "mm_encoder_outputs" not in inspect.signature(inner.forward).parameters:
             raise UsageError(f"{type(model).__name__} cannot be trained on images: only on text")
+        unknown = [name for name, _ in towers_of(model) if part_of_model(f"{name}.") == "llm"]
+        if unknown:
+            raise UsageError(
+                f"{type(model).__name__} has parts that are not known: {', '.join(unknown)}"
+            )
         self.processor = processor
         self.together = together
         # of three axes (Qwen2-VL, arXiv 2409.12191, section 2.1), where the architecture has them

@@ -18,6 +18,7 @@ from torch.distributed.tensor import DTensor
 from swift_r1.errors import UsageError
 from swift_r1.flags.training import ModelArguments
 from swift_r1.models.expected import adapter_name
+from swift_r1.models.multimodal import part_of_model
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -240,6 +241,7 @@ def frozen_names(sizes: Sequence[tuple[str, int]], args: ModelArguments) -> set[
         return matched
 
     frozen = matching("freeze_parameters")
+    frozen |= {name for name in names if part_of_model(name) in args.frozen_parts}
     trainable = matching("trainable_parameters")
     budget = args.freeze_parameters_ratio * sum(size for _, size in sizes)
     for name, size in sizes:
@@ -251,7 +253,7 @@ def frozen_names(sizes: Sequence[tuple[str, int]], args: ModelArguments) -> set[
     frozen -= trainable
     if len(frozen) == len(names):
         raise UsageError(
-            "nothing is left to train: --freeze_parameters and its like freeze every weight"
+            "nothing is left to train: --freeze_parameters, --freeze_llm and their like freeze every weight"
         )
     return frozen
 

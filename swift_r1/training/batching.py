@@ -112,9 +112,10 @@ class RoundBatch:
 
     @cached_property
     def _image_files(self) -> list[bytes]:
-        return [
-            one.numpy().tobytes() for one in self.image_bytes.split(self.image_lengths.tolist())
-        ]
+        data = self.image_bytes.numpy().tobytes()
+        sizes = self.image_lengths.tolist()
+        ends = self.image_lengths.cumsum(0).tolist()
+        return [data[end - size : end] for end, size in zip(ends, sizes, strict=True)]
 
     def prompt(self, row: int) -> PromptWithImages:
         """Returns the prompt of a row with the files of its images."""
@@ -301,10 +302,13 @@ class _Rows(NamedTuple):
         the tower where the rows have none and other ranks' may have some."""
         if vision is None or not batch.image_numbers.numel():
             return None, self.position_ids
-        rows = sorted({stretch.prompt for stretch in self.stretches if stretch.prompt >= 0})
-        prompts = [batch.prompt(row) for row in rows]
+        # a prompt once, however many rows have it
+        numbers = batch.prompt_numbers.tolist()
+        row_of = {numbers[one.prompt]: one.prompt for one in self.stretches if one.prompt >= 0}
+        prompts = [batch.prompt(row) for row in row_of.values()]
+        places = {number: place for place, number in enumerate(row_of)}
         stretches = [
-            replace(one, prompt=rows.index(one.prompt) if one.prompt >= 0 else -1)
+            replace(one, prompt=places[numbers[one.prompt]]) if one.prompt >= 0 else one
             for one in self.stretches
         ]
         first = batch.prompt(int(batch.image_counts.nonzero()[0]))

@@ -11,6 +11,7 @@ from torch import nn
 
 from swift_r1.errors import UsageError
 from swift_r1.flags.training import EIGHT_BIT
+from swift_r1.models.multimodal import part_of_model
 from swift_r1.models.weights import whole_shape
 
 
@@ -26,19 +27,27 @@ class OptimizerConfig:
     max_grad_norm: float
     optim: str = "adamw_torch_fused"
     lorap_lr_ratio: float | None = None
+    vit_lr: float | None = None
+    aligner_lr: float | None = None
+
+    def ratio(self, name: str) -> float:
+        """Returns a parameter's learning rate as a multiple of the run's: of LoRA+ (arXiv 2402.12354) for `B`, and of a
+        tower."""
+        own = {"vit": self.vit_lr, "aligner": self.aligner_lr, "llm": None}[part_of_model(name)]
+        ratio = 1.0 if own is None else own / self.learning_rate
+        return ratio * (self.lorap_lr_ratio or 1.0) if ".lora_B." in name else ratio
 
 
 def parameter_groups(
     parameters: Iterable[tuple[str, nn.Parameter]], config: OptimizerConfig
 ) -> list[dict[str, Any]]:
     """Matrices decay; vectors (norms, biases) do not, as in transformers' trainer. A group's `lr_ratio` is that of its
-    rate to the learning rate: with LoRA+ (arXiv 2402.12354) `--lorap_lr_ratio` for `B`, else 1."""
+    rate to the learning rate (`OptimizerConfig.ratio`)."""
     groups: dict[tuple[float, float], list[nn.Parameter]] = {}
     for name, parameter in parameters:
         decay = config.weight_decay if len(whole_shape(parameter)) >= 2 else 0.0
-        ratio = config.lorap_lr_ratio if config.lorap_lr_ratio and ".lora_B." in name else 1.0
         if parameter.requires_grad:
-            groups.setdefault((decay, ratio), []).append(parameter)
+            groups.setdefault((decay, config.ratio(name)), []).append(parameter)
     return [
         {"params": own, "weight_decay": decay, "lr_ratio": ratio}
         for (decay, ratio), own in groups.items()
