@@ -18,8 +18,9 @@ Shapes = dict[str, tuple[int, ...]]
 _PEFT_PREFIX = "base_model.model."
 
 
-def expected_weights(model: str) -> Shapes:
-    """Returns the shapes of all weights and persistent buffers of a causal LM, by their names in its checkpoint.
+def expected_weights(model: str, towers: bool = False) -> Shapes:
+    """Returns the shapes of all weights and persistent buffers of a causal LM, by their names in its checkpoint; with
+    those of its `towers` too.
 
     A tied output head is left out: it is the embedding, and is sent once.
 
@@ -28,13 +29,13 @@ def expected_weights(model: str) -> Shapes:
     """
     import torch
 
-    empty = skeleton(model)
+    empty = skeleton(model, towers)
     use_checkpoint_form(empty, model)
     own = {name: torch.empty(shape, device="meta") for name, shape in own_weights(empty).items()}
     return {name: tuple(weight.shape) for name, weight in as_in_checkpoint(empty, own).items()}
 
 
-def skeleton(model: str) -> nn.Module:
+def skeleton(model: str, towers: bool = False) -> nn.Module:
     """Returns the causal LM `model` (a folder or id) on the meta device, without numbers."""
     import torch
 
@@ -43,7 +44,9 @@ def skeleton(model: str) -> nn.Module:
 
     config = transformers_config(model)
     with torch.device("meta"):
-        empty: nn.Module = language_class(config).from_config(config, trust_remote_code=False)
+        empty: nn.Module = language_class(config, towers).from_config(
+            config, trust_remote_code=False
+        )
     return empty
 
 

@@ -18,6 +18,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from swift_r1.models.expected import Shapes
+from swift_r1.models.multimodal import part_of_model
 from swift_r1.sync.buckets import TensorEntry, check_bucket, content_hash, entries_digest
 from swift_r1.sync.staging import StagedBucket
 from swift_r1.wire.protocol import HTTPError, StreamedBucket
@@ -244,7 +245,9 @@ class UpdateMachine:
                 raise HTTPError(
                     422, f"the content hash of version {version} differs: bytes changed on the way"
                 )
-            missing = sorted(set(pending.expected) - pending.names)
+            # The tower of a multimodal model comes where it is trained.
+            required = (name for name in pending.expected if part_of_model(name) == "llm")
+            missing = sorted(set(required) - pending.names)
             if missing:
                 shown = ", ".join(missing[:5]) + (", …" if len(missing) > 5 else "")
                 raise HTTPError(
