@@ -119,8 +119,8 @@ class Context:
 
 
 def open_policy(context: Context, images: bool = False) -> Backend:
-    """Returns the policy and its optimizer, with what reads `images`. Collective. Raises UsageError: the model cannot be loaded, adapted, frozen
-    or trained as the flags say."""
+    """Returns the policy and its optimizer, with what reads `images`. Collective. Raises UsageError: the model cannot be
+    loaded, adapted, frozen or trained as the flags say."""
     args = context.args
     ranks = context.ranks
     if args.generates and not args.use_vllm:
