@@ -81,10 +81,11 @@ def open_inputs(context: Context) -> Inputs:
     data = load_rows(args.data_flags, start.prepared)
     about = (Wording.of(args), longest_prompt(args), args.truncation_strategy)
     supervised = isinstance(args, SftArguments)
+    vision = partial(VisionProcessor.load, args.model, context.tokenizer)
     encoder = (
         ConversationEncoder(context.tokenizer, *about, args.loss_scale)
         if supervised
-        else PromptEncoder(context.tokenizer, *about)
+        else PromptEncoder(context.tokenizer, *about, vision)
     )
     rows = data.train if args.streaming else encoder.fitting(data.train)
     held_out = [
