@@ -18,23 +18,31 @@ Shapes = dict[str, tuple[int, ...]]
 _PEFT_PREFIX = "base_model.model."
 
 
-def expected_weights(model: str) -> Shapes:
+def expected_weights(model: str, towers: bool = False) -> Shapes:
     """Returns the shapes of all weights and persistent buffers of a causal LM, by their names in its checkpoint.
 
     A tied output head is left out: it is the embedding, and is sent once.
 
     Args:
         model: folder or id.
+        towers: of a multimodal one, with those beside the language model.
     """
     import torch
 
-    empty = skeleton(model)
+    empty = skeleton(model, towers)
     use_checkpoint_form(empty, model)
     own = {name: torch.empty(shape, device="meta") for name, shape in own_weights(empty).items()}
     return {name: tuple(weight.shape) for name, weight in as_in_checkpoint(empty, own).items()}
 
 
-def skeleton(model: str) -> nn.Module:
+def of_language_model(weights: Shapes) -> Shapes:
+    """Returns those of a whole model's weights that are in no tower beside its language model."""
+    from swift_r1.models.multimodal import part_of_model
+
+    return {name: shape for name, shape in weights.items() if part_of_model(name) == "llm"}
+
+
+def skeleton(model: str, towers: bool = False) -> nn.Module:
     """Returns the causal LM `model` (a folder or id) on the meta device, without numbers."""
     import torch
 
@@ -43,7 +51,9 @@ def skeleton(model: str) -> nn.Module:
 
     config = transformers_config(model)
     with torch.device("meta"):
-        empty: nn.Module = language_class(config).from_config(config, trust_remote_code=False)
+        empty: nn.Module = language_class(config, towers).from_config(
+            config, trust_remote_code=False
+        )
     return empty
 
 
