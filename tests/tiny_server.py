@@ -18,22 +18,27 @@ from typing import Any
 
 import torch
 from safetensors.torch import load_file
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoConfig, AutoTokenizer
 
+from swift_r1.data.vision import VisionProcessor
 from swift_r1.flags.server import RolloutArguments
 from swift_r1.models.expected import expected_weights
+from swift_r1.models.multimodal import language_class, placeholders
+from swift_r1.models.vision import Vision
 from swift_r1.runtime.processes import leave, stop_at_once
 from swift_r1.serving import server
 from swift_r1.serving.engines.base import (
     EngineInfo,
+    EnginePrompt,
     Generated,
     Piece,
     PromptTokenizer,
     Scored,
     TokenLogprob,
+    check_expansion,
 )
 from swift_r1.serving.engines.transformers import TransformersEngine
-from swift_r1.wire.protocol import RolloutRequest, SamplingParams, tokenizer_hash
+from swift_r1.wire.protocol import HTTPError, RolloutRequest, SamplingParams, tokenizer_hash
 
 MAX_MODEL_LEN = 1024
 
@@ -44,34 +49,58 @@ class TinyEngine:
     dead = False
     scores_alone = False
 
-    def __init__(self, folder: str, can_sleep: bool = True, length: int = MAX_MODEL_LEN) -> None:
-        self.model = (
-            AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
-            .eval()
-            .requires_grad_(False)
-        )
+    def __init__(
+        self,
+        folder: str,
+        can_sleep: bool = True,
+        length: int = MAX_MODEL_LEN,
+        max_images: int = 0,
+    ) -> None:
+        config = AutoConfig.from_pretrained(folder)
+        kind = language_class(config, towers=max_images > 0)
+        self.model = kind.from_pretrained(folder, dtype=torch.float32).eval().requires_grad_(False)
         tokenizer = self.tokenizer = AutoTokenizer.from_pretrained(folder)
         self.prompts = PromptTokenizer(tokenizer)
-        self.engine = TransformersEngine(self.model, tokenizer, (tokenizer.eos_token_id,), 0)
-        size = self.model.config.vocab_size
-        hashed = tokenizer_hash(tokenizer)
-        self.info = EngineInfo("tiny", "0", size, hashed, length, "float32", can_sleep=can_sleep)
+        self.vision: Vision | None = None
+        if max_images:
+            self.vision = Vision(VisionProcessor.load(folder, tokenizer), self.model)
+        ends = (tokenizer.eos_token_id,)
+        self.engine = TransformersEngine(self.model, tokenizer, ends, 0, self.vision)
+        self.info = EngineInfo(
+            "tiny",
+            "0",
+            config.get_text_config().vocab_size,
+            tokenizer_hash(tokenizer),
+            length,
+            "float32",
+            can_sleep=can_sleep,
+            max_images=max_images,
+            placeholders=frozenset(placeholders(config)),
+        )
         self.one_at_a_time = threading.Lock()
         self.version, self.temperature = 0, 1.0
         self.asleep: set[str] = set()
 
     async def generate(
-        self, prompt: Sequence[int], sampling: SamplingParams, seed: int | None
+        self, prompt: EnginePrompt, sampling: SamplingParams, seed: int | None
     ) -> Generated:
+        images = {image.name: image.data for image in prompt.images}
         request = RolloutRequest(
-            request_id="-", prompt_token_ids=tuple(prompt), seeds=(seed or 0,), sampling=sampling
+            request_id="-",
+            prompt_token_ids=prompt.token_ids,
+            seeds=(seed or 0,),
+            sampling=sampling,
+            images=tuple(image.name for image in prompt.images),
         )
+        if images:
+            check_expansion(prompt, await self.expanded(prompt))
 
         def work() -> Generated:
             with self.one_at_a_time:
                 assert not self.asleep
                 versions = ((0, self.version),)
-                [completion] = self.engine.generate([request], 0)[0].completions
+                [output] = self.engine.generate([request], 0, images=images)
+                [completion] = output.completions
             return Generated(
                 completion.token_ids, completion.logprobs, completion.finish_reason, versions
             )
@@ -80,7 +109,7 @@ class TinyEngine:
 
     async def stream(
         self,
-        prompt: Sequence[int],
+        prompt: EnginePrompt,
         sampling: SamplingParams,
         seed: int | None,
         top_logprobs: int | None,
@@ -94,6 +123,14 @@ class TinyEngine:
             texts = [self.tokenizer.decode([token]) for token in one.token_ids]
             logprobs = tuple(map(TokenLogprob, texts, one.logprobs))
         yield Piece(one.token_ids, text, logprobs, one.finish_reason, one.versions)
+
+    async def expanded(self, prompt: EnginePrompt) -> tuple[int, ...]:
+        assert self.vision is not None
+        text = self.tokenizer.decode(prompt.unexpanded_ids)
+        try:
+            return self.vision.processor.expand(text, [image.data for image in prompt.images])
+        except ValueError as error:
+            raise HTTPError(422, str(error)) from error
 
     async def score(self, sequence: Sequence[int]) -> tuple[float, ...]:
         return (await self.score_top(sequence, 1)).logprobs
@@ -151,7 +188,8 @@ def main(folder: str, port: int, more: str = "{}") -> int:
     def load(config: RolloutArguments) -> tuple[TinyEngine, Any]:
         can_sleep = config.vllm_engine_kwargs.get("enable_sleep_mode", True)
         length = config.max_model_len or MAX_MODEL_LEN
-        return TinyEngine(config.model, can_sleep, length), expected_weights(config.model)
+        engine = TinyEngine(config.model, can_sleep, length, config.max_images)
+        return engine, expected_weights(config.model, towers=config.max_images > 0)
 
     server.load_engine = load
     given = {"model": folder, "port": port, "update_timeout": 20} | json.loads(more)

@@ -48,6 +48,15 @@ _ONLINE = ("fp8_per_tensor", "fp8_per_channel", "fp8_per_block")
 """Values of `quantization` that vLLM makes of 16-bit weights itself, at each update."""
 
 
+def check_limits(limits: Mapping[str, Any]) -> None:
+    """Raises ValueError for what `--vllm_limit_mm_per_prompt` cannot hold."""
+    for name, value in limits.items():
+        if not isinstance(value, int) or isinstance(value, bool) or value < 0:
+            raise ValueError(f"{name} is {value!r}, and how many there may be is a whole number")
+        if name != "image" and value:
+            raise ValueError(f"{name} is {value}, and only images are read here")
+
+
 @dataclass(frozen=True, kw_only=True)
 class EngineFlags:
     """Engine (vLLM)."""
@@ -94,6 +103,19 @@ class EngineFlags:
         None, "no special attention kernel for shared prompts", _STARTS
     )
 
+    vllm_limit_mm_per_prompt: dict[str, Any] = resumable_flag(
+        {},
+        'most images in a prompt, as {"image": 2}; without it the engine reads text alone, and loads no tower',
+        _STARTS,
+        aliases=("limit_mm_per_prompt",),
+        check=check_limits,
+    )
+
+    @property
+    def max_images(self) -> int:
+        """Returns how many images a prompt of the engine may have."""
+        return int(self.vllm_limit_mm_per_prompt.get("image", 0))
+
     @property
     def starts_engine(self) -> bool:
         """Whether this command starts an engine with these flags."""
@@ -108,7 +130,13 @@ class EngineFlags:
 def passed_to_vllm(flags: EngineFlags) -> dict[str, Any]:
     """vLLM's engine arguments among the flags, without those left to vLLM."""
     values = {name: getattr(flags, name) for name in flag_specs(EngineFlags)}
-    return {
+    del values["vllm_limit_mm_per_prompt"]
+    images: dict[str, Any] = {"language_model_only": True}
+    if flags.max_images:
+        limits = {"image": flags.max_images, "video": 0, "audio": 0}
+        # Kept in two processes, which must have seen the same requests in the same order: not where some are cancelled.
+        images = {"limit_mm_per_prompt": limits, "mm_processor_cache_gb": 0}
+    return images | {
         name.removeprefix("vllm_"): value for name, value in values.items() if value is not None
     }
 

@@ -26,6 +26,7 @@ def expected_weights(model: str, towers: bool = False) -> Shapes:
 
     Args:
         model: folder or id.
+        towers: of a multimodal one, with those beside the language model.
     """
     import torch
 
@@ -33,6 +34,13 @@ def expected_weights(model: str, towers: bool = False) -> Shapes:
     use_checkpoint_form(empty, model)
     own = {name: torch.empty(shape, device="meta") for name, shape in own_weights(empty).items()}
     return {name: tuple(weight.shape) for name, weight in as_in_checkpoint(empty, own).items()}
+
+
+def of_language_model(weights: Shapes) -> Shapes:
+    """Returns those of a whole model's weights that are in no tower beside its language model."""
+    from swift_r1.models.multimodal import part_of_model
+
+    return {name: shape for name, shape in weights.items() if part_of_model(name) == "llm"}
 
 
 def skeleton(model: str, towers: bool = False) -> nn.Module:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from swift_r1.rollout.base import OnDone, OnOutput
+from swift_r1.data.images import ImageFile
+from swift_r1.rollout.base import NO_IMAGES, OnDone, OnOutput
+from swift_r1.wire.client import no_image
 from swift_r1.wire.protocol import RolloutOutput, RolloutRequest
 
 
@@ -27,6 +29,7 @@ class OpenCalls:
         on_answer: called with each answer, in the thread that asks.
         look: called there again and again.
         requests: all that will come; then it is closed with the last answer.
+        images: those that requests name.
     """
 
     def __init__(
@@ -34,8 +37,10 @@ class OpenCalls:
         on_answer: Callable[[RolloutOutput], None],
         look: Callable[[], None] = lambda: None,
         requests: Sequence[RolloutRequest] | None = None,
+        images: Mapping[str, ImageFile] = NO_IMAGES,
     ) -> None:
         self._on_answer = on_answer
+        self._images = images
         self.look = look
         self._lock = threading.Lock()
         self._open: dict[str, _OpenCall] = {}  # by the name that it is asked under
@@ -53,6 +58,11 @@ class OpenCalls:
     @property
     def closed(self) -> bool:
         return self._closed
+
+    def read_image(self, name: str) -> bytes:
+        """Returns the bytes of an image that a request names. Raises RunFailed."""
+        image = self._images.get(name)
+        return no_image(name) if image is None else image.read()
 
     def put(self, request: RolloutRequest) -> None:
         self._add(_OpenCall(request, request.request_id))
@@ -118,8 +128,10 @@ def answers_of(
     answer: Callable[[OpenCalls], None],
     on_done: OnDone,
     on_output: OnOutput,
+    images: Mapping[str, ImageFile] = NO_IMAGES,
 ) -> dict[str, RolloutOutput]:
-    """Returns what `answer` says to the requests, by their ids; each output is handed on as it comes."""
+    """Returns what `answer` says to the requests, by their ids; each output is handed on as it comes. `images` are those
+    that the requests name."""
     answers: dict[str, RolloutOutput] = {}
 
     def answered(output: RolloutOutput) -> None:
@@ -127,5 +139,5 @@ def answers_of(
         on_done(len(output.completions))
         on_output(output)
 
-    answer(OpenCalls(answered, requests=requests))
+    answer(OpenCalls(answered, requests=requests, images=images))
     return answers

@@ -247,7 +247,7 @@ class PrefetchRollouts:
     ) -> list[RolloutOutput] | None:
         """Answers every request once; raises as `answer`."""
         assert requests is not None
-        answers = answers_of(requests, self.answer, on_done, on_output)
+        answers = answers_of(requests, self.answer, on_done, on_output, images)
         return [answers[request.request_id] for request in requests]
 
     def answer(self, calls: OpenCalls | None) -> None:

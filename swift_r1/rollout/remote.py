@@ -98,7 +98,7 @@ class ServerRollouts:
         if requests is None:
             self.answer(None)
             return None
-        answers = answers_of(requests, self.answer, on_done, on_output)
+        answers = answers_of(requests, self.answer, on_done, on_output, images)
         nothing = Completion(
             token_ids=(), logprobs=(), finish_reason="length", weight_version=self.weight_version
         )

@@ -196,6 +196,13 @@ def check_request(request: RolloutRequest, info: EngineInfo, max_n: int) -> None
     limit = info.max_model_len
     check_tokens(name, request.prompt_token_ids, info.vocab_size)
     check_tokens(f"stop_token_ids of {name}", request.sampling.stop_token_ids, info.vocab_size)
+    if request.images:
+        check_images(name, len(request.images), info)
+        check_tokens(
+            f"unexpanded_token_ids of {name}", request.unexpanded_token_ids, info.vocab_size
+        )
+    else:
+        check_placeholders(name, request.prompt_token_ids, info)
     if request.n > max_n:
         raise HTTPError(422, f"{name} asks for n = {request.n}, this server gives at most {max_n}")
     if request.seeds is not None and len(request.seeds) != request.n:
@@ -217,4 +224,23 @@ def check_tokens(name: str, tokens: Sequence[int], vocab_size: int) -> None:
     if tokens and max(tokens) >= vocab_size:
         raise HTTPError(
             422, f"{name} has token {max(tokens)}, the vocabulary ends at {vocab_size - 1}"
+        )
+
+
+def check_placeholders(name: str, tokens: Sequence[int], info: EngineInfo) -> None:
+    """Raises HTTPError (422) for tokens that stand for images which are not there."""
+    found = info.placeholders.intersection(tokens)
+    if found:
+        raise HTTPError(
+            422, f"{name} has token {min(found)}, which stands for an image, without one"
+        )
+
+
+def check_images(name: str, count: int, info: EngineInfo) -> None:
+    """Raises HTTPError (422) for more images than the server takes in a prompt."""
+    if count > info.max_images:
+        raise HTTPError(
+            422,
+            f"{name} has {count} images, and this server takes {info.max_images or 'none'} in a prompt: start it with "
+            f"""--vllm_limit_mm_per_prompt '{{"image": {count}}}'""",
         )

@@ -22,7 +22,7 @@ from swift_r1.flags.server import LOOPBACK
 from swift_r1.serving.openai_messages import error as openai_error
 from swift_r1.serving.sessions.store import SessionStore
 from swift_r1.wire import protocol as wire
-from swift_r1.wire.protocol import EngineDead, HTTPError, Overloaded
+from swift_r1.wire.protocol import EngineDead, HTTPError, ImagesMissing, Overloaded
 from swift_r1.wire.sessions import SESSION_KEY
 
 T = TypeVar("T")
@@ -64,6 +64,7 @@ WHY = {
     409: "the call does not fit the state of the server; the sentence says why",
     410: "the session has expired",
     413: "the body is too large",
+    424: "images of the prompt are not here: `missing` names them",
     422: "the request is not valid: the sentence names the first field that is wrong",
     431: "the headers are larger than 32 KiB",
     499: "the client hung up (it does not see this answer)",
@@ -90,6 +91,11 @@ def add_errors(app: FastAPI) -> None:
         return error_answer(
             error.status, error.message, error.retry_after, request.scope["path"], headers=full
         )
+
+    @app.exception_handler(ImagesMissing)
+    async def images_missing(request: Request, error: ImagesMissing) -> Response:
+        lacking = wire.LackingImages(error=error.message, missing=error.missing)
+        return json_answer(lacking, error.status)
 
     @app.exception_handler(EngineDead)
     async def engine_dead(request: Request, error: EngineDead) -> Response:
@@ -152,8 +158,8 @@ class BodyRoute(APIRoute):
         return answer
 
 
-def json_answer(body: BaseModel) -> Response:
-    return Response(body.model_dump_json(), media_type="application/json")
+def json_answer(body: BaseModel, status: int = 200) -> Response:
+    return Response(body.model_dump_json(), status, media_type="application/json")
 
 
 def error_answer(

@@ -4,6 +4,7 @@ with the tool calls in them."""
 from __future__ import annotations
 
 import asyncio
+import base64
 import json
 from collections.abc import Sequence
 from functools import partial
@@ -48,6 +49,16 @@ class TextPart(OpenAIModel):
     text: Text
 
 
+class ImageUrl(OpenAIModel):
+    url: Text  # data:image/...;base64,...
+    detail: Literal["auto", "low", "high"] = "auto"  # ignored: images are as large as they are
+
+
+class ImagePart(OpenAIModel):
+    type: Literal["image_url"]
+    image_url: ImageUrl
+
+
 # clients add to what the model said (`parsed_arguments`, `index`)
 _SENT_BACK = ConfigDict(extra="ignore")
 
@@ -72,7 +83,7 @@ class ChatMessage(OpenAIModel):
     what they add."""
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: Text | tuple[TextPart, ...] | None = None
+    content: Text | tuple[TextPart | ImagePart, ...] | None = None
     name: Text | None = None
     tool_calls: tuple[MessageToolCall, ...] | None = None
     tool_call_id: Text | None = None
@@ -85,8 +96,11 @@ class ChatMessage(OpenAIModel):
     @classmethod
     def _without_what_clients_add(cls, message: Any) -> Any:
         if isinstance(message, dict) and isinstance(message.get("content"), list):
+            parts = message["content"]
+            texts = [part for part in parts if not _is_image(part)]
             try:
-                text_of(message["content"])
+                if texts or not parts:
+                    text_of(texts)
             except ValueError as error:
                 raise ValueError(f"the content {error}") from error
         if isinstance(message, dict) and message.get("role") == "assistant":
@@ -106,11 +120,24 @@ class ChatMessage(OpenAIModel):
     def text(self) -> str:
         if self.content is None or isinstance(self.content, str):
             return self.content or ""
-        return "".join(part.text for part in self.content)
+        return "".join(part.text for part in self.content if isinstance(part, TextPart))
+
+    @property
+    def images(self) -> list[str]:
+        """The URLs of its images, in order."""
+        parts = self.content if isinstance(self.content, tuple) else ()
+        return [part.image_url.url for part in parts if isinstance(part, ImagePart)]
 
     def for_template(self) -> dict[str, Any]:
         """What chat templates read of it."""
         message: dict[str, Any] = {"role": self.role, "content": self.text}
+        if self.images and isinstance(self.content, tuple):
+            message["content"] = [
+                {"type": "text", "text": part.text}
+                if isinstance(part, TextPart)
+                else {"type": "image"}
+                for part in self.content
+            ]
         if self.tool_calls:
             message["tool_calls"] = [one.model_dump() for one in self.tool_calls]
         for name in (
@@ -122,6 +149,23 @@ class ChatMessage(OpenAIModel):
             if value is not None:
                 message[name] = value
         return message
+
+
+def _is_image(part: Any) -> bool:
+    return isinstance(part, dict) and part.get("type") == "image_url"
+
+
+def data_of(url: str) -> bytes:
+    """Returns what is in a data URL. Raises HTTPError (400) for another one: nothing is fetched."""
+    head, comma, text = url.partition(",")
+    if not comma or not head.startswith("data:image/") or not head.endswith(";base64"):
+        raise HTTPError(
+            400, f"image_url {head[:40]!r}: only data:image/...;base64 is read, nothing is fetched"
+        )
+    try:
+        return base64.b64decode(text, validate=True)
+    except ValueError as error:
+        raise HTTPError(400, f"image_url is not base64: {error}") from error
 
 
 def _within(value: Any, levels: int) -> bool:
@@ -289,6 +333,11 @@ class ChatRequest(Generation):
     @property
     def template_messages(self) -> list[dict[str, Any]]:
         return [one.for_template() for one in self.messages]
+
+    @property
+    def images(self) -> list[str]:
+        """The URLs of the images of all messages, in order."""
+        return [url for one in self.messages for url in one.images]
 
     @property
     def template_tools(self) -> list[dict[str, Any]]:

@@ -65,6 +65,10 @@ class Served(Protocol):
     @property
     def tool_calls(self) -> ToolCalls: ...
 
+    async def with_images(
+        self, unexpanded_ids: tuple[int, ...], files: Sequence[bytes]
+    ) -> tuple[tuple[int, ...], tuple[str, ...]]: ...
+
     def pieces(
         self,
         requests: Sequence[RolloutRequest],
@@ -243,14 +247,23 @@ async def _chat(
         prompts = prompts.with_arguments(body.chat_template_kwargs)
     if body.top_logprobs is not None and not body.logprobs:
         raise HTTPError(400, "top_logprobs needs logprobs to be true")
+    if body.images and recorded is not None:
+        raise HTTPError(400, "a session records no images: leave them out")
     prompt = prompts.render(body.template_messages, tools) if recorded is None else ()
+    seen: dict[str, Any] = {}
+    if body.images:
+        files = [messages.data_of(url) for url in body.images]
+        expanded, names = await model.with_images(prompt, files)
+        seen = {"images": names, "unexpanded_token_ids": prompt}
+        prompt = expanded
     parser = await model.tool_calls.parser() if body.finds_calls else None
     tag = _forced(parser, tools, body.forces_call) if parser is not None else None
     call = _ChatCall(
         body, model, prompts, parser, tag, logprobs=body.logprobs or recorded is not None
     )
     if recorded is None:
-        pieces = call.generate(call.request(prompt), body.seed)
+        asked = call.request(prompt).model_copy(update=seen)
+        pieces = call.generate(asked, body.seed)
         return await _answered(request, body, model, pieces, ChatShown(body, prompt, parser))
     gateway, session = recorded
     said = Asked([one.for_template() for one in body.messages], tools, _settings(body))

@@ -9,7 +9,7 @@ from contextlib import AsyncExitStack
 from typing import Protocol
 
 from swift_r1.serving.admission import Admission
-from swift_r1.serving.engines.base import InferenceEngine, Piece
+from swift_r1.serving.engines.base import EnginePrompt, InferenceEngine, Piece
 from swift_r1.wire.protocol import HTTPError, RolloutRequest
 
 _SEEDS = 2**63
@@ -73,7 +73,7 @@ class EnginePieces:
         engine: InferenceEngine,
         admission: Admission,
         newest: Callable[[], int],
-        requests: Sequence[RolloutRequest],
+        requests: Sequence[tuple[EnginePrompt, RolloutRequest]],
         seed: int | None,
         top_logprobs: int | None,
         special_tokens: bool,
@@ -84,12 +84,14 @@ class EnginePieces:
         self._seed = seed
         self._top_logprobs = top_logprobs
         self._special_tokens = special_tokens
-        self._completions = [(one, index) for one in requests for index in range(one.n)]
+        self._completions = [
+            (prompt, one, index) for prompt, one in requests for index in range(one.n)
+        ]
         self._queue: asyncio.Queue[tuple[int, Piece] | BaseException | None] = asyncio.Queue()
         self._task: asyncio.Task[None] | None = None
         self.name = uuid.uuid4().hex
         self.version = 0
-        self.prompt_tokens = sum(len(one.prompt_token_ids) for one in requests)
+        self.prompt_tokens = sum(len(prompt.token_ids) for prompt, _ in requests)
 
     async def start(self) -> None:
         async with AsyncExitStack() as stack:
@@ -124,10 +126,10 @@ class EnginePieces:
             self._queue.put_nowait(error)
 
     async def _one(self, number: int) -> None:
-        request, index = self._completions[number]
+        prompt, request, index = self._completions[number]
         seed = None if self._seed is None else (self._seed + index) % _SEEDS
         stream = self._engine.stream(
-            request.prompt_token_ids,
+            prompt,
             request.sampling,
             seed,
             self._top_logprobs,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
-from fastapi import FastAPI, Header, Request, Response
+from fastapi import FastAPI, Header, Path, Request, Response
 from fastapi.responses import JSONResponse, PlainTextResponse
 from prometheus_client import CONTENT_TYPE_LATEST
 
@@ -84,8 +84,14 @@ def _add_state(app: FastAPI, lifecycle: Lifecycle) -> None:
 def _add_generation(app: FastAPI, lifecycle: Lifecycle) -> None:
     again = (409, "a `request_id` was used before for another request")
 
+    lacking: dict[int | str, dict[str, Any]] = {
+        wire.LACKS_IMAGES: {"model": wire.LackingImages, "description": WHY[wire.LACKS_IMAGES]}
+    }
+
     @app.post(
-        "/v1/rollouts", response_model=wire.RolloutResponse, responses=refusals(again, 499, 503)
+        "/v1/rollouts",
+        response_model=wire.RolloutResponse,
+        responses=refusals(again, 499, 503) | lacking,
     )
     async def rollouts(
         request: Request, batch: wire.RolloutBatch, lease: LeaseToken = None
@@ -93,6 +99,24 @@ def _add_generation(app: FastAPI, lifecycle: Lifecycle) -> None:
         """Completions as token ids. With log-probs, finish reason and weight version; a request that is repeated with
         its `request_id` is answered from memory. With the lease a weight update waits for it."""
         return json_answer(await unless_gone(request, lifecycle.loaded().rollouts(batch, lease)))
+
+    @app.put(
+        "/v1/images/{sha256}",
+        response_model=wire.StoredImage,
+        responses=refusals(
+            (400, "it is no image, or its SHA-256 is another"), (413, "it is too large"), 503
+        ),
+        openapi_extra={
+            "requestBody": {"content": {"application/octet-stream": {}}, "required": True}
+        },
+    )
+    async def image(
+        request: Request, sha256: Annotated[str, Path(pattern="^[0-9a-f]{64}$")]
+    ) -> Response:
+        """Takes an image that rollouts name by its hash. The body is its file: JPEG, PNG or WebP. It is kept until
+        those that came later need the room."""
+        service = lifecycle.loaded()
+        return json_answer(await service.store_image(sha256, await request.body()))
 
     @app.post("/v1/score", response_model=wire.ScoreResponse, responses=refusals(499, 503))
     async def score(

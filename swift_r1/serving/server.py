@@ -170,7 +170,7 @@ def load_engine(config: RolloutArguments) -> tuple[InferenceEngine, Shapes]:
     from swift_r1.serving.engines import start_engine
     from swift_r1.sync.buckets import most_bytes
 
-    expected = expected_weights(config.model)
+    expected = expected_weights(config.model, towers=config.max_images > 0)
     # A terminal's Ctrl-C goes to the engine's processes too, but the server decides when they end: they inherit this
     # thread's mask. The tracker is started first, since that unblocks SIGINT.
     resource_tracker.ensure_running()

@@ -21,14 +21,23 @@ from swift_r1.errors import one_line
 from swift_r1.flags.rollout import url_of
 from swift_r1.flags.server import RolloutArguments
 from swift_r1.models.expected import Shapes
-from swift_r1.serving.admission import Admission, all_results, check_request, check_tokens
+from swift_r1.serving.admission import (
+    Admission,
+    all_results,
+    check_images,
+    check_placeholders,
+    check_request,
+    check_tokens,
+)
 from swift_r1.serving.engines.base import (
+    EnginePrompt,
     Generated,
     InferenceEngine,
     PromptTokenizer,
     Replicas,
     Scored,
 )
+from swift_r1.serving.images import ImageStore, checked
 from swift_r1.serving.metrics import ServerMetrics
 from swift_r1.serving.openai_messages import ToolCalls
 from swift_r1.serving.pieces import EnginePieces, Pieces
@@ -138,6 +147,7 @@ class RolloutService:
         self.engine = engine
         self.metrics = metrics
         self.cache = IdempotencyCache()
+        self.images = ImageStore()
         self.prompts = engine.prompts
         arguments = template_arguments(config.enable_thinking, config.chat_template_kwargs)
         if arguments:
@@ -184,6 +194,7 @@ class RolloutService:
             asleep=self.updates.sleeping.level,
             max_model_len=known.max_model_len,
             max_n=self.max_n,
+            max_images=known.max_images,
             dtype=known.dtype,
             max_lora_rank=self.config.vllm_max_lora_rank if self.config.vllm_enable_lora else None,
             own_base=self.updates.own_base,
@@ -194,14 +205,16 @@ class RolloutService:
 
     async def rollouts(self, batch: wire.RolloutBatch, lease: str | None) -> wire.RolloutResponse:
         """All requests of the batch, in its order. Raises HTTPError: 422 for a request that the model cannot take
-        (nothing is generated then), 503 for "not now"."""
+        (nothing is generated then), 424 for images that are not here, 503 for "not now"."""
         for request in batch.requests:
             check_request(request, self.engine.info, self.max_n)
 
         async def generate(request: wire.RolloutRequest) -> wire.RolloutOutput:
             return await self._generate(request, lease)
 
-        with self.admission.room_for(sum(request.n for request in batch.requests), lease):
+        completions = sum(request.n for request in batch.requests)
+        images = [name for request in batch.requests for name in request.images]
+        with self.images.using(images), self.admission.room_for(completions, lease):
             outputs = await all_results(
                 [self.cache.answer(request, generate) for request in batch.requests]
             )
@@ -210,14 +223,12 @@ class RolloutService:
     async def _generate(
         self, request: wire.RolloutRequest, lease: str | None
     ) -> wire.RolloutOutput:
+        prompt = self._prompt(request)
         async with self.admission.admitted():
             version = self.machine.version
             seeds: Sequence[int | None] = request.seeds or (None,) * request.n
             done = await self.admission.stoppable(
-                [
-                    self.engine.generate(request.prompt_token_ids, request.sampling, seed)
-                    for seed in seeds
-                ],
+                [self.engine.generate(prompt, request.sampling, seed) for seed in seeds],
                 lease,
             )
             newest = self.machine.newest_version
@@ -226,6 +237,29 @@ class RolloutService:
                 self.metrics.completions.labels(one.finish_reason).inc()
                 self.metrics.tokens.inc(len(one.token_ids))
             return wire.RolloutOutput(request_id=request.request_id, completions=completions)
+
+    def _prompt(self, request: wire.RolloutRequest) -> EnginePrompt:
+        """Of a request whose images are in use."""
+        images = self.images.of(request.images)
+        return EnginePrompt(request.prompt_token_ids, request.unexpanded_token_ids, images)
+
+    async def store_image(self, name: str, data: bytes) -> wire.StoredImage:
+        """Keeps an image for the rollouts that name it. Raises HTTPError as `checked`."""
+        stored = await asyncio.to_thread(checked, data, name)
+        self.images.add(data)
+        return stored
+
+    async def with_images(
+        self, unexpanded_ids: tuple[int, ...], files: Sequence[bytes]
+    ) -> tuple[tuple[int, ...], tuple[str, ...]]:
+        """Returns the token ids of a prompt with images, and the names under which these are kept. Raises HTTPError: 422
+        where the model cannot take them, or as `checked`."""
+        check_images("the conversation", len(files), self.engine.info)
+        for data in files:
+            await asyncio.to_thread(checked, data)
+        names = tuple(map(self.images.add, files))
+        prompt = EnginePrompt((), unexpanded_ids, self.images.of(names))
+        return await self.engine.expanded(prompt), names
 
     def pieces(
         self,
@@ -241,7 +275,7 @@ class RolloutService:
             self.engine,
             self.admission,
             lambda: self.weight_version,
-            requests,
+            [(self._prompt(one), one) for one in requests],
             seed,
             top_logprobs,
             special_tokens,
@@ -253,6 +287,7 @@ class RolloutService:
         for number, sequence in enumerate(request.sequences):
             name = f"sequence {number}"
             check_tokens(name, sequence, self.engine.info.vocab_size)
+            check_placeholders(name, sequence, self.engine.info)
             if not 2 <= len(sequence) <= longest:
                 raise HTTPError(
                     422, f"{name} has {len(sequence)} tokens; 2 to {longest} can be scored"

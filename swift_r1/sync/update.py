@@ -14,11 +14,10 @@ from __future__ import annotations
 import hmac
 import math
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Set
 from dataclasses import dataclass, field
 
-from swift_r1.models.expected import Shapes
-from swift_r1.models.multimodal import part_of_model
+from swift_r1.models.expected import Shapes, of_language_model
 from swift_r1.sync.buckets import TensorEntry, check_bucket, content_hash, entries_digest
 from swift_r1.sync.staging import StagedBucket
 from swift_r1.wire.protocol import HTTPError, StreamedBucket
@@ -47,6 +46,13 @@ class PendingUpdate:
     loading: bool = False
     whole: bool = False
     dropped: bool = False
+
+
+def needed(expected: Shapes, names: Set[str]) -> set[str]:
+    """Returns the weights that an update must bring which has these: all, or all of the language model, where the towers
+    beside it stay as they are."""
+    language = set(of_language_model(expected))
+    return set(expected) if names - language else language
 
 
 class UpdateMachine:
@@ -245,9 +251,7 @@ class UpdateMachine:
                 raise HTTPError(
                     422, f"the content hash of version {version} differs: bytes changed on the way"
                 )
-            # The tower of a multimodal model comes where it is trained.
-            required = (name for name in pending.expected if part_of_model(name) == "llm")
-            missing = sorted(set(required) - pending.names)
+            missing = sorted(needed(pending.expected, pending.names) - pending.names)
             if missing:
                 shown = ", ".join(missing[:5]) + (", …" if len(missing) > 5 else "")
                 raise HTTPError(

@@ -32,7 +32,17 @@ _REPORT_EVERY_S = 5.0
 _CONNECT_S = 10.0
 _HEALTH_EVERY_S = 2.0
 _LOOKS_A_SECOND = 25  # at all servers together
+_IMAGE_ASKS = (
+    8  # for the images of one request, before the server is taken for one that forgets them
+)
 _JSON = {"Content-Type": "application/json"}
+ReadImage = Callable[[str], bytes]
+"""Gives the bytes of the image that a request names."""
+
+
+def no_image(name: str) -> bytes:
+    """The `ReadImage` of requests without images."""
+    raise RunFailed(f"the image {name} of a request is not known here")
 
 
 class RolloutClient:
@@ -135,15 +145,17 @@ class RolloutClient:
         self,
         requests: Sequence[wire.RolloutRequest],
         on_answer: Callable[[wire.RolloutOutput], None] = lambda _output: None,
+        read_image: ReadImage = no_image,
     ) -> list[wire.RolloutOutput]:
         """Completions of all requests, in order. `on_answer` gets each output as it comes, and must not wait; what it
-        raises, like any other failure, cancels the other requests, here and in the engine.
+        raises, like any other failure, cancels the other requests, here and in the engine. `read_image` gives what the
+        server does not have yet.
 
         Raises:
             ServerUnreachable: the connection broke, or the server fell silent.
             ServerRefused: the server refused a request.
         """
-        return self.loop.hand_over(partial(self._generate, requests), on_answer)
+        return self.loop.hand_over(partial(self._generate, requests, read_image), on_answer)
 
     def score(
         self,
@@ -166,6 +178,7 @@ class RolloutClient:
     async def _generate(
         self,
         requests: Sequence[wire.RolloutRequest],
+        read_image: ReadImage,
         on_answer: Callable[[wire.RolloutOutput], None],
     ) -> list[wire.RolloutOutput]:
         outputs: dict[int, wire.RolloutOutput] = {}
@@ -176,7 +189,7 @@ class RolloutClient:
             if not over.done():
                 over.set_exception(error)
 
-        lane = RequestLane(self, failed)
+        lane = RequestLane(self, failed, read_image=read_image)
 
         def ask_more() -> None:
             while waiting and len(lane.asked) < CONCURRENT_REQUESTS:
@@ -197,16 +210,32 @@ class RolloutClient:
         finally:
             await lane.leave()
 
-    async def answer(self, request: wire.RolloutRequest) -> wire.RolloutOutput:
-        """The completions of one request; asks a full server again. Raises as `generate` does."""
+    async def answer(
+        self, request: wire.RolloutRequest, read_image: ReadImage = no_image
+    ) -> wire.RolloutOutput:
+        """The completions of one request; asks a full server again, and one that lacks images once it has them. Raises
+        as `generate` does."""
         body = wire.RolloutBatch(requests=(request,)).model_dump_json()
+        asked_for_images = 0
         while True:
             response = await self._request(
                 "POST", "/v1/rollouts", "the completions of a prompt", None, body, _JSON | self._own
             )
-            if wire.FULL_HEADER not in response.headers:
+            if wire.FULL_HEADER in response.headers:
+                await asyncio.sleep(float(response.headers[wire.FULL_HEADER]))
+            elif response.status_code == wire.LACKS_IMAGES and asked_for_images < _IMAGE_ASKS:
+                asked_for_images += 1
+                lacking = self._parsed(response, wire.LackingImages)
+                for name in lacking.missing:
+                    await self._send_image(name, read_image)
+            else:
                 return self._parse(response, wire.RolloutResponse).outputs[0]
-            await asyncio.sleep(float(response.headers[wire.FULL_HEADER]))
+
+    async def _send_image(self, name: str, read_image: ReadImage) -> None:
+        path = f"/v1/images/{name}"
+        content = await asyncio.to_thread(read_image, name)
+        response = await self._request("PUT", path, f"PUT {path}", WORK_S, content)
+        self._parse(response, wire.StoredImage)
 
     async def drop_connections(self, kept: int = 0) -> None:
         """Closes the connections to this server, except so many pools of `KEPT`."""
@@ -291,7 +320,7 @@ class RolloutClient:
         path: str,
         waited_for: str,
         timeout_s: float | None,
-        content: str | AsyncIterator[bytes] | None = None,
+        content: str | bytes | AsyncIterator[bytes] | None = None,
         headers: Mapping[str, str] | None = None,
     ) -> httpx.Response:
         """Sends one request and reads its answer. Raises ServerUnreachable, which says what was `waited_for`."""
@@ -307,19 +336,22 @@ class RolloutClient:
 
     def _parse(self, response: httpx.Response, answer: type[Answer]) -> Answer:
         if response.status_code == 200:
-            try:
-                return answer.model_validate_json(response.content)
-            except ValidationError as error:
-                raise RunFailed(
-                    f"the rollout server at {self.base_url} answers as none of this version does ({one_line(error)}): "
-                    "is it another version of swift-r1?"
-                ) from error
+            return self._parsed(response, answer)
         after = response.headers.get("Retry-After", "")
         raise ServerRefused(
             response.status_code,
             f"the rollout server at {self.base_url} answered {response.status_code}: {_why(response)}",
             int(after) if after.isdigit() else None,
         )
+
+    def _parsed(self, response: httpx.Response, answer: type[Answer]) -> Answer:
+        try:
+            return answer.model_validate_json(response.content)
+        except ValidationError as error:
+            raise RunFailed(
+                f"the rollout server at {self.base_url} answers as none of this version does ({one_line(error)}): "
+                "is it another version of swift-r1?"
+            ) from error
 
     @property
     def _own(self) -> dict[str, str]:
@@ -350,6 +382,7 @@ class RequestLane:
             silence.
         servers: counts the servers that are watched.
         check: raises what is wrong with an answer, which then is none.
+        read_image: gives the images that requests name.
 
     Attributes:
         asked: the requests without an answer, each with its task, in order.
@@ -362,8 +395,10 @@ class RequestLane:
         failed: Callable[[Exception], None],
         servers: Callable[[], int] = lambda: 1,
         check: Callable[[wire.RolloutOutput], None] = lambda _output: None,
+        read_image: ReadImage = no_image,
     ) -> None:
         self._client = client
+        self._read_image = read_image
         self._failed = failed
         self._check = check
         self.asked: dict[asyncio.Task[None], wire.RolloutRequest] = {}
@@ -396,7 +431,7 @@ class RequestLane:
         """At any time a request waits, is asked of one lane, or is answered."""
         began = time.monotonic()
         try:
-            output = await self._client.answer(request)
+            output = await self._client.answer(request, self._read_image)
             self._check(output)
             self.heard = time.monotonic()
             task = asyncio.current_task()

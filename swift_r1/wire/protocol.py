@@ -20,6 +20,10 @@ Weight updates are a small transaction under a lease::
 
 Every call under the lease renews it. Rollouts and scores may show it too: an update does not stop those of its holder.
 A commit or a sleep that has waited too long for them gets 503 and can be repeated. Errors are `{"error": "sentence"}`.
+
+Rollouts name the images of their prompts by a hash. Those that the server does not have it names in its refusal (424)::
+
+    PUT    /v1/images/{sha256}  the file's bytes -> StoredImage    then the same rollout is asked for again
 """
 
 from __future__ import annotations
@@ -42,6 +46,7 @@ FULL_HEADER = "X-Swift-Full"  # only in a 503 for lack of room: seconds after wh
 RELAY_ANSWER_S = 20.0  # after which a relay says how it stands
 RELAY_URL = r"^https?://[^\s@?#]{1,1990}$"  # no password in it is shown to another server
 NOT_NOW = 503  # the same request may be taken later
+LACKS_IMAGES = 424  # the same request will be taken once its images are here
 FinishReason = Literal["stop", "length", "abort"]
 UpdatePolicy = Literal["wait", "abort", "keep"]
 TokenId = Annotated[int, Field(ge=0, lt=2**31)]
@@ -98,6 +103,20 @@ class RolloutRequest(Wire):
     # with images: the prompt with one placeholder for each, which an engine that expands them itself must make
     # `prompt_token_ids` of
     unexpanded_token_ids: tuple[TokenId, ...] = ()
+
+
+class StoredImage(Wire):
+    """Answer of `PUT /v1/images/{sha256}`: the image is here until those that came later need its room."""
+
+    width: int  # pixels
+    height: int
+
+
+class LackingImages(Wire):
+    """Answer of a rollout (424) whose images the server does not have."""
+
+    error: str
+    missing: tuple[ImageDigest, ...] = Field(min_length=1)
 
 
 class RolloutBatch(Wire):
@@ -172,6 +191,7 @@ class ServerInfo(Wire):
     broken: str | None  # why it holds no whole version, until a full push
     max_model_len: int  # tokens of prompt and completion
     max_n: int  # completions of a request
+    max_images: int = 0  # of a prompt
     dtype: str  # of the weights
     max_lora_rank: int | None  # None where adapters alone are not accepted
     own_base: bool  # False once whole weights were pushed: an adapter would be applied to those
@@ -362,6 +382,17 @@ class HTTPError(Exception):
 
 class Overloaded(HTTPError):
     """The server is healthy but has no room for the request now."""
+
+
+class ImagesMissing(HTTPError):
+    """These images are to be sent first."""
+
+    def __init__(self, missing: Sequence[str]) -> None:
+        super().__init__(
+            LACKS_IMAGES,
+            f"{len(missing)} images are not here: PUT each to /v1/images/ and its hash",
+        )
+        self.missing = tuple(missing)
 
 
 class LimitReached(HTTPError):

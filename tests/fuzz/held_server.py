@@ -19,7 +19,7 @@ from safetensors.torch import load
 from swift_r1.flags.server import RolloutArguments
 from swift_r1.runtime.processes import leave, stop_at_once
 from swift_r1.serving import server
-from swift_r1.serving.engines.base import EngineInfo, Generated, PromptTokenizer
+from swift_r1.serving.engines.base import EngineInfo, EnginePrompt, Generated, PromptTokenizer
 from swift_r1.wire.protocol import AdapterConfig, SamplingParams
 
 NUMBERS = 4  # of a fingerprint, 32 bits each
@@ -75,7 +75,7 @@ class HeldEngine:
         return self._known
 
     async def generate(
-        self, prompt: Sequence[int], sampling: SamplingParams, seed: int | None
+        self, prompt: EnginePrompt, sampling: SamplingParams, seed: int | None
     ) -> Generated:
         return Generated((1,), (-0.5,), "length")
 

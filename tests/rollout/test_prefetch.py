@@ -21,7 +21,7 @@ from swift_r1.rollout.pool.pool import ServerPool
 from swift_r1.rollout.pool.session import Expected
 from swift_r1.rollout.prefetch import PrefetchRollouts
 from swift_r1.runtime.ranks import Ranks
-from swift_r1.serving.engines.base import EngineInfo, Generated
+from swift_r1.serving.engines.base import EngineInfo, EnginePrompt, Generated
 from swift_r1.wire.client import RolloutClient
 from swift_r1.wire.protocol import RolloutRequest, SamplingParams
 from tests.live_servers import pool_of
@@ -44,7 +44,7 @@ class HeldEngine:
         self.started, self.may_end = threading.Event(), threading.Event()
 
     async def generate(
-        self, prompt: Sequence[int], sampling: SamplingParams, seed: int | None
+        self, prompt: EnginePrompt, sampling: SamplingParams, seed: int | None
     ) -> Generated:
         began = self.version
         self.started.set()

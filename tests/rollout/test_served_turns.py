@@ -22,7 +22,7 @@ from swift_r1.rollout.pool.session import Expected
 from swift_r1.rollout.remote import ServerRollouts
 from swift_r1.rollout.trajectory import Trajectory
 from swift_r1.runtime.ranks import Ranks
-from swift_r1.serving.engines.base import Generated
+from swift_r1.serving.engines.base import EnginePrompt, Generated
 from swift_r1.training.setup import ModelFacts
 from swift_r1.training.turns import open_turns
 from swift_r1.wire.client import RolloutClient
@@ -47,7 +47,7 @@ class GatedEngine(TinyEngine):
         self.opened: bool | None = None  # by whoever waits for other conversations
 
     async def generate(
-        self, prompt: Sequence[int], sampling: SamplingParams, seed: int | None
+        self, prompt: EnginePrompt, sampling: SamplingParams, seed: int | None
     ) -> Generated:
         if seed == self.held:
             self.holds.set()

@@ -14,6 +14,7 @@ import openai
 
 from swift_r1.serving.engines.base import (
     EngineInfo,
+    EnginePrompt,
     Generated,
     Piece,
     PromptTokenizer,
@@ -67,14 +68,14 @@ class ScriptedEngine:
 
     async def stream(
         self,
-        prompt: Sequence[int],
+        prompt: EnginePrompt,
         sampling: SamplingParams,
         seed: int | None,
         top_logprobs: int | None,
         special_tokens: bool = False,
     ) -> AsyncIterator[Piece]:
         tokenizer = self.prompts.tokenizer
-        entry = Entry(tuple(prompt), sampling, seed)
+        entry = Entry(prompt.token_ids, sampling, seed)
         self.log.append(entry)
         said = self.says.pop(0) if len(self.says) > 1 else self.says[0]
         end: list[int | None] = [] if self.endless else [self.prompts.turn_end]
@@ -108,7 +109,7 @@ class ScriptedEngine:
             entry.ended = entry.ended or "stopped"
 
     async def generate(
-        self, prompt: Sequence[int], sampling: SamplingParams, seed: int | None
+        self, prompt: EnginePrompt, sampling: SamplingParams, seed: int | None
     ) -> Generated:
         raise NotImplementedError
 
@@ -126,11 +127,11 @@ class LoggedTinyEngine(TinyEngine):
         self.log: list[Entry] = []
 
     async def generate(
-        self, prompt: Sequence[int], sampling: SamplingParams, seed: int | None
+        self, prompt: EnginePrompt, sampling: SamplingParams, seed: int | None
     ) -> Generated:
         one = await super().generate(prompt, sampling, seed)
         entry = Entry(
-            tuple(prompt),
+            prompt.token_ids,
             sampling,
             seed,
             one.token_ids,

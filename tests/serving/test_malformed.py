@@ -19,7 +19,14 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis.errors import Unsatisfiable
 from schemathesis import GenerationMode
 
-from swift_r1.serving.engines.base import EngineInfo, Generated, Piece, Scored, TokenLogprob
+from swift_r1.serving.engines.base import (
+    EngineInfo,
+    EnginePrompt,
+    Generated,
+    Piece,
+    Scored,
+    TokenLogprob,
+)
 from swift_r1.wire.client import RolloutClient
 from swift_r1.wire.protocol import HTTPError, RolloutRequest, SamplingParams
 from tests.conftest import until
@@ -41,19 +48,19 @@ class QuickEngine:
         self.prompts = self
         self.info = EngineInfo("quick", "0", VOCABULARY, "", LENGTH, "float32")
 
-    def _check(self, prompt: Sequence[int], sampling: SamplingParams) -> None:
+    def _check(self, prompt: EnginePrompt, sampling: SamplingParams) -> None:
         assert 0 < len(prompt) < LENGTH and min(prompt) >= 0 and max(prompt) < VOCABULARY
-        assert len(prompt) + sampling.max_tokens <= LENGTH and all(sampling.stop)
+        assert len(prompt.token_ids) + sampling.max_tokens <= LENGTH and all(sampling.stop)
 
     async def generate(
-        self, prompt: Sequence[int], sampling: SamplingParams, seed: int | None
+        self, prompt: EnginePrompt, sampling: SamplingParams, seed: int | None
     ) -> Generated:
         self._check(prompt, sampling)
         return Generated((1,), (-0.5,), "length")
 
     async def stream(
         self,
-        prompt: Sequence[int],
+        prompt: EnginePrompt,
         sampling: SamplingParams,
         seed: int | None,
         top_logprobs: int | None,

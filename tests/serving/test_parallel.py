@@ -17,7 +17,13 @@ from transformers import AutoModelForCausalLM
 from swift_r1.errors import UsageError
 from swift_r1.flags.server import RolloutArguments
 from swift_r1.rollout.remote import mean_difference, probe_sequences
-from swift_r1.serving.engines.base import EngineInfo, Generated, PromptTokenizer, Replicas
+from swift_r1.serving.engines.base import (
+    EngineInfo,
+    EnginePrompt,
+    Generated,
+    PromptTokenizer,
+    Replicas,
+)
 from swift_r1.serving.engines.vllm_start import replica_environments
 from swift_r1.wire.client import RolloutClient
 from swift_r1.wire.protocol import RolloutRequest, SamplingParams
@@ -38,7 +44,7 @@ class Copy:
         self.number, self.loads, self.fails = number, 0, False
         self.release = asyncio.Event()
 
-    async def generate(self, prompt: Sequence[int], sampling: Any, seed: int | None) -> Generated:
+    async def generate(self, prompt: EnginePrompt, sampling: Any, seed: int | None) -> Generated:
         await self.release.wait()
         return Generated((self.number,), (0.0,), "stop")
 

@@ -12,7 +12,7 @@ import httpx
 import pytest
 import torch
 
-from swift_r1.serving.engines.base import EngineInfo, Generated
+from swift_r1.serving.engines.base import EngineInfo, EnginePrompt, Generated
 from swift_r1.sync.writer import WeightWriter
 from swift_r1.wire import client as client_module
 from swift_r1.wire.client import RolloutClient
@@ -43,7 +43,7 @@ class StandingEngine:
         self.loaded: list[bytes] = []
 
     async def generate(
-        self, prompt: Sequence[int], sampling: SamplingParams, seed: int | None
+        self, prompt: EnginePrompt, sampling: SamplingParams, seed: int | None
     ) -> Generated:
         self.started.set()
         try:

@@ -18,7 +18,7 @@ from swift_r1.errors import UsageError
 from swift_r1.rollout.calls import OpenCalls
 from swift_r1.rollout.pool.pool import ServerPool
 from swift_r1.rollout.pool.session import Expected
-from swift_r1.serving.engines.base import EngineInfo, Generated, Piece
+from swift_r1.serving.engines.base import EngineInfo, EnginePrompt, Generated, Piece
 from swift_r1.wire.client import RolloutClient
 from swift_r1.wire.protocol import RolloutOutput, RolloutRequest, SamplingParams
 from tests.conftest import until
@@ -45,15 +45,15 @@ class EndlessEngine:
         self.loads = 0
 
     async def generate(
-        self, prompt: Sequence[int], sampling: SamplingParams, seed: int | None
+        self, prompt: EnginePrompt, sampling: SamplingParams, seed: int | None
     ) -> Generated:
-        while tuple(prompt) == (2,) and not self.may_end.is_set():
+        while prompt.token_ids == (2,) and not self.may_end.is_set():
             await asyncio.sleep(0.01)
         return Generated((1,), (-0.5,), "length")
 
     async def stream(
         self,
-        prompt: Sequence[int],
+        prompt: EnginePrompt,
         sampling: SamplingParams,
         seed: int | None,
         top_logprobs: int | None,

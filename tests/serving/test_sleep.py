@@ -19,7 +19,7 @@ from swift_r1.rollout.base import ignore_output
 from swift_r1.rollout.pool.session import Expected
 from swift_r1.rollout.remote import ServerRollouts
 from swift_r1.runtime.ranks import Ranks
-from swift_r1.serving.engines.base import EngineInfo, Generated
+from swift_r1.serving.engines.base import EngineInfo, EnginePrompt, Generated
 from swift_r1.sync.writer import WeightWriter
 from swift_r1.training.backends.local import LocalBackend
 from swift_r1.training.optimizer import OptimizerConfig
@@ -186,7 +186,7 @@ class Standing:
         self.slept: list[int] = []
 
     async def generate(
-        self, prompt: Sequence[int], sampling: SamplingParams, seed: int | None
+        self, prompt: EnginePrompt, sampling: SamplingParams, seed: int | None
     ) -> Generated:
         self.started.set()
         while not self.may_end.is_set():

@@ -13,7 +13,13 @@ import openai
 import pytest
 from transformers import AutoTokenizer
 
-from swift_r1.serving.engines.base import EngineInfo, Generated, Piece, PromptTokenizer
+from swift_r1.serving.engines.base import (
+    EngineInfo,
+    EnginePrompt,
+    Generated,
+    Piece,
+    PromptTokenizer,
+)
 from swift_r1.wire.client import RolloutClient
 from swift_r1.wire.protocol import SamplingParams
 from tests import tool_templates as templates
@@ -47,14 +53,14 @@ class ScriptedEngine:
 
     async def stream(
         self,
-        prompt: Sequence[int],
+        prompt: EnginePrompt,
         sampling: SamplingParams,
         seed: int | None,
         top_logprobs: int | None,
         special_tokens: bool = False,
     ) -> AsyncIterator[Piece]:
         tokenizer = self.prompts.tokenizer
-        self.asked.append(tuple(prompt))
+        self.asked.append(prompt.token_ids)
         for token in tokenizer(self.says, add_special_tokens=False)["input_ids"]:
             await asyncio.sleep(0)
             yield Piece((token,), tokenizer.decode([token], skip_special_tokens=not special_tokens))
@@ -65,7 +71,7 @@ class ScriptedEngine:
         )
 
     async def generate(
-        self, prompt: Sequence[int], sampling: SamplingParams, seed: int | None
+        self, prompt: EnginePrompt, sampling: SamplingParams, seed: int | None
     ) -> Generated:
         raise NotImplementedError
 

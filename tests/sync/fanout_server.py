@@ -16,7 +16,7 @@ from typing import Any
 import uvicorn
 
 from swift_r1.flags.server import RolloutArguments
-from swift_r1.serving.engines.base import EngineInfo, Generated, PromptTokenizer
+from swift_r1.serving.engines.base import EngineInfo, EnginePrompt, Generated, PromptTokenizer
 from swift_r1.serving.routes import create_app
 from swift_r1.serving.service import Lifecycle
 from swift_r1.sync import server as update_server
@@ -45,7 +45,7 @@ class NotingEngine:
         self.folder = folder
 
     async def generate(
-        self, prompt: Sequence[int], sampling: SamplingParams, seed: int | None
+        self, prompt: EnginePrompt, sampling: SamplingParams, seed: int | None
     ) -> Generated:
         return Generated((1, 2), (-0.5, -0.5), "length")
 

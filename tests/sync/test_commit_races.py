@@ -16,7 +16,7 @@ import torch
 
 from swift_r1.flags.server import RolloutArguments
 from swift_r1.serving.admission import Admission
-from swift_r1.serving.engines.base import EngineInfo, Generated
+from swift_r1.serving.engines.base import EngineInfo, EnginePrompt, Generated
 from swift_r1.sync.buckets import bucket_digest, content_hash
 from swift_r1.sync.update import UpdateMachine
 from swift_r1.sync.writer import WeightWriter
@@ -41,7 +41,7 @@ class Engine:
         self.loaded = b""
 
     async def generate(
-        self, prompt: Sequence[int], sampling: SamplingParams, seed: int | None
+        self, prompt: EnginePrompt, sampling: SamplingParams, seed: int | None
     ) -> Generated:
         self.started.set()
         while not self.may_end.is_set():

@@ -61,6 +61,11 @@ class AgentModel:
     weight_version: int = 0
     conversations: dict[str, OpenConversation] = field(default_factory=dict)
 
+    async def with_images(
+        self, unexpanded_ids: tuple[int, ...], files: Sequence[bytes]
+    ) -> tuple[tuple[int, ...], tuple[str, ...]]:
+        raise HTTPError(400, "agents cannot send images")
+
     def pieces(
         self,
         requests: Sequence[RolloutRequest],

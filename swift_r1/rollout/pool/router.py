@@ -114,9 +114,9 @@ class Router:
         def check(output: RolloutOutput) -> None:
             stay.session.check(output, self._versions)
 
-        lane = _Lane(
-            stay, RequestLane(stay.session.client, failed, lambda: len(self._lanes), check)
-        )
+        client = stay.session.client
+        read = self._calls.read_image
+        lane = _Lane(stay, RequestLane(client, failed, lambda: len(self._lanes), check, read))
         return lane
 
     def _take_back(self) -> None:

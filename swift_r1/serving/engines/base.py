@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator, Coroutine, Iterable, Iterator, Mappin
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -30,6 +31,45 @@ class EngineInfo:
     nccl_workers: int = 0
     gpu: str | None = None  # where it has one: in memory of it weights can come
     can_sleep: bool = False
+    max_images: int = 0  # of a prompt
+    placeholders: frozenset[int] = frozenset()  # tokens that stand for a part of an image
+
+
+@dataclass(frozen=True, slots=True)
+class PromptImage:
+    """The file of an image, and its SHA-256."""
+
+    name: str
+    data: bytes
+
+
+@dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)
+class EnginePrompt:
+    """What an engine reads, whatever number of completions it writes then.
+
+    Attributes:
+        token_ids: of the whole prompt, with a placeholder for each feature of an image.
+        unexpanded_ids: with images, those with one placeholder for each.
+    """
+
+    token_ids: tuple[int, ...]
+    unexpanded_ids: tuple[int, ...] = ()
+    images: tuple[PromptImage, ...] = ()
+
+
+def check_expansion(prompt: EnginePrompt, own: Sequence[int]) -> None:
+    """Raises HTTPError (422) where an engine makes other tokens, its `own`, of a prompt with images than the trainer does,
+    which would learn from what was not sampled from."""
+    pairs = enumerate(zip_longest(own, prompt.token_ids))
+    unlike = [(place, here, there) for place, (here, there) in pairs if here != there]
+    if unlike:
+        place, here, there = unlike[0]
+        raise HTTPError(
+            422,
+            f"of a prompt with {len(prompt.images)} images the engine's processor makes {len(own)} tokens, and the "
+            f"trainer's {len(prompt.token_ids)}: they differ at token {place} ({here} and {there}). Are the processor's "
+            "files those of the trainer's --model?",
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,13 +223,14 @@ class InferenceEngine(WeightEngine, Protocol):
     def dead(self) -> bool: ...
 
     async def generate(
-        self, prompt: Sequence[int], sampling: SamplingParams, seed: int | None
+        self, prompt: EnginePrompt, sampling: SamplingParams, seed: int | None
     ) -> Generated:
-        """Samples one completion; cancelling the call stops the engine's work on it."""
+        """Samples one completion; cancelling the call stops the engine's work on it. Raises HTTPError (422) where it
+        makes other tokens of the images of a prompt."""
 
     def stream(
         self,
-        prompt: Sequence[int],
+        prompt: EnginePrompt,
         sampling: SamplingParams,
         seed: int | None,
         top_logprobs: int | None,
@@ -197,6 +238,10 @@ class InferenceEngine(WeightEngine, Protocol):
     ) -> AsyncIterator[Piece]:
         """Samples one completion, piece by piece; the last one has the finish reason. `top_logprobs` None: without
         log-probs. With `special_tokens` the text has these too, except one that ends it."""
+
+    async def expanded(self, prompt: EnginePrompt) -> tuple[int, ...]:
+        """Returns the token ids that it makes of `unexpanded_ids` and images; only of an engine that takes some. Raises
+        HTTPError (422)."""
 
     async def score(self, sequence: Sequence[int]) -> tuple[float, ...]:
         """The `L - 1` log-probs of a sequence's tokens after the first, under the temperature set last."""
@@ -228,14 +273,14 @@ class Replicas(InferenceEngine):
         return any(engine.dead for engine in self.engines)
 
     async def generate(
-        self, prompt: Sequence[int], sampling: SamplingParams, seed: int | None
+        self, prompt: EnginePrompt, sampling: SamplingParams, seed: int | None
     ) -> Generated:
         with self._least_loaded() as engine:
             return await engine.generate(prompt, sampling, seed)
 
     async def stream(
         self,
-        prompt: Sequence[int],
+        prompt: EnginePrompt,
         sampling: SamplingParams,
         seed: int | None,
         top_logprobs: int | None,
@@ -244,6 +289,9 @@ class Replicas(InferenceEngine):
         with self._least_loaded() as engine:
             async for piece in engine.stream(prompt, sampling, seed, top_logprobs, special_tokens):
                 yield piece
+
+    async def expanded(self, prompt: EnginePrompt) -> tuple[int, ...]:
+        return await self.engines[0].expanded(prompt)
 
     async def score(self, sequence: Sequence[int]) -> tuple[float, ...]:
         with self._least_loaded() as engine:

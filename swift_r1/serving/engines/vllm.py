@@ -10,9 +10,10 @@ from collections.abc import AsyncIterator, Awaitable, Iterable, Mapping, Sequenc
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar, cast
+from weakref import WeakKeyDictionary
 
 import vllm
-from vllm.inputs import tokens_input
+from vllm.inputs import EngineInput, MultiModalInput, TokensPrompt, tokens_input
 from vllm.logprobs import Logprob
 from vllm.lora.request import LoRARequest
 from vllm.outputs import CompletionOutput, RequestOutput
@@ -21,21 +22,26 @@ from vllm.sampling_params import SamplingParams as VllmSampling
 from vllm.v1.engine.async_llm import AsyncLLM
 from vllm.v1.engine.exceptions import EngineDeadError
 
+from swift_r1.data.images import decoded
+from swift_r1.errors import one_line
 from swift_r1.models.expected import write_adapter
 from swift_r1.models.multimodal import placeholders
 from swift_r1.serving.engines.base import (
     EngineInfo,
+    EnginePrompt,
     Generated,
     Piece,
     PromptTokenizer,
     Scored,
     TokenLogprob,
+    check_expansion,
 )
 from swift_r1.wire.protocol import (
     AdapterConfig,
     DeviceMemory,
     EngineDead,
     FinishReason,
+    HTTPError,
     SamplingParams,
     StreamedTensor,
     tokenizer_hash,
@@ -58,6 +64,8 @@ class VllmEngine:
         self._loads = self._adapters = self._version = 0
         self._adapter: _Adapter | None = None
         self._stuck = self._shaped = False
+        # what its processor makes of prompts with images, which several completions read
+        self._rendered: WeakKeyDictionary[EnginePrompt, asyncio.Task[Any]] = WeakKeyDictionary()
         # With adapters, log-probs of a prompt beside any other sequence kill vLLM's engine (0.32: the adapter of its
         # output head counts sequences, not tokens).
         self.scores_alone = llm.vllm_config.lora_config is not None
@@ -78,6 +86,8 @@ class VllmEngine:
             else 0,
             gpu=_gpu() if parallel.world_size == 1 else None,
             can_sleep=config.enable_sleep_mode,
+            max_images=_max_images(config),
+            placeholders=frozenset(self._never),
         )
 
     @property
@@ -85,7 +95,7 @@ class VllmEngine:
         return self._stuck or self._llm.errored
 
     async def generate(
-        self, prompt: Sequence[int], sampling: SamplingParams, seed: int | None
+        self, prompt: EnginePrompt, sampling: SamplingParams, seed: int | None
     ) -> Generated:
         # A completion ends with the adapter that it began with.
         versions = ((0, self._version),) if self._adapter is not None else None
@@ -102,7 +112,7 @@ class VllmEngine:
 
     async def stream(
         self,
-        prompt: Sequence[int],
+        prompt: EnginePrompt,
         sampling: SamplingParams,
         seed: int | None,
         top_logprobs: int | None,
@@ -131,6 +141,9 @@ class VllmEngine:
                 tokens, one.text, logprobs, cast(FinishReason | None, one.finish_reason), versions
             )
 
+    async def expanded(self, prompt: EnginePrompt) -> tuple[int, ...]:
+        return tuple((await self._rendering(prompt))["prompt_token_ids"])
+
     async def score(self, sequence: Sequence[int]) -> tuple[float, ...]:
         return _logprobs(sequence[1:], await self._of_prompt(sequence, 0))
 
@@ -152,7 +165,8 @@ class VllmEngine:
             detokenize=False,
             output_kind=RequestOutputKind.FINAL_ONLY,
         )
-        entries = (await self._final_output(sequence, params)).prompt_logprobs
+        prompt = EnginePrompt(tuple(sequence))
+        entries = (await self._final_output(prompt, params)).prompt_logprobs
         if entries is None or len(entries) != len(sequence):
             raise RuntimeError("vLLM returned no log-probs of the prompt")
         return [entry or {} for entry in entries[1:]]
@@ -244,21 +258,21 @@ class VllmEngine:
         logging.getLogger("vllm.v1.engine.async_llm").disabled = True
         self._llm.shutdown()
 
-    async def _final_output(self, tokens: Sequence[int], params: VllmSampling) -> RequestOutput:
+    async def _final_output(self, prompt: EnginePrompt, params: VllmSampling) -> RequestOutput:
         last = None
-        async for output in self._outputs(tokens, params):
+        async for output in self._outputs(prompt, params):
             last = output
         if last is None:
             raise RuntimeError("vLLM ended a request without an answer")
         return last
 
     async def _outputs(
-        self, tokens: Sequence[int], params: VllmSampling
+        self, prompt: EnginePrompt, params: VllmSampling
     ) -> AsyncIterator[RequestOutput]:
         if self._never and not self._shaped:
             await self.set_score_temperature(1.0)
             self._shaped = True
-        prompt = tokens_input(list(tokens), cache_salt=str(self._loads))
+        given = await self._input(prompt)
         adapter = self._adapter
         if adapter is not None:
             adapter.users += 1
@@ -266,7 +280,7 @@ class VllmEngine:
             name = uuid.uuid4().hex  # unique: a repeated request must not meet its cancelled twin
             lora = adapter.request if adapter is not None else None
             async for output in self._llm.generate(
-                prompt, params, request_id=name, lora_request=lora
+                given, params, request_id=name, lora_request=lora
             ):
                 yield output
         except EngineDeadError as error:
@@ -276,6 +290,41 @@ class VllmEngine:
                 adapter.users -= 1
                 if adapter is not self._adapter and not adapter.users:
                     adapter.forget()
+
+    async def _input(self, prompt: EnginePrompt) -> EngineInput:
+        """Returns the prompt as vLLM's engine takes it."""
+        salt = str(self._loads)
+        if not prompt.images:
+            return tokens_input(list(prompt.token_ids), cache_salt=salt)
+        rendered = await self._rendering(prompt)
+        check_expansion(prompt, rendered["prompt_token_ids"])
+        return MultiModalInput(**{**rendered, "cache_salt": salt})
+
+    async def _rendering(self, prompt: EnginePrompt) -> MultiModalInput:
+        """Returns what vLLM's processor makes of a prompt with images, once for all of its completions."""
+        task = self._rendered.get(prompt)
+        if task is None:
+            task = self._rendered[prompt] = asyncio.ensure_future(self._render(prompt))
+        return await asyncio.shield(task)
+
+    async def _render(self, prompt: EnginePrompt) -> MultiModalInput:
+        # Named also by the load: an unfrozen tower makes other features of the same image then.
+        names = [f"{self._loads}-{image.name}" for image in prompt.images]
+        files = [image.data for image in prompt.images]
+        pictures = await asyncio.to_thread(lambda: list(map(decoded, files)))
+        asked = TokensPrompt(
+            prompt_token_ids=list(prompt.unexpanded_ids),
+            multi_modal_data={"image": pictures},
+            multi_modal_uuids={"image": names},
+        )
+        try:
+            (rendered,) = await self._llm.renderer.render_cmpl_async([asked])
+        except Exception as error:  # whatever it is, it lies in this prompt
+            logger.warning("vLLM's processor failed on a prompt with images", exc_info=error)
+            raise HTTPError(
+                422, f"vLLM's processor cannot read the images of a prompt: {one_line(error)}"
+            ) from error
+        return cast(MultiModalInput, rendered)
 
     async def _on_workers(self, method: str, *args: Any) -> list[Any]:
         return await self._in_time(self._llm.collective_rpc(method, args=args), method)
@@ -295,6 +344,11 @@ class VllmEngine:
             return await asyncio.wait_for(work, self._timeout)
         except EngineDeadError as error:
             raise EngineDead(f"the engine died in {what}") from error
+
+
+def _max_images(config: Any) -> int:
+    limits = config.multimodal_config
+    return 0 if limits is None else int(limits.get_limit_per_prompt("image"))
 
 
 def _gpu() -> str | None:

@@ -7,6 +7,7 @@ import logging
 import os
 from collections.abc import Mapping
 from dataclasses import fields, replace
+from importlib import import_module
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
@@ -39,6 +40,8 @@ _NOT_ON_A_CPU = {
 """Families that vLLM 0.32 does not serve there."""
 _BF16_ON_A_CPU = {"qwen3_next", "qwen3_5", "qwen3_5_moe"}
 """Else its engine ends at the first completion."""
+_VIDEO_PROCESSORS = {"smolvlm"}
+"""Families whose processor reads videos too, by torchvision, and whose class in vLLM needs none."""
 _WORKER = "swift_r1.serving.engines.vllm_worker.SwiftWorker"
 _CPU_BINDING = "VLLM_CPU_OMP_THREADS_BIND"
 _DEVICES = "CUDA_VISIBLE_DEVICES"
@@ -54,11 +57,10 @@ def start_vllm(config: RolloutArguments, model_bytes: int) -> InferenceEngine:
     from swift_r1.serving.engines.decoding import other_layers
 
     known = transformers_config(config.model)
-    if is_multimodal(known) and find_spec("torchvision") is None:
-        raise UsageError(
-            f"--model {config.model} is multimodal, and vLLM's class for it needs torchvision, also for texts: install "
-            "the build that belongs to this torch, or use the embedded engine"
-        )
+    if config.max_images and not is_multimodal(known):
+        raise UsageError(f"--vllm_limit_mm_per_prompt: --model {config.model} reads text alone")
+    if is_multimodal(known):
+        _check_torchvision(config.model, known)
     from vllm.platforms import current_platform
 
     has_gpu = not current_platform.is_cpu()
@@ -118,6 +120,29 @@ def start_vllm(config: RolloutArguments, model_bytes: int) -> InferenceEngine:
             engine.shutdown()
         raise
     return engines[0] if len(engines) == 1 else Replicas(engines)
+
+
+def _check_torchvision(model: str, known: Any) -> None:
+    """Raises UsageError where vLLM's class for a multimodal model, or its processor, needs torchvision, which is not
+    here."""
+    if find_spec("torchvision") is not None:
+        return
+    from vllm.model_executor.models.registry import ModelRegistry
+
+    (architecture,) = known.architectures
+    found: Any = ModelRegistry.models.get(architecture)
+    try:
+        if found is not None:
+            import_module(found.module_name)
+        # of some that vLLM reads without: what reads videos is a part of the processor
+        needed = known.model_type in _VIDEO_PROCESSORS
+    except ModuleNotFoundError as error:
+        needed = error.name == "torchvision"
+    if needed:
+        raise UsageError(
+            f"--model {model}: vLLM's class {architecture} needs torchvision, also for texts: install the build that "
+            "belongs to this torch, or use the embedded engine"
+        )
 
 
 def _started(arguments: Mapping[str, Any], given: Mapping[str, Any], has_gpu: bool) -> AsyncLLM:
@@ -208,8 +233,6 @@ def engine_arguments(config: RolloutArguments, has_gpu: bool) -> dict[str, Any]:
         "enforce_eager": not has_gpu,
         **passed_to_vllm(config),
         "trust_remote_code": False,
-        # of a multimodal model: its towers get no memory, and no weights from a trainer
-        "language_model_only": True,
         "load_format": "safetensors",  # else a model without them is read from pickles
         # of the distribution that was sampled from, after temperature
         "logprobs_mode": "processed_logprobs",

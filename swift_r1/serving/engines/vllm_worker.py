@@ -56,7 +56,7 @@ class SwiftWorker:
                 yield name, tensor
 
         update = _Update(self.model_runner)
-        with update.loading():
+        with update.loading(), _keeping_features(self.model_runner):
             self.reload_weights(weights_iterator=tensors())
         update.finish()
         return count
@@ -188,12 +188,27 @@ class _Update:
 
     def finish(self) -> None:
         """Raises RuntimeError if a parameter got no value."""
-        missing = sorted(self._wanted - self._loaded)
+        wanted = self._wanted
+        towers = tuple(f"{name}." for name in getattr(self._model, "_tower_model_names", ()))
+        if not any(name.startswith(towers) for name in self._loaded):  # they stay as they are
+            wanted = {name for name in wanted if not name.startswith(towers)}
+        missing = sorted(wanted - self._loaded)
         if missing:
             raise RuntimeError(
                 f"{len(missing)} engine parameters got no value: {', '.join(missing[:5])}"
             )
         repack_embeddings(self._model)
+
+
+@contextmanager
+def _keeping_features(runner: Any) -> Iterator[None]:
+    """Has a reload leave the features of images that are there: the scheduler counts on those of running requests, and
+    asks for those of others under new names after the load."""
+    runner.reset_encoder_cache = lambda: None
+    try:
+        yield
+    finally:
+        del runner.reset_encoder_cache
 
 
 def _parameter_names(model: nn.Module) -> set[str]:

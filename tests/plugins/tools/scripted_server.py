@@ -6,10 +6,9 @@ from __future__ import annotations
 import json
 import re
 import sys
-from collections.abc import Sequence
 
 from swift_r1.runtime.processes import leave
-from swift_r1.serving.engines.base import Generated
+from swift_r1.serving.engines.base import EnginePrompt, Generated
 from swift_r1.wire.protocol import SamplingParams
 from tests import tiny_server
 
@@ -34,13 +33,13 @@ def says(prompt: str, seed: int) -> str:
 
 class ScriptedEngine(tiny_server.TinyEngine):
     async def generate(
-        self, prompt: Sequence[int], sampling: SamplingParams, seed: int | None
+        self, prompt: EnginePrompt, sampling: SamplingParams, seed: int | None
     ) -> Generated:
         ids = self.tokenizer(
-            says(self.tokenizer.decode(prompt), seed or 0), add_special_tokens=False
+            says(self.tokenizer.decode(prompt.token_ids), seed or 0), add_special_tokens=False
         )["input_ids"]
         written = (*ids, self.tokenizer.eos_token_id)
-        logprobs = (await self.score((*prompt, *written)))[-len(written) :]
+        logprobs = (await self.score((*prompt.token_ids, *written)))[-len(written) :]
         return Generated(written, logprobs, "stop", ((0, self.version),))
 
 
