@@ -161,13 +161,12 @@ def policy_weights(model: PreTrainedModel) -> list[Weight]:
 
 
 def pushed_weights(model: PreTrainedModel) -> list[Weight]:
-    """Returns the weights that an engine gets: those of the language model, and what is trained beside it."""
-    return [
-        weight
-        for weight in policy_weights(model)
-        if part_of_model(weight.name) == "llm"
-        or any(parameter.requires_grad for parameter in weight.parameters)
-    ]
+    """Returns the weights that an engine gets: those of the language model, and of all beside it where some of that is
+    trained."""
+    weights = policy_weights(model)
+    beside = [weight for weight in weights if part_of_model(weight.name) != "llm"]
+    trained = any(one.requires_grad for weight in beside for one in weight.parameters)
+    return weights if trained else [one for one in weights if one not in beside]
 
 
 def _weight_at(model: nn.Module, name: str) -> Weight:
