@@ -249,7 +249,8 @@ def _size(size: tuple[int, int], rules: ImageRules) -> tuple[int, int]:
     least = rules.min_pixels
     if most is not None and pixels > most:
         tall = math.sqrt(most / (width / height))
-        return max(1, int(tall * (width / height))), max(1, int(tall))
+        wide = min(max(1, int(tall * (width / height))), most)
+        return wide, min(max(1, int(tall)), most // wide)
     if least is not None and pixels < least:
         tall = math.sqrt(least / (width / height))
         return math.ceil(tall * (width / height)), math.ceil(tall)
