@@ -112,7 +112,7 @@ _BILINEAR = 2  # as torchvision's Resize, with which ms-swift scales
 def _content(given: Any, rules: ImageRules, folders: Sequence[Path]) -> bytes | Path:
     """Returns what is in the place of an image: its bytes, or where its file is."""
     if isinstance(given, Mapping):
-        found = [given[name] for name in ("bytes", "path", "url", "base64") if given.get(name)]
+        found = [given[name] for name in ("bytes", "path", "url", "image") if given.get(name)]
         if not found:
             raise RowFault("it has neither bytes nor a path")
         given = found[0]
