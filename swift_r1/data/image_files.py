@@ -145,9 +145,9 @@ def _path(text: str, folders: Sequence[Path]) -> Path | None:
     named = Path(text.removeprefix("file://")).expanduser()
     root = os.environ.get("ROOT_IMAGE_DIR")
     places = [*folders, *([Path(root)] if root else []), Path()]
-    for folder in places:
-        if os.path.lexists(path := folder / named):
-            return path.absolute()
+    found = [folder / named for folder in places if os.path.lexists(folder / named)]
+    if found:
+        return found[0].absolute()
     if len(text) > 64 and "." not in text:
         return None
     looked = ", ".join(dict.fromkeys(str(place.absolute()) for place in places))
