@@ -217,6 +217,9 @@ def test_files_that_are_no_images_are_refused(serve: Callable[..., str]) -> None
     assert put(SMALL, "up")[0] == 422
     assert put(b"")[0] == 400
     assert put(SMALL[:200])[0] == 400
+    animated = io.BytesIO()
+    Image.new("RGB", (8, 8)).save(animated, "GIF")
+    assert put(animated.getvalue())[0] == 400
     assert put(b"\0" * (MAX_IMAGE_BYTES + 1))[0] == 413
     large = io.BytesIO()
     Image.new("1", (9000, 9000)).save(large, "PNG")
