@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import hashlib
 import io
 import json
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from swift_r1.data.images import ImageFile
 from tests.families import family_model
 
 TEXTS = 103
@@ -167,3 +169,10 @@ def picture(width: int = 28, height: int = 28, seed: int = 0) -> bytes:
     file = io.BytesIO()
     Image.fromarray(colours).save(file, "PNG")
     return file.getvalue()
+
+
+def image_file(folder: Path, data: bytes, size: tuple[int, int]) -> ImageFile:
+    """Writes an image into a folder, and returns what names it."""
+    name = hashlib.sha256(data).hexdigest()
+    (folder / name).write_bytes(data)
+    return ImageFile(str(folder / name), name, *size)

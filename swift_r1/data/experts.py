@@ -63,7 +63,15 @@ def load_answers(
         answered = replace(source, preprocess=_with_answer(source.preprocess), of_subset=of_subset)
         raws = source.rows("train", wanted, flags.seed)
         found = list(
-            preprocessed(answered, raws, flags.columns, drops, flags.strict, flags.tool_use)
+            preprocessed(
+                answered,
+                raws,
+                flags.columns,
+                drops,
+                flags.strict,
+                flags.tool_use,
+                flags.image_rules,
+            )
         )
         require_rows(source, len(found), drops)
         report_drops(source, drops)

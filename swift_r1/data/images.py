@@ -1,14 +1,15 @@
 """Images of rows: a file each, named by a hash of its bytes; nothing holds them decoded for a whole dataset.
 
 What a preprocessor gives (a path, bytes, base64, a data URL, PIL) becomes, once, a file that every reader shows alike: RGB,
-upright, one frame, within `--min_pixels` and `--max_pixels`, as JPEG, PNG or WebP. From there on an image is its bytes.
+upright, one frame, within `--min_pixels` and `--max_pixels`, as JPEG, PNG or WebP (`image_files.py`). From there on an
+image is its bytes.
 """
 
 from __future__ import annotations
 
 import hashlib
 import io
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
 
 TAG = "<image>"
 """Where an image stands in the text of a message of a row that has images."""
+COLUMN = "images"
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +53,34 @@ class ImageFile:
         if hashlib.sha256(data).hexdigest() != self.sha256:
             raise RunFailed(f"the image {self.path} of a row has changed since the rows were read")
         return data
+
+
+def images_of(row: Mapping[str, Any]) -> tuple[ImageFile, ...]:
+    """Returns the images of a row of `rows.py`, in order."""
+    kept = row.get(COLUMN)
+    return tuple(map(ImageFile.of, kept)) if isinstance(kept, list) else ()
+
+
+def placeless(row: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Returns a row that is the same wherever its images are, for a hash of it."""
+    images = [{**image.stored(), "path": ""} for image in images_of(row)]
+    return {**row, COLUMN: images} if images else row
+
+
+def for_rewards(images: Iterable[ImageFile]) -> list[dict[str, Any]]:
+    """Returns the column `images` as rewards get it: in the form that ms-swift has of it, which is that of `datasets`."""
+    return [{"bytes": None, "path": image.path} for image in images]
+
+
+def in_parts(message: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns a message as chat templates want it, with a part for each tag in its text, as for each text between
+    them."""
+    before, *behind = message["content"].split(TAG)
+    parts = [{"type": "text", "text": before}]
+    for text in behind:
+        parts += [{"type": "image"}, {"type": "text", "text": text}]
+    own = [part for part in parts if part.get("text") != ""]
+    return {**message, "content": own if behind else message["content"]}
 
 
 def decoded(data: bytes) -> Image:

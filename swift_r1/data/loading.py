@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 from itertools import islice
 from typing import TYPE_CHECKING
 
+from swift_r1.data.images import images_of
 from swift_r1.data.prepare import prepared_rows, request_key, require_rows
 from swift_r1.data.preprocessors import Row
 from swift_r1.data.resolve import open_sources
@@ -194,7 +195,9 @@ def first_rows(flags: DataFlags, count: int = 4) -> list[Row]:
     for source in sources:
         drops = Drops()
         raws = source.rows("train", count, flags.seed)
-        good = preprocessed(source, raws, flags.columns, drops, flags.strict, flags.tool_use)
+        good = preprocessed(
+            source, raws, flags.columns, drops, flags.strict, flags.tool_use, flags.image_rules
+        )
         rows = list(islice(good, count))
         require_rows(source, len(rows), drops)
         found += rows
@@ -246,6 +249,14 @@ def columns_of(*parts: Sequence[Row]) -> frozenset[str]:
         if len(rows)
     ]
     return frozenset.intersection(*sets) if sets else frozenset()
+
+
+def have_images(*parts: Sequence[Row]) -> bool:
+    """Returns whether any row has an image."""
+    return any(
+        rows.have_images() if isinstance(rows, Rows) else any(map(images_of, rows))
+        for rows in parts
+    )
 
 
 def row_without(column: str, *parts: Sequence[Row]) -> str | None:

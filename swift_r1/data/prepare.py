@@ -21,21 +21,16 @@ from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
+from dataclasses import astuple
 from itertools import islice
 from pathlib import Path
 
+from swift_r1.data.cache import RUN_ONLY, cache_folder
 from swift_r1.data.fingerprint import fingerprint
-from swift_r1.data.rows import Drops, content_bytes, prompt_key, results
+from swift_r1.data.images import images_of
+from swift_r1.data.rows import UNBOUNDED, Drops, content_bytes, prompt_key, results
 from swift_r1.data.sources import DataFlags, Source, Split, Task
-from swift_r1.data.store import (
-    RUN_ONLY,
-    RowBlock,
-    RowStore,
-    block_of,
-    cache_folder,
-    whole_store,
-    write_store,
-)
+from swift_r1.data.store import RowBlock, RowStore, block_of, whole_store, write_store
 from swift_r1.errors import UsageError
 from swift_r1.runtime.processes import end_with_parent
 
@@ -86,7 +81,14 @@ def prepared_rows(
         return made
     cache = cache_folder()
     key = _key(source, split, count, flags)
-    if key is not None and flags.load_from_cache_file and (kept := whole_store(cache / key)):
+    kept = whole_store(cache / key) if key is not None and flags.load_from_cache_file else None
+    lost = None if kept is None else kept.lost_image()
+    if lost is not None:
+        _logger.info(
+            "dataset %s: its rows are prepared again: the image %s is gone, or another than it was",
+            *(source.name, lost),
+        )
+    elif kept is not None:
         _logger.info(
             "dataset %s: %s prepared rows from the cache, %s (--load_from_cache_file false prepares them again)",
             *(source.name, f"{len(kept):,}", kept.path),
@@ -117,6 +119,7 @@ def _key(source: Source, split: Split, count: int | None, flags: DataFlags) -> s
     if identity is None or code is None:
         return None
     about = [identity, code, sorted(flags.columns.items()), source.name, flags.tool_use.identity()]
+    about.append(astuple(flags.image_rules))
     text = json.dumps([*about, "whole"] if source.whole else about)
     return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
 
@@ -258,17 +261,19 @@ def _block_of(source: Source, task: Task, flags: DataFlags) -> RowBlock:
     rows = []
     raws = source.task_rows(task)
     for name, row, line in results(
-        source, raws, flags.columns, drops, flags.strict, flags.tool_use
+        source, raws, flags.columns, drops, flags.strict, flags.tool_use, flags.image_rules
     ):
+        images = images_of(row)
         rows.append(
             {
                 "row": line + b"\n",
                 "name": name,
                 "key": _hash(prompt_key(row)),
                 "id": 0 if row.get("id") is None else _hash(str(row["id"])),
-                "size": content_bytes(row),
+                "size": UNBOUNDED if images else content_bytes(row),
                 "turns": len(row["messages"]),
                 "columns": _names(tuple(row)),
+                "images": [image.path for image in images],
             }
         )
     return block_of(rows, drops)

@@ -42,7 +42,7 @@ class RowPreprocessor:
 
     def __init__(self, *, columns: Mapping[str, str] | None = None, **kwargs: Any) -> None:
         self.origin_columns: dict[str, str] = dict(columns or {})
-        self.columns: dict[str, str] = dict(self.origin_columns)
+        self.columns: dict[str, str] = {**self.origin_columns, "image": "images"}
 
     def preprocess(self, row: Row) -> Preprocessed:
         """Returns a row with `messages` (OpenAI's chat form) and its other columns, a list of such rows, or None to
@@ -228,7 +228,7 @@ def preprocess_row(function: Preprocess, row: Mapping[str, Any]) -> Preprocessed
             made |= {
                 name: value
                 for name, value in own.items()
-                if name.lower() in synonyms and name not in made
+                if synonyms.get(name.lower(), "images") != "images" and name not in made
             }
     return result
 

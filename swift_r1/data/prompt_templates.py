@@ -225,9 +225,14 @@ def rendered(
 def token_ids(tokenizer: Any, text: str) -> tuple[int, ...]:
     """Returns the tokens of rendered text; no special ones are added."""
     ids: list[int] = []
-    for part in text.split(_CUT):
+    for part in pieces(text):
         ids += tokenizer(part, add_special_tokens=False)["input_ids"]
     return tuple(ids)
+
+
+def pieces(text: str) -> list[str]:
+    """Returns rendered text in the pieces that are tokenised each by itself."""
+    return text.split(_CUT)
 
 
 def plain(text: str) -> str:
@@ -279,18 +284,24 @@ def _wants_parts(tokenizer: Any, template: str) -> bool:
 
 def _for_template(message: Mapping[str, Any], tokenizer: Any, in_parts: bool) -> dict[str, Any]:
     """Returns a message as chat templates want it: the arguments of a tool call as an object, where they are the JSON
-    of one, and content that is text, or the one part of a list."""
+    of one, and content that is text, or a list of parts, of which images hold nothing."""
     own = dict(message)
     calls = own.get("tool_calls")
     if calls:
         own["tool_calls"] = [{**one, "function": _with_object(one["function"])} for one in calls]
         own["content"] = own.get("content") or ""
-    if isinstance(own.get("content"), str):
-        own["content"] = _markup(tokenizer, own.get("role") == "tool").sub(
-            rf"\1{_CUT}", own["content"]
-        )
-        if in_parts:
-            own["content"] = [{"type": "text", "text": own["content"]}]
+    markup = _markup(tokenizer, own.get("role") == "tool")
+
+    def cut(part: Mapping[str, Any]) -> dict[str, Any]:
+        text = {"text": markup.sub(rf"\1{_CUT}", part["text"])} if "text" in part else {}
+        return {**part, **text}
+
+    content = own.get("content")
+    if isinstance(content, str):
+        part = cut({"type": "text", "text": content})
+        own["content"] = [part] if in_parts else part["text"]
+    elif isinstance(content, list):
+        own["content"] = list(map(cut, content))
     return own
 
 

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import copy
 import logging
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import islice
 from typing import Any, Protocol
 
-from swift_r1.data.images import ImageFile
+from swift_r1.data.images import COLUMN, ImageFile, for_rewards, images_of, in_parts
 from swift_r1.data.preprocessors import Row
 from swift_r1.data.prompt_templates import (
     check_read,
     has_tools,
     opening_of,
+    pieces,
     plain,
     prompt_template,
     rendered,
@@ -27,7 +29,8 @@ from swift_r1.data.prompt_templates import (
 )
 from swift_r1.data.rows import RESERVED, content_bytes
 from swift_r1.data.store import Rows
-from swift_r1.errors import UsageError
+from swift_r1.data.vision import VisionProcessor
+from swift_r1.errors import UsageError, one_line
 
 _logger = logging.getLogger("swift_r1.data")
 
@@ -67,7 +70,12 @@ class Prompt:
 
 def data_columns(row: Row) -> dict[str, Any]:
     """Returns the columns of a row that rewards get."""
-    return {key: value for key, value in row.items() if key not in RESERVED and key != "messages"}
+    images = images_of(row)
+    return {
+        key: for_rewards(images) if key == COLUMN and images else value
+        for key, value in row.items()
+        if key not in RESERVED and key != "messages"
+    }
 
 
 class PromptFlags(Protocol):
@@ -131,7 +139,9 @@ class PromptEncoder:
     Args:
         tokenizer: a transformers tokenizer.
         max_length: longest prompt in tokens, by `--max_length` or by the model's context.
-        truncation: of longer prompts: `delete` leaves them out, `left` cuts off their beginning.
+        truncation: of longer prompts: `delete` leaves them out, `left` cuts off their beginning. Those with images are
+            never cut.
+        vision: loads the model's processor, when the first image comes.
 
     Raises UsageError where there is no chat template, `--prompt_template` is none, or it reads an argument nowhere.
     """
@@ -145,9 +155,11 @@ class PromptEncoder:
         wording: Wording | None = None,
         max_length: int | None = None,
         truncation: str = "delete",
+        vision: Callable[[], VisionProcessor] | None = None,
     ) -> None:
         self.tokenizer = tokenizer
         self.truncation = truncation
+        self._load_vision = vision
         self._wording = wording or Wording()
         self._max_length = max_length
         self._given: dict[str, Any] = dict(self._wording.arguments)
@@ -187,8 +199,8 @@ class PromptEncoder:
     def render(
         self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] = ()
     ) -> str:
-        """Returns the prompt's text for `tokenize`, including the start of the model's turn; UsageError where the
-        template refuses it, or has no place for tools."""
+        """Returns the prompt's text for `tokenize`, including the start of the model's turn. Contents may be lists of
+        parts (`in_parts`). UsageError where the template refuses it, or has no place for tools."""
         if (
             tools or any(one["role"] == "tool" or "tool_calls" in one for one in messages)
         ) and not self.has_tools:
@@ -228,12 +240,15 @@ class PromptEncoder:
         return token_ids(self.tokenizer, text)
 
     def encode(self, row: Row) -> Prompt | None:
-        """Returns the prompt of a row of `load_rows`; None when it is longer than `max_length` and is not to be cut."""
+        """Returns the prompt of a row of `load_rows`; None when it is longer than `max_length` and is not to be cut.
+        Raises UsageError: the template refuses its messages, or has no place for its images."""
         tools = self.tools_of(row)
-        text = self.render(row["messages"], tools)
-        ids = self.tokenize(text)
+        images = images_of(row)
+        text = self._text_of(row)
+        unexpanded = self.tokenize(text)
+        ids = self._expanded(text, images) if images else unexpanded
         if self._max_length is not None and len(ids) > self._max_length:
-            if self.truncation == "delete":
+            if not self._cuts(row):
                 return None
             ids = ids[-self._max_length :]
             text = self.tokenizer.decode(ids)
@@ -247,7 +262,44 @@ class PromptEncoder:
             response_prefix=self.response_prefix,
             turn_end=self.turn_end,
             tools=tuple(tools),
+            images=images,
+            unexpanded_ids=unexpanded if images else (),
         )
+
+    def _cuts(self, row: Row) -> bool:
+        """Returns whether a prompt that is too long is cut; the placeholders of an image cannot be."""
+        return self.truncation != "delete" and not images_of(row)
+
+    def _text_of(self, row: Row) -> str:
+        """Returns the rendered prompt of a row, with a placeholder for each image."""
+        images = images_of(row)
+        messages = map(in_parts, row["messages"]) if images else row["messages"]
+        text = self.render(list(messages), self.tools_of(row))
+        if images:
+            places = text.count(self.vision.placeholder)
+            if places != len(images):
+                raise UsageError(
+                    f"{row['prompt_id']}: the chat template has {places} places for {len(images)} images: take another "
+                    "--prompt_template, with places for parts of type image"
+                )
+        return text
+
+    @cached_property
+    def vision(self) -> VisionProcessor:
+        """Returns the model's processor of images. Raises UsageError: it has none, or nothing here reads images."""
+        if self._load_vision is None:
+            raise UsageError("rows have images, which are not read here")
+        return self._load_vision()
+
+    def _expanded(self, text: str, images: Sequence[ImageFile]) -> tuple[int, ...]:
+        """Returns the token ids of a rendered prompt with all tokens of its images."""
+        vision = self.vision
+        coming = iter(images)
+        ids: list[int] = []
+        for piece in pieces(text):
+            own = [image.read() for image in islice(coming, piece.count(vision.placeholder))]
+            ids += vision.expand(piece, own) if own else self.tokenize(piece)
+        return tuple(ids)
 
     def tools_of(self, row: Row) -> Sequence[Mapping[str, Any]]:
         """Returns the descriptions that the template renders."""
@@ -259,22 +311,58 @@ class PromptEncoder:
         return f"{self._max_length} tokens ({self.bound})"
 
     def fitting(self, rows: Sequence[Row], what: str = "training") -> Sequence[Row]:
-        """Returns the rows whose prompts are at most `max_length` tokens, or are cut to it; what is left out or cut is
-        logged. UsageError where no row is left. Only rows that are long in bytes are tokenised, so a million short ones
-        cost little."""
+        """Returns the rows that can be trained on, and logs what is not (`chosen`)."""
+        kept, notes = self.chosen(rows, what)
+        for note in notes:
+            _logger.warning("%s", note)
+        return kept
+
+    def chosen(self, rows: Sequence[Row], what: str) -> tuple[Sequence[Row], list[str]]:
+        """Returns the rows whose prompts are at most `max_length` tokens, or are cut to it, and whose images the model's
+        processor takes; and what is said of those that are left out or cut. UsageError where no row is left. Only rows
+        that are long in bytes are tokenised, so a million short ones cost little."""
+        notes = []
+        total = len(rows)
+        refused = self.refused(rows)
+        if refused:
+            place, why = next(iter(refused.items()))
+            about = f"images that the model's processor refuses, for example {rows[place]['prompt_id']}: {why}"
+            if len(refused) == total:
+                raise UsageError(f"all {total} {what} {self.noun} have {about}")
+            notes.append(
+                f"{len(refused):,} of {total:,} {what} {self.noun} left out: they have {about}"
+            )
+            rows = _without(rows, refused)
         too_long = self.too_long(rows)
-        if not too_long:
-            return rows
-        leaves_out = self.truncation == "delete"
-        if leaves_out and len(too_long) == len(rows):
+        uncut = {place for place in too_long if not self._cuts(rows[place])}
+        if uncut and len(uncut) == len(rows):
             raise UsageError(f"all {len(rows)} {what} {self.noun} are longer than {self.limit}")
-        done = {"delete": "left out: longer than", "left": "cut to their last"}
-        about = (self.noun, done.get(self.truncation, "cut to their first"), self.limit)
-        _logger.warning("%d of %d %s %s %s %s", len(too_long), len(rows), what, *about)
-        if not leaves_out:
-            return rows
-        kept = (place for place in range(len(rows)) if place not in too_long)
-        return rows.chosen(kept) if isinstance(rows, Rows) else [rows[place] for place in kept]
+        end = "last" if self.truncation == "left" else "first"
+        done = {
+            "left out: longer than": len(uncut),
+            f"cut to their {end}": len(too_long) - len(uncut),
+        }
+        notes += [
+            f"{count:,} of {total:,} {what} {self.noun} {action} {self.limit}"
+            for action, count in done.items()
+            if count
+        ]
+        return _without(rows, uncut) if uncut else rows, notes
+
+    def refused(self, rows: Sequence[Row]) -> dict[int, str]:
+        """Returns the places of rows with an image that the model's processor does not take, and why."""
+        if isinstance(rows, Rows) and not rows.have_images():
+            return {}
+        whys = {place: self._why_refused(row) for place, row in enumerate(rows)}
+        return {place: why for place, why in whys.items() if why is not None}
+
+    def _why_refused(self, row: Row) -> str | None:
+        for image in images_of(row):
+            try:
+                self.vision.tokens_of(image.width, image.height)
+            except ValueError as error:
+                return f"{image.width} x {image.height} pixels, {one_line(error, 200)}"
+        return None
 
     def too_long(self, rows: Sequence[Row]) -> set[int]:
         """Returns the places of rows whose prompts are longer than `max_length`."""
@@ -287,24 +375,38 @@ class PromptEncoder:
         return {place for place in unsure if self._is_too_long(rows[place])}
 
     def fits(self, row: Row) -> bool:
-        """Returns whether the prompt is short enough, or is cut."""
-        return self.truncation != "delete" or not self._is_too_long(row)
+        """Returns whether the prompt is short enough, or is cut, and its images can be read."""
+        return self._why_refused(row) is None and (self._cuts(row) or not self._is_too_long(row))
 
     def _is_too_long(self, row: Row) -> bool:
-        turns = len(row["messages"])
-        if (
-            self._max_length is None
-            or content_bytes(row) + (turns + 1) * self._overhead <= self._max_length
-        ):
+        if self._max_length is None:
             return False
-        return self._length(row) > self._max_length
+        images = images_of(row)
+        most = content_bytes(row) + (len(row["messages"]) + 1) * self._overhead
+        most += self._image_tokens(images) + len(images) * self._image_overhead if images else 0
+        return most > self._max_length and self._length(row) > self._max_length
 
     def _length(self, row: Row) -> int:
         """Returns the tokens of a row."""
-        return len(self.tokenize(self.render(row["messages"], self.tools_of(row))))
+        images = images_of(row)
+        return len(self.tokenize(self._text_of(row))) + self._image_tokens(images) - len(images)
+
+    def _image_tokens(self, images: Iterable[ImageFile]) -> int:
+        return sum(self.vision.tokens_of(image.width, image.height) for image in images)
+
+    @cached_property
+    def _image_overhead(self) -> int:
+        """Returns the bytes that the template puts around an image, with those of its placeholder."""
+        parts = [{"type": "image"}, {"type": "text", "text": "x"}]
+        return len(self.render([{"role": "user", "content": parts}]).encode())
 
     def _with_system(self, messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
         own = [dict(message) for message in messages]
         if self._wording.system is not None and own[0]["role"] != "system":
             own.insert(0, {"role": "system", "content": self._wording.system})
         return own
+
+
+def _without(rows: Sequence[Row], places: Container[int]) -> Sequence[Row]:
+    kept = (place for place in range(len(rows)) if place not in places)
+    return rows.chosen(kept) if isinstance(rows, Rows) else [rows[place] for place in kept]

@@ -12,6 +12,9 @@ from decimal import Decimal
 from typing import Any
 
 from swift_r1.data.files import RawRow
+from swift_r1.data.image_files import ImageRules
+from swift_r1.data.image_rows import is_empty, place_images, take_images
+from swift_r1.data.images import COLUMN, images_of, placeless
 from swift_r1.data.preprocessors import QUERY_KEYS, Row, RowFault, preprocess_row, rename_columns
 from swift_r1.data.prompt_templates import text_of
 from swift_r1.data.sources import Source
@@ -35,10 +38,16 @@ TOOL_COLUMNS = frozenset(("num_turns", "tool_calls"))
 _ROLES = ("system", "user", "assistant", "tool")
 _OF_TOOLS = ("tool_calls", "tool_call_id", "name")
 # What ms-swift puts into the prompt, and no prompt here has.
-_MEDIA = ("images", "image", "videos", "video", "audios", "audio")
+_MEDIA = ("videos", "video", "audios", "audio")
 # A column that `--columns` gives another name than one of these is meant to lose it; any other keeps it too.
-_READ = RESERVED | TOOL_COLUMNS | {*_MEDIA, "messages", "tools", "chat_template_kwargs"}
-_UNBOUNDED = 2**32 - 1  # bytes of a row whose length only the chat template knows
+_READ = (
+    RESERVED
+    | TOOL_COLUMNS
+    | {*_MEDIA, "images", "image", "messages", "tools", "chat_template_kwargs"}
+)
+UNBOUNDED = (
+    2**32 - 1
+)  # bytes of a row whose length only the chat template knows, or the model's processor
 _SHOWN = 3
 
 
@@ -65,17 +74,20 @@ def preprocessed(
     drops: Drops,
     strict: bool = False,
     tool_use: ToolUse | None = None,
+    image_rules: ImageRules | None = None,
 ) -> Iterator[Row]:
     """Yields training rows of `source`: `messages` without the reference answer, all other columns, `dataset`,
     `prompt_id`. The column `tools` has OpenAI's descriptions, except with an agent template, which describes them
-    elsewhere.
+    elsewhere; `images` has those that the tags in the messages stand for (`ImageFile`).
 
     Broken rows and rows whose preprocessor returns None are counted in `drops`. `prompt_id` is `<label>:<row index>`.
 
     Raises:
         UsageError: a column has a reserved name, or `columns` renames one onto another; with `strict`, a broken row.
     """
-    for name, row, _line in results(source, raws, columns, drops, strict, tool_use or ToolUse()):
+    rules = image_rules or ImageRules()
+    made = results(source, raws, columns, drops, strict, tool_use or ToolUse(), rules)
+    for name, row, _line in made:
         yield {**row, "dataset": source.name, "prompt_id": f"{source.label}:{name}"}
 
 
@@ -86,10 +98,11 @@ def results(
     drops: Drops,
     strict: bool,
     use: ToolUse,
+    rules: ImageRules,
 ) -> Iterator[tuple[str, Row, bytes]]:
-    """Yields a training row's name, the row without `dataset` and `prompt_id`, and its JSON; the arguments are those
-    of `preprocessed`. The name is the index of the raw row; where a preprocessor makes several rows of one, the second
-    is `<index>.1`."""
+    """Yields a training row's name, the row without `dataset` and `prompt_id`, and its JSON, which does not say where
+    its images are; the arguments are those of `preprocessed`. The name is the index of the raw row; where a preprocessor
+    makes several rows of one, the second is `<index>.1`."""
     reserved = RESERVED | TOOL_COLUMNS if use.called else RESERVED
     for raw in raws:
         drops.seen += 1
@@ -97,7 +110,7 @@ def results(
         rows: list[tuple[Row, bytes]] = []
         if fault is None:
             try:
-                rows = _training_rows(source, raw, columns, use)
+                rows = _training_rows(source, raw, columns, use, rules)
             except UsageError:
                 raise
             except RowFault as error:
@@ -121,18 +134,24 @@ def results(
 
 
 def _training_rows(
-    source: Source, raw: RawRow, columns: Mapping[str, str], use: ToolUse
+    source: Source, raw: RawRow, columns: Mapping[str, str], use: ToolUse, rules: ImageRules
 ) -> list[tuple[Row, bytes]]:
     """Returns what a raw row becomes, each with its JSON. Raises RowFault, or what the preprocessor raises."""
     preprocess = source.of_subset.get(raw.subset or "", source.preprocess)
     renamed = _renamed(raw, columns)
-    given = {old.lower() for old in (*columns, *getattr(preprocess, "origin_columns", ()))} - _READ
+    renames = {**getattr(preprocess, "origin_columns", {}), **columns}
+    given = {old.lower() for old, new in renames.items() if new != COLUMN} - _READ
     found = []
     for row in as_list(preprocess_row(preprocess, renamed)):
         row |= {old: raw.row[old] for old in raw.row if old.lower() in given and old not in row}
         _refuse_unread(row)
+        images = take_images(row)
         row["messages"] = _conversation(row) if source.whole else _prompt_messages(row)
-        descriptions = use.descriptions(None if _is_empty(row.get("tools")) else row["tools"])
+        if images:
+            row["messages"], row[COLUMN] = place_images(
+                row["messages"], images, rules, source.folders
+            )
+        descriptions = use.descriptions(None if is_empty(row.get("tools")) else row["tools"])
         if descriptions and use.agent_template is not None:
             row["messages"] = with_tools(row["messages"], descriptions, use.agent_template)
         elif descriptions or "tools" in row:
@@ -171,23 +190,15 @@ def as_list(result: Any) -> list[Row]:
 def _refuse_unread(row: Mapping[str, Any]) -> None:
     """Raises RowFault where a column belongs in the prompt but would be missing from it."""
     for name in _MEDIA:
-        if not _is_empty(row.get(name)):
+        if not is_empty(row.get(name)):
             raise RowFault(
-                f"the column {name} is for multimodal models, this trains on text: leave such rows out, or rename the "
-                f'column to keep it for the rewards (--columns \'{{"{name}": "..."}}\')'
+                f"the column {name} is not read here, images and text are: leave such rows out, or rename the column to "
+                f'keep it for the rewards (--columns \'{{"{name}": "..."}}\')'
             )
-    if not _is_empty(row.get("chat_template_kwargs")):
+    if not is_empty(row.get("chat_template_kwargs")):
         raise RowFault(
             "the column chat_template_kwargs is not read: --chat_template_kwargs applies to all rows"
         )
-
-
-def _is_empty(value: Any) -> bool:
-    return (
-        value is None
-        or (isinstance(value, str) and value == "[]")
-        or (hasattr(value, "__len__") and not len(value))
-    )
 
 
 def _prompt_messages(row: Mapping[str, Any]) -> list[dict[str, Any]]:
@@ -288,7 +299,7 @@ def _message(message: Mapping[str, Any]) -> dict[str, Any]:
 def _as_json(row: Row) -> bytes:
     """Returns a row as it is stored; RowFault where a value cannot be written as JSON."""
     try:
-        return _ENCODER.encode(row).encode()
+        return _ENCODER.encode(placeless(row)).encode()
     except (TypeError, ValueError, RecursionError) as error:
         raise RowFault(_why_not_kept(row, error)) from error
 
@@ -329,11 +340,12 @@ def prompt_key(row: Mapping[str, Any]) -> str:
         [one["role"], one["content"], *filter(None, [one.get("tool_calls")])]
         for one in row["messages"]
     ]
-    return json.dumps([*messages, *filter(None, [row.get("tools")])])
+    images = [image.sha256 for image in images_of(row)]
+    return json.dumps([*messages, *filter(None, [row.get("tools"), images])])
 
 
 def content_bytes(row: Mapping[str, Any]) -> int:
     """Returns the bytes of the contents of a row's messages; with tools or calls more than any prompt has."""
     if row.get("tools") or any("tool_calls" in message for message in row["messages"]):
-        return _UNBOUNDED
+        return UNBOUNDED
     return sum(len(message["content"].encode()) for message in row["messages"])

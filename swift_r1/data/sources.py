@@ -21,6 +21,7 @@ from swift_r1.data.files import (
 )
 from swift_r1.data.fingerprint import file_digest, fingerprint
 from swift_r1.data.hubs import Hub, SetLocation, load_split, split_rows
+from swift_r1.data.image_files import ImageRules
 from swift_r1.data.preprocessors import Preprocess
 from swift_r1.data.registry import Loader
 from swift_r1.data.tools import ToolUse
@@ -54,6 +55,13 @@ class DataFlags:
     eval_limit: int | None = None
     eval_datasets: Sequence[str] = ()
     whole: bool = False  # rows are conversations with their answers, which are learned
+    max_pixels: int | None = None
+    min_pixels: int | None = None
+    load_images_from_urls: bool = False
+
+    @property
+    def image_rules(self) -> ImageRules:
+        return ImageRules(self.max_pixels, self.min_pixels, self.load_images_from_urls)
 
     @property
     def tool_use(self) -> ToolUse:
@@ -173,6 +181,14 @@ class Source:
     def samples_itself(self) -> bool:
         """Returns whether the loader makes as many rows as it is asked for."""
         return self.loader is not None and len(self.subsets) < 2 and "count" in self._keywords
+
+    @property
+    def folders(self) -> tuple[Path, ...]:
+        """Returns the folders that hold the data, where relative paths in rows begin."""
+        named = {Path(path).parent: None for path in self.files.values()}
+        if self.place is not None and self.place.hub is None:
+            named[Path(self.place.name)] = None
+        return tuple(named)
 
     def rows(self, split: Split, count: int | None, seed: int) -> Iterator[RawRow]:
         """Yields the raw rows of a split; `count` and `seed` matter only to a loader that samples itself. Raises

@@ -10,12 +10,10 @@ loaded, and its writer takes no 64-bit hash (docs/contributing.md).
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import json
 import logging
 import os
-import shutil
 import tempfile
 import time
 from bisect import bisect_right
@@ -25,6 +23,8 @@ from itertools import accumulate
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from swift_r1.data.cache import IMAGES, MAKING, cache_folder, mark_used, remove_old
+from swift_r1.data.images import COLUMN
 from swift_r1.data.preprocessors import Row
 from swift_r1.data.rows import Drops
 
@@ -32,22 +32,20 @@ if TYPE_CHECKING:
     import numpy as np
     import pyarrow as pa
 
-RUN_ONLY = "run-"  # begins the names of stores that no later run may take
-_MAKING = ".making-"  # begins the names of files that are no store yet
-_KEPT_S = 30 * 86_400  # since a store was last used
-_LEFT_OVER_S = 2 * 86_400  # of what only one run was to use
 _logger = logging.getLogger("swift_r1.data")
 
 
 def _schema() -> pa.Schema:
     """Returns the columns of a store:
 
-    row: the JSON of a preprocessed row and a newline, without `dataset` and `prompt_id`, which depend on the run.
+    row: the JSON of a preprocessed row and a newline, without `dataset` and `prompt_id`, which depend on the run, and
+        without the paths of its images, which depend on the machine.
     name: number of the raw row that it was made from, and which of several rows it is.
     key: 64 bits of a hash of the messages: rows with equal ones are the same prompt.
     id: 64 bits of a hash of the column `id`; 0 without one.
     size, turns: bytes of the messages' contents, and how many messages there are.
     columns: the row's columns, as JSON.
+    images: the paths of its images.
     """
     import pyarrow as pa
 
@@ -58,6 +56,7 @@ def _schema() -> pa.Schema:
             "size": pa.uint32(),
             "turns": pa.uint32(),
             "columns": pa.dictionary(pa.int32(), pa.string()),
+            "images": pa.list_(pa.string()),
         }
     )
 
@@ -83,6 +82,7 @@ class RowStore:
         table: its rows (`_schema`).
         drops: what was left out when it was made.
         digest: a hash of all rows in order.
+        made: when it was written, in seconds since 1970.
     """
 
     def __init__(self, path: Path) -> None:
@@ -96,6 +96,7 @@ class RowStore:
         self.path = path
         self.drops = Drops(**header["drops"])
         self.digest = str(header["digest"])
+        self.made = float(header["made"])
         self.table = pa.Table.from_batches([one.batch for one in batches]).unify_dictionaries()
 
     def __len__(self) -> int:
@@ -103,7 +104,29 @@ class RowStore:
 
     def row(self, place: int) -> tuple[str, Row]:
         """Returns the row at a place, without `dataset` and `prompt_id`, and its name."""
-        return self.table["name"][place].as_py(), json.loads(self.table["row"][place].as_py())
+        row = json.loads(self.table["row"][place].as_py())
+        paths = self.table["images"][place].as_py()
+        if paths:
+            row[COLUMN] = [
+                {**image, "path": path} for image, path in zip(row[COLUMN], paths, strict=True)
+            ]
+        return self.table["name"][place].as_py(), row
+
+    def lost_image(self) -> str | None:
+        """Returns the path of an image that is gone or has changed since the store was made; None where all are as they
+        were. Those in the cache count as used from now on."""
+        from pyarrow import compute
+
+        own = str(cache_folder() / IMAGES)
+        for path in compute.unique(compute.list_flatten(self.table["images"])).to_pylist():
+            kept = path.startswith(own)  # under a hash of what is in it
+            try:
+                there = mark_used(Path(path)) if kept else os.stat(path).st_mtime <= self.made
+            except OSError:
+                there = False
+            if not there:
+                return str(path)
+        return None
 
 
 def whole_store(path: Path) -> RowStore | None:
@@ -130,11 +153,12 @@ def write_store(
     import pyarrow as pa
 
     path.parent.mkdir(parents=True, exist_ok=True)
-    descriptor, name = tempfile.mkstemp(prefix=_MAKING, dir=path.parent)
+    descriptor, name = tempfile.mkstemp(prefix=MAKING, dir=path.parent)
     os.close(descriptor)
     digest = hashlib.blake2b(digest_size=16)
     count = 0
     drops = Drops()
+    made = time.time()
     try:
         remove_old(path.parent)
         with pa.ipc.new_stream(name, _schema()) as stream:
@@ -144,7 +168,7 @@ def write_store(
                 count += rows.num_rows
                 drops.merge(dropped)
             check(count, drops)
-            header = {"drops": asdict(drops), "digest": digest.hexdigest()}
+            header = {"drops": asdict(drops), "digest": digest.hexdigest(), "made": made}
             stream.write_batch(
                 block_of([], drops).rows, custom_metadata={"header": json.dumps(header)}
             )
@@ -152,29 +176,6 @@ def write_store(
         return RowStore(path)
     finally:
         Path(name).unlink(missing_ok=True)
-
-
-def cache_folder() -> Path:
-    """Returns where stores are kept: in SWIFT_R1_CACHE, else in the user's cache folder; in the system's folder for
-    temporary files where that cannot be written to."""
-    named = os.environ.get("SWIFT_R1_CACHE")
-    own = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "swift-r1"
-    folder = Path(named or own) / "data"
-    with contextlib.suppress(OSError):
-        folder.mkdir(parents=True, exist_ok=True)
-        if os.access(folder, os.W_OK | os.X_OK):
-            return folder
-    return Path(tempfile.gettempdir()) / f"swift-r1-data-{os.getuid()}"
-
-
-def remove_old(cache: Path) -> None:
-    """Removes stores that were not used for long, and those of earlier versions, which were folders."""
-    now = time.time()
-    for entry in cache.iterdir():
-        kept = _LEFT_OVER_S if entry.name.startswith((_MAKING, RUN_ONLY)) else _KEPT_S
-        with contextlib.suppress(OSError):  # another process has removed it
-            if now - entry.stat().st_mtime > kept:
-                shutil.rmtree(entry) if entry.is_dir() else entry.unlink()
 
 
 @dataclass(frozen=True, slots=True)
@@ -283,6 +284,17 @@ class Rows(Sequence[Row]):
                 if kind not in sets:
                     sets[kind] = frozenset(json.loads(kind))
                 yield sets[kind]
+
+    def have_images(self) -> bool:
+        """Returns whether any of them has an image."""
+        from pyarrow import compute
+
+        return any(
+            compute.any(
+                compute.greater(compute.list_value_length(part.column("images")), 0)
+            ).as_py()
+            for part in self.parts
+        )
 
     def digest(self) -> str:
         """Returns a hash of all rows in their order: 128 bits as hexadecimal digits."""

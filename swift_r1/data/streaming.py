@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import count
 
+from swift_r1.data.images import placeless
 from swift_r1.data.preprocessors import Row
 from swift_r1.data.rows import Drops, preprocessed
 from swift_r1.data.sources import DataFlags, Source
@@ -88,7 +89,7 @@ class RowStream:
             before = found
             raws = source.rows("train", wanted, flags.seed)
             for row in preprocessed(
-                source, raws, flags.columns, drops, flags.strict, flags.tool_use
+                source, raws, flags.columns, drops, flags.strict, flags.tool_use, flags.image_rules
             ):
                 if log and turn == 0:
                     for example in drops.examples[shown:]:
@@ -109,7 +110,8 @@ class RowStream:
                 )
         if log and too_long:
             _logger.warning(
-                "dataset %s: %d prompts left out: longer than --max_length or the model takes",
+                "dataset %s: %d prompts left out: longer than --max_length or the model takes, or with images that its "
+                "processor refuses",
                 source.name,
                 too_long,
             )
@@ -175,5 +177,5 @@ def shuffled(rows: Iterable[Row], first: int, size: int, seed: str) -> Iterator[
 
 def chained(digest: str, row: Row) -> str:
     """Returns a hash of all rows so far: of the previous hash and a row."""
-    text = json.dumps([digest, row["prompt_id"], row], sort_keys=True, default=str)
+    text = json.dumps([digest, row["prompt_id"], placeless(row)], sort_keys=True, default=str)
     return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()

@@ -6,8 +6,9 @@ model's tower makes of an image; the engine and the trainer get the same ids, an
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
-from functools import cache
+from functools import cache, cached_property
 from typing import TYPE_CHECKING, Any
 
 from swift_r1.data.images import decoded
@@ -31,6 +32,7 @@ class VisionProcessor:
     def __init__(self, processor: Any, token_id: int) -> None:
         self._processor = processor
         self.token_id = token_id
+        self._lengths: dict[tuple[int, int], int] = {}  # of images by their sizes
 
     @classmethod
     def load(cls, path: str, tokenizer: Any) -> VisionProcessor:
@@ -60,9 +62,52 @@ class VisionProcessor:
         """Returns the token ids of a rendered prompt, each image's placeholder expanded to all of its tokens. Raises
         ValueError: the processor refuses an image, or their number."""
         made = self._processor(
-            images=[[decoded(one) for one in images]], text=[text], add_special_tokens=False
+            images=[[decoded(one) for one in images]], text=[text], **_NOTHING_ADDED
         )
         return tuple(made["input_ids"][0])
+
+    def tokens_of(self, width: int, height: int) -> int:
+        """Returns how many tokens an image of so many pixels becomes, without looking at one. Raises ValueError: the
+        processor refuses it."""
+        if self._beside is None:
+            return self._expanded_length(width, height)
+        return self._by_formula(width, height) + self._beside
+
+    @cached_property
+    def _beside(self) -> int | None:
+        """Returns how many tokens of an image the processor's own formula does not count; None where it has no formula,
+        or one that does not hold."""
+        try:
+            missed = {self._expanded_length(*size) - self._by_formula(*size) for size in _PROBED}
+        except (AttributeError, NotImplementedError):
+            return None
+        return missed.pop() if len(missed) == 1 else None
+
+    def _by_formula(self, width: int, height: int) -> int:
+        found = self._processor._get_num_multimodal_tokens(image_sizes=[(height, width)])
+        return int(found.num_image_tokens[0])
+
+    def _expanded_length(self, width: int, height: int) -> int:
+        from PIL import Image
+
+        size = (width, height)
+        if size not in self._lengths:
+            blank = Image.new("RGB", size)
+            made = self._processor(images=[[blank]], text=[self.placeholder], **_NOTHING_ADDED)
+            self._lengths[size] = len(made["input_ids"][0])
+        return self._lengths[size]
+
+    def seen(self, image: bytes) -> tuple[int, int, int] | None:
+        """Returns what the tower sees of an image: how many pictures, and their width and height in pixels. None where
+        the form of its pixels does not tell."""
+        pixels = self.pixels([image])
+        grid = pixels.get("image_grid_thw")
+        if grid is not None:
+            _, rows, columns = grid[0].tolist()
+            side = self._processor.image_processor.patch_size
+            return 1, columns * side, rows * side
+        *before, colours, height, width = pixels["pixel_values"].shape
+        return (math.prod(before), width, height) if colours == 3 else None
 
     def pixels(self, images: Sequence[bytes]) -> Pixels:
         """Returns what the model's tower reads of the images of a prompt, in order."""
@@ -70,12 +115,14 @@ class VisionProcessor:
         made = self._processor(
             images=[[decoded(one) for one in images]],
             text=texts,
-            add_special_tokens=False,
             return_tensors="pt",
+            **_NOTHING_ADDED,
         )
         return {name: value for name, value in made.items() if name not in _OF_TEXT}
 
 
+_NOTHING_ADDED = {"add_special_tokens": False}
+_PROBED = ((64, 64), (256, 64))  # sizes of images that show whether a formula holds
 _OF_TEXT = ("input_ids", "attention_mask", "token_type_ids", "mm_token_type_ids")
 
 

@@ -13,6 +13,7 @@ from swift_r1.data.prompt_templates import (
     system_message,
 )
 from swift_r1.data.tools import AGENT_TEMPLATES
+from swift_r1.errors import UsageError
 from swift_r1.flags.fields import Scope, check_no_key, flag, resumable_flag
 
 if TYPE_CHECKING:
@@ -177,6 +178,21 @@ class DataArguments:
         "curriculum (by the column difficulty, easy ones first), replay_failures, or a class that a plugin registers",
         _CHOSEN,
     )
+    max_pixels: int | None = flag(
+        None,
+        "pixels (width x height) of the largest image that the model sees as it is; larger ones are scaled down to it "
+        "(default: MAX_PIXELS, else none are)",
+        at_least=1,
+    )
+    min_pixels: int | None = flag(
+        None,
+        "pixels of the smallest image that the model sees as it is; smaller ones are scaled up to it (default: "
+        "MIN_PIXELS, else none are)",
+        at_least=1,
+    )
+    load_images_from_urls: bool = flag(
+        False, "download images that rows name by http or https addresses", ms_swift="true"
+    )
     system: str | None = SYSTEM
     prompt_template: str | None = TEMPLATE
     response_prefix: str = flag(
@@ -210,6 +226,14 @@ class DataArguments:
     )
 
 
+def pixels_of(environ: Mapping[str, str], name: str) -> int | None:
+    """Returns the pixels that a variable of ms-swift's scripts says; UsageError where it says no number."""
+    text = environ.get(name, "").strip()
+    if text and not (text.isascii() and text.isdigit() and int(text)):
+        raise UsageError(f"{name}={text} must be a whole number of pixels, 1 or more")
+    return int(text) if text else None
+
+
 def data_faults(args: RlhfArguments, given: frozenset[str]) -> Iterator[str]:
     """Yields what does not go with streamed or mixed data, and with held-out rows."""
     if (
@@ -223,6 +247,12 @@ def data_faults(args: RlhfArguments, given: frozenset[str]) -> Iterator[str]:
     for name, strategy in (("save", args.save_strategy), ("eval", args.evaluation)):
         if args.streaming and strategy == "epoch":
             yield f"--{name}_strategy epoch with --streaming true, where passes are not counted: use steps"
+    if (
+        args.min_pixels is not None
+        and args.max_pixels is not None
+        and args.min_pixels > args.max_pixels
+    ):
+        yield f"--min_pixels {args.min_pixels} is more than --max_pixels {args.max_pixels}"
     shares = args.interleave_prob
     if shares is not None:
         if len(shares) != len(args.dataset):

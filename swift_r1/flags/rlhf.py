@@ -21,7 +21,7 @@ from swift_r1.flags.algorithm import (
     algorithm_faults,
 )
 from swift_r1.flags.batch import BATCH, began_with, round_faults
-from swift_r1.flags.data import DataArguments, data_faults
+from swift_r1.flags.data import DataArguments, data_faults, pixels_of
 from swift_r1.flags.distillation import POLICY, DistillationArguments
 from swift_r1.flags.eval_tasks import PROMPT_FLAGS, EvalTask, limited, read_tasks
 from swift_r1.flags.fields import flag, flag_specs, scope_faults
@@ -311,6 +311,8 @@ class RlhfArguments(
             train_type="qlora"
             if self.quant_bits and self.train_type == "lora"
             else self.train_type,
+            max_pixels=self.max_pixels or pixels_of(environ, "MAX_PIXELS"),
+            min_pixels=self.min_pixels or pixels_of(environ, "MIN_PIXELS"),
             system=system_message(self.system),
             response_prefix=newlines(self.response_prefix),
             judge=self.judge_content,

@@ -19,7 +19,8 @@ _PEFT_PREFIX = "base_model.model."
 
 
 def expected_weights(model: str, towers: bool = False) -> Shapes:
-    """Returns the shapes of all weights and persistent buffers of a causal LM, by their names in its checkpoint.
+    """Returns the shapes of all weights and persistent buffers of a causal LM, by their names in its checkpoint; with
+    those of its `towers` too.
 
     A tied output head is left out: it is the embedding, and is sent once.
 

@@ -160,6 +160,16 @@ def policy_weights(model: PreTrainedModel) -> list[Weight]:
     return weights + buffers
 
 
+def pushed_weights(model: PreTrainedModel) -> list[Weight]:
+    """Returns the weights that an engine gets: those of the language model, and what is trained beside it."""
+    return [
+        weight
+        for weight in policy_weights(model)
+        if part_of_model(weight.name) == "llm"
+        or any(parameter.requires_grad for parameter in weight.parameters)
+    ]
+
+
 def _weight_at(model: nn.Module, name: str) -> Weight:
     owner, _, kind = name.rpartition(".")
     return Weight(name, model.get_submodule(owner), kind)

@@ -15,7 +15,7 @@ from swift_r1.errors import EXIT_SERVER_UNREACHABLE, RunFailed, ServerUnreachabl
 from swift_r1.models.expected import adapter_in_checkpoint, as_in_checkpoint
 from swift_r1.models.multimodal import probe_tokens
 from swift_r1.models.policy import ModelInputs
-from swift_r1.models.weights import adapter_weights, policy_weights
+from swift_r1.models.weights import adapter_weights, pushed_weights
 from swift_r1.rollout.base import NO_IMAGES, OnDone, OnOutput, TrainedPolicy, still_wanted
 from swift_r1.rollout.calls import OpenCalls, answers_of
 from swift_r1.rollout.pool.health import GatherAgain
@@ -176,7 +176,7 @@ class ServerRollouts:
 
     def _gather_once(self) -> bool:
         model = self.backend.model
-        weights = policy_weights(model) if self._adapter is None else adapter_weights(model)
+        weights = pushed_weights(model) if self._adapter is None else adapter_weights(model)
         on_host = self.pool is None or not self.pool.from_device(self._adapter is not None)
         gathered = self.backend.weight_buckets(weights, on_host=on_host)
 

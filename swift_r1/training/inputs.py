@@ -13,6 +13,7 @@ from swift_r1.data.loading import load_rows, stream_of
 from swift_r1.data.prompts import Prompt, PromptEncoder, Wording
 from swift_r1.data.registry import register_dataset_info
 from swift_r1.data.sampler import PromptSampler, build_sampler
+from swift_r1.data.vision import VisionProcessor
 from swift_r1.data.vocabulary import vocabulary_of
 from swift_r1.errors import UsageError
 from swift_r1.flags import make_plan
@@ -46,6 +47,7 @@ class Inputs:
     # the functions of the run and those that only the evaluation needs
     rewards: RewardCaller | None = None
     monitor: InvalidRewardMonitor | None = None
+    vision: VisionProcessor | None = None  # of rows with images
     recorded: RecordedRun | None = None  # whose rounds are trained on, in the place of prompts
 
     def open_rewards(self, names: Sequence[str]) -> OpenRewards | None:
@@ -79,10 +81,11 @@ def open_inputs(context: Context) -> Inputs:
     data = load_rows(args.data_flags, start.prepared)
     about = (Wording.of(args), longest_prompt(args), args.truncation_strategy)
     supervised = isinstance(args, SftArguments)
+    vision = partial(VisionProcessor.load, args.model, context.tokenizer)
     encoder = (
         ConversationEncoder(context.tokenizer, *about, args.loss_scale)
         if supervised
-        else PromptEncoder(context.tokenizer, *about)
+        else PromptEncoder(context.tokenizer, *about, vision)
     )
     rows = data.train if args.streaming else encoder.fitting(data.train)
     held_out = [

@@ -15,6 +15,7 @@ from swift_r1.models.attention import takes_packed_rows
 from swift_r1.models.logprobs import rounded_products
 from swift_r1.models.multimodal import probe_tokens
 from swift_r1.models.policy import Critic, ModelInputs
+from swift_r1.models.vision import Vision, packs_images
 from swift_r1.rollout.trajectory import TokenSequence
 from swift_r1.serving.engines.checks import narrowed, own_logprobs, tolerance
 from swift_r1.serving.engines.decoding import other_layers
@@ -120,12 +121,19 @@ def why_not_packed(backend: Backend, form: Form) -> str:
 
 
 def choose_batching(
-    args: RlhfArguments, backend: Backend, critic: Backend | None = None
+    args: RlhfArguments,
+    backend: Backend,
+    critic: Backend | None = None,
+    vision: Vision | None = None,
 ) -> Batching:
     """Decides how this run batches its rounds, by the flags and what the model can do. Collective. Raises UsageError:
     if the model cannot do what `--share_prompt true`, `--packing true` or `--sequence_parallel_size` asks for."""
 
     def why_not(form: Form) -> str:
+        if vision is not None and not packs_images(backend.model):
+            return (
+                f"the tokens of an image see each other both ways in {type(backend.model).__name__}"
+            )
         found = why_not_packed(backend, form)
         if found or critic is None:
             return found
@@ -162,4 +170,5 @@ def choose_batching(
         and args.distillation is None
         and args.advantage_per != "turn"
         and ESTIMATORS[args.advantage_estimator].baseline == "group",
+        vision=vision,
     )

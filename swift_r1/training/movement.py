@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from swift_r1.models.multimodal import placeholders
 from swift_r1.rollout.trajectory import TokenSequence
 from swift_r1.runtime.ranks import Ranks
 from swift_r1.training.backends.base import Backend
@@ -41,7 +42,7 @@ class Movement:
         cls, batch: RoundBatch, backend: Backend, batching: Batching, ranks: Ranks
     ) -> Movement:
         """Returns the beginning of a run from its first round. Collective."""
-        chosen = _chosen(batch)
+        chosen = _chosen(batch, placeholders(backend.model.config))
         return cls(chosen, tuple(_logprobs(chosen, backend, batching, ranks).tolist()))
 
     @classmethod
@@ -67,8 +68,8 @@ class Movement:
         return {"policy/moved": change.abs().mean().item(), "policy/kl_to_start": kl.mean().item()}
 
 
-def _chosen(batch: RoundBatch) -> tuple[tuple[list[int], list[int]], ...]:
-    """Returns some rows, far from each other, shortened."""
+def _chosen(batch: RoundBatch, never: tuple[int, ...]) -> tuple[tuple[list[int], list[int]], ...]:
+    """Returns some rows, far from each other, shortened, and without the tokens `never`."""
     count = len(batch.owners)
     places = sorted({number * count // _COMPLETIONS for number in range(_COMPLETIONS)})
     chosen = []
@@ -76,7 +77,9 @@ def _chosen(batch: RoundBatch) -> tuple[tuple[list[int], list[int]], ...]:
         start = int(batch.starts[place])
         own = start + int(batch.prompt_lengths[place])
         end = own + int(batch.completion_lengths[place])
-        prompt = batch.token_ids[max(start, own - _PROMPT_TOKENS) : own].tolist()
+        # placeholders say nothing without their images, which are not kept
+        text = [token for token in batch.token_ids[start:own].tolist() if token not in never]
+        prompt = text[-_PROMPT_TOKENS:]
         chosen.append((prompt, batch.token_ids[own : min(end, own + _TOKENS)].tolist()))
     return tuple(chosen)
 

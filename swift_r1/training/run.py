@@ -221,15 +221,17 @@ def _build(context: Context, plan: Plan, data: Inputs, eval_sizes: Sequence[int]
     ranks = context.ranks
     stopwatch = context.stopwatch
     writers = setup.open_writers(context) if ranks.is_rank0 and start.replay is None else []
-    backend = setup.open_policy(context)
+    images = bool(ranks.max(float(data.vision is not None)))
+    backend = setup.open_policy(context, images)
+    vision = setup.open_vision(context, backend, data.vision) if images else None
     ends = setup.completion_ends(context, backend)
-    rollouts = setup.open_rollouts(context, backend, ends, writers)
+    rollouts = setup.open_rollouts(context, backend, ends, writers, vision)
     recorder = _open_recorder(context, plan)
     run_id = _run_id(args, context.saved)
-    reference = setup.open_reference(context, backend)
+    reference = setup.open_reference(context, backend, images)
     critic = setup.open_critic(context, plan)
     critic_backend = critic.backend if critic is not None else None
-    batching = choose_batching(args, backend, critic_backend)
+    batching = choose_batching(args, backend, critic_backend, vision)
     rounds: Rounds | AnsweredRounds
     evaluator: Evaluator | AnswerEvaluator | None
     if isinstance(args, SftArguments):

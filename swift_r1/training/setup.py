@@ -17,8 +17,10 @@ from swift_r1.algorithms import PPOConfig, from_flags
 from swift_r1.algorithms.methods import ESTIMATORS, LOSSES
 from swift_r1.data.hubs import default_hub
 from swift_r1.data.prompts import PromptEncoder, Wording
+from swift_r1.data.vision import VisionProcessor
 from swift_r1.errors import ServerUnreachable, UsageError
 from swift_r1.flags import Plan, RlhfArguments
+from swift_r1.flags.training import ModelArguments
 from swift_r1.models.loading import (
     Quantization,
     end_tokens,
@@ -30,6 +32,7 @@ from swift_r1.models.loading import (
 from swift_r1.models.lora import adapter_config
 from swift_r1.models.policy import Critic, Policy
 from swift_r1.models.shape import transformers_config
+from swift_r1.models.vision import Vision
 from swift_r1.models.weights import trained_share
 from swift_r1.record.events import Events
 from swift_r1.record.recorded import Replay
@@ -115,9 +118,9 @@ class Context:
     stop: StopRequest
 
 
-def open_policy(context: Context) -> Backend:
-    """Returns the policy and its optimizer. Collective. Raises UsageError: the model cannot be loaded, adapted, frozen
-    or trained as the flags say."""
+def open_policy(context: Context, images: bool = False) -> Backend:
+    """Returns the policy and its optimizer, with what reads `images`. Collective. Raises UsageError: the model cannot be
+    loaded, adapted, frozen or trained as the flags say."""
     args = context.args
     ranks = context.ranks
     if args.generates and not args.use_vllm:
@@ -131,8 +134,11 @@ def open_policy(context: Context) -> Backend:
             args,
             quantization=quantization_of(args),
             attention=args.attn_impl,
+            towers=images,
         )
 
+    if not images:
+        _refuse_flags_of_images(args)
     seed_everything(args.seed)
     backend = open_backend(args, args.model, load, args.peak_learning_rate, ranks, Policy)
     check_logprobs(backend)
@@ -166,6 +172,30 @@ def open_policy(context: Context) -> Backend:
                 cap,
             )
     return backend
+
+
+def _refuse_flags_of_images(args: RlhfArguments) -> None:
+    """Raises UsageError where flags are about a tower, and no row has an image for it."""
+    own = ModelArguments()
+    for name in ("freeze_vit", "freeze_aligner", "freeze_llm", "vit_lr", "aligner_lr"):
+        if getattr(args, name) != getattr(own, name):
+            raise UsageError(f"--{name} {str(getattr(args, name)).lower()}: no row has images")
+
+
+def open_vision(context: Context, backend: Backend, processor: VisionProcessor | None) -> Vision:
+    """Returns what reads images for the policy; `processor` is rank 0's. Raises UsageError: the policy, or another part
+    of the run, cannot."""
+    args = context.args
+    for flag, given in (
+        ("--rlhf_type ppo", args.rlhf_type == "ppo"),
+        ("--teacher_model", bool(args.teacher_model)),
+        ("--chord_sft_dataset", bool(args.chord_sft_dataset)),
+        ("--sequence_parallel_size", args.sequence_parallel_size > 1),
+    ):
+        if given:
+            raise UsageError(f"{flag} does not take rows with images yet")
+    processor = processor or VisionProcessor.load(args.model, context.tokenizer)
+    return Vision(processor, backend.model, together=context.ranks.world_size > 1)
 
 
 def open_critic(context: Context, plan: Plan) -> TrainedCritic | None:
@@ -209,7 +239,9 @@ def completion_ends(context: Context, backend: Backend) -> tuple[int, ...]:
     return ends
 
 
-def open_reference(context: Context, backend: Backend) -> ReferencePolicy | None:
+def open_reference(
+    context: Context, backend: Backend, images: bool = False
+) -> ReferencePolicy | None:
     """The reference policy, where a KL needs one. Collective."""
     args = context.args
     ranks = context.ranks
@@ -227,7 +259,11 @@ def open_reference(context: Context, backend: Backend) -> ReferencePolicy | None
 
         def load() -> PreTrainedModel:
             model = load_model(
-                path, args.torch_dtype, gradient_checkpointing=False, flag="--ref_model"
+                path,
+                args.torch_dtype,
+                gradient_checkpointing=False,
+                flag="--ref_model",
+                towers=images,
             )
             if type(model) is not type(backend.model):
                 names = type(model).__name__, type(backend.model).__name__
@@ -297,7 +333,11 @@ def _ready_servers(args: RlhfArguments) -> dict[str, ServerInfo]:
 
 
 def open_rollouts(
-    context: Context, backend: Backend, ends: tuple[int, ...], writers: Sequence[WeightWriter]
+    context: Context,
+    backend: Backend,
+    ends: tuple[int, ...],
+    writers: Sequence[WeightWriter],
+    vision: Vision | None = None,
 ) -> Rollouts:
     """Returns what generates. `writers` are of servers, on rank 0."""
     args = context.args
@@ -307,7 +347,7 @@ def open_rollouts(
         return NothingGenerated()
     if not args.use_vllm:
         pad = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else ends[0]
-        engine = TransformersEngine(backend.generation_model(), tokenizer, ends, pad)
+        engine = TransformersEngine(backend.generation_model(), tokenizer, ends, pad, vision)
         check_engine(engine)
         return EmbeddedRollouts(engine, backend, ranks)
     pool = None

@@ -22,9 +22,10 @@ import pytest
 
 from swift_r1.data import DatasetMeta, ResponsePreprocessor, register_dataset
 from swift_r1.data import registry as registry_module
+from swift_r1.data.cache import cache_folder, remove_old
 from swift_r1.data.fingerprint import fingerprint
 from swift_r1.data.loading import load_dataset, load_rows
-from swift_r1.data.store import RowBlock, RowStore, cache_folder, remove_old, write_store
+from swift_r1.data.store import RowBlock, RowStore, write_store
 from swift_r1.errors import UsageError
 from tests.data.test_builtin import arguments
 

@@ -152,11 +152,9 @@ def test_nothing_can_be_used(tmp_path: Path, name: str, content: bytes, line: st
 
 
 LOST = [
-    (
-        {"question": "q", "images": ["a.png"]},
-        "the column images is for multimodal models, this trains on text",
-    ),
-    ({"question": "q", "image": {"path": "a.png"}}, "the column image is for multimodal models"),
+    ({"question": "q", "videos": ["a.mp4"]}, "the column videos is not read here"),
+    ({"question": "q", "audio": {"path": "a.wav"}}, "the column audio is not read here"),
+    ({"question": "q", "images": ["a.png"]}, "image 1 of 1: there is no file a.png (looked in "),
     ({"question": "q", "tools": '[{"name": "add"'}, "the column tools is not JSON"),
     ({"question": "q", "tools": ["add"]}, "there is no tool add; plugins have registered none"),
     (
@@ -197,7 +195,18 @@ LOST = [
                 {"role": "user", "content": [{"type": "text", "text": "q"}, {"type": "image_url"}]}
             ]
         },
-        "the content of the user message has parts of image_url, and only text is read here",
+        "its messages have places for images, and it has none",
+    ),
+    (
+        {
+            "messages": [
+                {
+                    "role": "user",
+                    "content": [{"type": "text", "text": "q"}, {"type": "input_audio"}],
+                }
+            ]
+        },
+        "the content of the user message has parts of input_audio, and only text is read here",
     ),
 ]
 
@@ -210,8 +219,9 @@ def test_what_no_prompt_would_have_is_refused_and_counted(
     # Empty is nothing to lose.
     empty = {
         "question": "q",
-        "images": [],
-        "image": None,
+        "videos": [],
+        "audio": None,
+        "images": None,
         "tools": "[]",
         "chat_template_kwargs": {},
     }
@@ -219,7 +229,7 @@ def test_what_no_prompt_would_have_is_refused_and_counted(
     data = load_rows(arguments(dataset=[str(file)]))
     assert (len(data.train), data.drops.broken) == (1, 2)
     assert "2 of 3 rows left out" in caplog.text and f"{file}:1: {cause}" in caplog.text
-    renamed = {"images": "pictures", "image": "picture"}
+    renamed = {"images": "pictures", "videos": "films", "audio": "sound"}
     if not renamed.keys().isdisjoint(row):  # for the rewards, not for the prompt
         assert len(load_rows(arguments(dataset=[str(file)], columns=renamed)).train) == 3
 

@@ -124,7 +124,7 @@ def test_all_faults_come_together_one_a_line() -> None:
             "--torch_dtype is given twice, once as --dtype: keep one",
         ),
         (["--num_generations", "1"], "--num_generations 1 makes every advantage 0"),
-        (["--max_pixels", "9"], "--max_pixels: vision and audio are not done here"),
+        (["--image_size", "9"], "--image_size: vision and audio are not done here"),
         (["--vllm_mode", "remote"], "--vllm_mode must be one of server, colocate, not 'remote'"),
         (["--zzz"], "unknown flag --zzz: `swift rlhf --help` lists the flags"),
     ],
@@ -448,7 +448,7 @@ def test_flags_of_the_forward_pass_as_scripts_write_them(tmp_path: Path) -> None
 
 def test_a_flag_that_is_always_so_is_accepted_at_that_value_and_listed(tmp_path: Path) -> None:
     config = tmp_path / "run.yaml"
-    config.write_text("safe_serialization: true\nmax_pixels:\nlabel_smoothing: 0.0\n")
+    config.write_text("safe_serialization: true\nimage_size:\nlabel_smoothing: 0.0\n")
     args = parse_arguments(
         RlhfArguments, [str(config), *BASE, "--use-galore", "False", "--do_train"], {}
     )

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import hashlib
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from transformers import AutoModelForMultimodalLM
 
-from swift_r1.data.images import ImageFile
 from swift_r1.data.vision import VisionProcessor
 from swift_r1.flags.adapters import AdapterArguments
 from swift_r1.models.loading import load_model, load_tokenizer
@@ -25,7 +22,7 @@ from swift_r1.training.micro_batches import SHARED, Form
 from swift_r1.training.model_checks import why_not_packed
 from swift_r1.training.optimizer import OptimizerConfig
 from swift_r1.wire.protocol import RolloutRequest, SamplingParams
-from tests.vision import SIGHTS, picture, write_tiny
+from tests.vision import SIGHTS, image_file, picture, write_tiny
 
 CPU = torch.device("cpu")
 PACKED = Form(packed=True)
@@ -62,12 +59,6 @@ class Seeing:
         never = torch.tensor(placeholders(self.plain.config), dtype=torch.long)
         logps = logits.index_fill(-1, never, float("-inf")).log_softmax(-1)
         return logps.gather(-1, torch.tensor(row.token_ids)[:, None]).squeeze(-1)
-
-
-def image_file(folder: Path, data: bytes, size: tuple[int, int]) -> ImageFile:
-    name = hashlib.sha256(data).hexdigest()
-    (folder / name).write_bytes(data)
-    return ImageFile(str(folder / name), name, *size)
 
 
 @pytest.fixture(scope="module", params=SIGHTS)

@@ -18,10 +18,12 @@ import torch.distributed as dist
 from safetensors.torch import save_file
 
 from swift_r1.algorithms import LossConfig, PPOConfig, from_flags, group_advantages, reward_labels
+from swift_r1.data.vision import VisionProcessor
 from swift_r1.flags import RlhfArguments, make_plan, parse_arguments
 from swift_r1.flags.adapters import AdapterArguments
-from swift_r1.models.loading import Quantization, load_critic, load_model
+from swift_r1.models.loading import Quantization, load_critic, load_model, load_tokenizer
 from swift_r1.models.policy import Critic, Policy
+from swift_r1.models.vision import Vision
 from swift_r1.models.weights import part_of, policy_weights
 from swift_r1.rollout.trajectory import TokenSequence
 from swift_r1.runtime.ranks import join_ranks
@@ -42,14 +44,16 @@ from swift_r1.training.micro_batches import Form
 from swift_r1.training.model_checks import check_logprobs
 from swift_r1.training.optimizer import LearningRate, OptimizerConfig
 from swift_r1.training.ppo import TrainedCritic, critic_step, token_advantages
+from tests.vision import image_file, picture
 
 COMPLETIONS, GROUP = 16, 4
 MOVED = ("fipo", "real", "kl_cov", "gmpo", "dppo_kl")
 FORMS = {"": Form(), "p": Form(packed=True), "s": Form(packed=True, shared=True)}
 
 
-def ragged_round():
-    """16 completions of 2 to 16 tokens; a quarter of them truncated, engine log-probs that are off."""
+def ragged_round(vision=None, folder=None):
+    """16 completions of 2 to 16 tokens; a quarter of them truncated, engine log-probs that are off. With `vision` the
+    first group's prompt has an image, and the second one's two."""
     generator = torch.Generator().manual_seed(0)
 
     def tokens(count):
@@ -59,9 +63,17 @@ def ragged_round():
         prompt for i in range(COMPLETIONS // GROUP) for prompt in [tokens(4 + i % 3)] * GROUP
     ]
     completions = [tokens(2 + 3 * i % 17) for i in range(COMPLETIONS)]
-    pairs = zip(prompts, completions, strict=True)
+    images = [()] * COMPLETIONS
+    for group, sizes in enumerate([[(28, 28)], [(16, 40), (28, 16)]] if vision else []):
+        files = tuple(image_file(folder, picture(*size), size) for size in sizes)
+        text = "a".join([vision.processor.placeholder] * len(files))
+        expanded = vision.processor.expand(text, [one.read() for one in files])
+        for place in range(group * GROUP, (group + 1) * GROUP):
+            prompts[place] = [*prompts[place], *expanded, 7]
+            images[place] = files
     rows = [
-        TokenSequence(prompt, ids, [-8.0] * len(ids), [True] * len(ids)) for prompt, ids in pairs
+        TokenSequence(prompt, ids, [-8.0] * len(ids), [True] * len(ids), images=own)
+        for prompt, ids, own in zip(prompts, completions, images, strict=True)
     ]
     truncated = [i % 4 == 3 for i in range(COMPLETIONS)]
     return round_batch(rows, torch.linspace(-0.5, 1.5, COMPLETIONS).tolist(), truncated)
@@ -85,6 +97,7 @@ def step_on(
     rate=1e-3,
     apart=True,
     mu=0.0,
+    vision=None,
 ):
     """One optimizer step on a round, its rewards taken as advantages unless the KL goes into them.
 
@@ -94,7 +107,15 @@ def step_on(
     """
     budget = int(cut.rstrip("ps"))
     form = FORMS[cut.lstrip("0123456789")]
-    batching = Batching(form, 1, GROUP, budget, overlong_filter=overlong_filter, silent_apart=apart)
+    batching = Batching(
+        form,
+        1,
+        GROUP,
+        budget,
+        overlong_filter=overlong_filter,
+        silent_apart=apart,
+        vision=vision,
+    )
     split = split_round(batch, 1, batching, ranks)
     moved = config.loss_type in MOVED
     asked = RlhfArguments(
@@ -171,6 +192,7 @@ class Case:
             of weights.
         sequence: `--sequence_parallel_size`.
         mu: of CHORD.
+        images: prompts have some, and all parts of the model are trained.
         silent: two of the four groups have reward 0 throughout.
         cuts: of each step, see `step_on`.
         loss: fields of LossConfig, and overlong_filter.
@@ -199,6 +221,7 @@ class Case:
     sequence: int = 1
     silent: bool = False
     mu: float = 0.0
+    images: bool = False
 
 
 def run_ppo(case, ranks):
@@ -289,6 +312,8 @@ def open_backend(case, ranks):
     elif more:
         trained |= json.loads(more)
     ratio = trained.pop("lorap_lr_ratio", None)
+    if case.images:
+        trained |= {"freeze_vit": False, "freeze_aligner": False}
 
     def load():
         torch.manual_seed(0)
@@ -298,6 +323,7 @@ def open_backend(case, ranks):
             case.checkpointing,
             AdapterArguments(**trained),
             quantization=Quantization() if kind == "qlora" else None,
+            towers=case.images,
         )
 
     optimizer = OptimizerConfig(case.rate, 0.1, 0.9, 0.95, 1e-8, 1.0, case.optim, ratio)
@@ -381,8 +407,12 @@ def run(case, ranks):
     config = LossConfig(**{"beta": 0.1} | case.loss)
     reference = backend.reference() if config.beta else None
     steps = []
+    vision = None
+    if case.images:
+        processor = VisionProcessor.load(case.model, load_tokenizer(case.model))
+        vision = Vision(processor, backend.model, together=ranks.world_size > 1)
     for cut in case.cuts.split():
-        batch = ragged_round()
+        batch = ragged_round(vision, Path(case.model))
         if case.silent:
             batch.rewards[GROUP : 3 * GROUP] = 0
         steps.append(
@@ -396,6 +426,7 @@ def run(case, ranks):
                 overlong_filter,
                 case.rate,
                 mu=case.mu,
+                vision=vision,
             )
         )
         if len(steps) == case.mix_after:

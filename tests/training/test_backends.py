@@ -9,6 +9,8 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from tests.vision import write_tiny
+
 EVERYTHING = {
     "loss_type": "dapo",
     "top_entropy_quantile": 0.4,
@@ -82,6 +84,22 @@ def test_tokens_that_two_ranks_choose_equal_one_process(train):
     reference = train("local", **case)
     assert reference[0][0]["clip_cov/dropped"] == pytest.approx(0.2, abs=0.02)
     assert_same(train("ddp", ranks=2, cuts="40 40s 24", **case), reference)
+
+
+@pytest.mark.parametrize("train_type", ["full", "lora"])
+@pytest.mark.parametrize("backend", ["ddp", "fsdp2", "zero2", "zero3"])
+def test_ranks_with_images_equal_one_process(jobs, sighted, backend, train_type):
+    """Of four groups two have images: some micro-batches have none, while the other rank's have. The tower is trained."""
+    case = {"model": str(sighted), "images": True, "train": train_type}
+    expected = jobs.run(1, backend="local", **case)
+    result, weights = jobs.run(2, backend=backend, cuts="150 40s 70", **case)
+    assert result["generation_equals_weights"] and any(".visual." in name for name in weights)
+    assert_same((result["steps"], weights), (expected[0]["steps"], expected[1]))
+
+
+@pytest.fixture(scope="module")
+def sighted(tmp_path_factory):
+    return write_tiny("qwen3_vl", tmp_path_factory.mktemp("sighted"))
 
 
 @pytest.mark.parametrize("backend", ["fsdp2", "fsdp-grad"])

@@ -22,6 +22,7 @@ from swift_r1.flags.rlhf import RlhfArguments
 from swift_r1.flags.rollout import GYM_SCHEDULER
 from swift_r1.flags.world import World
 from swift_r1.launch.checks.golds import right_completions
+from swift_r1.launch.checks.images import image_faults
 from swift_r1.launch.checks.model_folder import config_dtype, family_faults, is_local, model_faults
 from swift_r1.launch.checks.names import name_faults, reward_name_faults
 from swift_r1.launch.checks.reward_smoke_test import quick_faults
@@ -74,6 +75,7 @@ def check_inputs(
         for note in data_notes(args, data):
             _logger.warning("data: %s", note)
         faults += column_faults(args, data.train, data.eval)
+        faults += image_faults(args, data.train, data.eval)
         faults += sampler_faults(args, data.train)
     faults += [] if unknown else eval_dataset_faults(args)
     if data is not None and not faults and args.generates:
@@ -134,7 +136,9 @@ def eval_dataset_faults(args: RlhfArguments) -> list[str]:
     faults: list[str] = []
     for task in args.eval_tasks():
         try:
-            questions = load_questions(task, use_hf=args.use_hf)
+            questions = load_questions(
+                task, use_hf=args.use_hf, image_rules=args.data_flags.image_rules
+            )
         except UsageError as error:
             faults += [f"--eval_datasets {fault}" for fault in error.faults]
             continue

@@ -6,9 +6,11 @@ import json
 import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from itertools import cycle, islice
 from typing import TYPE_CHECKING, Any
 
+from swift_r1.data.images import ImageFile, images_of
 from swift_r1.data.loading import LoadedData, load_rows
 from swift_r1.data.preprocessors import Row
 from swift_r1.data.prompts import PromptEncoder, Wording
@@ -16,6 +18,7 @@ from swift_r1.data.registry import register_dataset_info
 from swift_r1.data.resolve import open_sources
 from swift_r1.data.rows import Drops, preprocessed
 from swift_r1.data.sources import Source
+from swift_r1.data.vision import VisionProcessor
 from swift_r1.errors import RunFailed, UsageError, one_line
 from swift_r1.flags.rlhf import CheckArguments
 from swift_r1.launch.checks.environments import (
@@ -24,6 +27,7 @@ from swift_r1.launch.checks.environments import (
     show_environment,
 )
 from swift_r1.launch.checks.golds import right_completions, unreadable_golds
+from swift_r1.launch.checks.images import image_faults
 from swift_r1.launch.checks.model_folder import is_local
 from swift_r1.launch.checks.names import name_faults, why_no_agent
 from swift_r1.launch.checks.preflight import column_faults, data_notes
@@ -64,6 +68,21 @@ _KINDS = {
 
 
 @dataclass(frozen=True, slots=True)
+class ImageReport:
+    """What becomes of an image.
+
+    Attributes:
+        size: its width and height in pixels, within `--max_pixels` and `--min_pixels`.
+        seen: how many pictures of which width and height the model sees of it; None where its processor does not tell.
+        tokens: how many it becomes in the prompt.
+    """
+
+    size: tuple[int, int]
+    seen: tuple[int, int, int] | None = None
+    tokens: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class DatasetReport:
     """The first rows of a dataset.
 
@@ -72,6 +91,7 @@ class DatasetReport:
         columns: what rewards get in addition to the prompt.
         prompt: the first row's, as the model sees it with `--model`, else its messages.
         prompt_tokens: its length; None without a tokenizer.
+        images: those of the first row that has some.
     """
 
     name: str
@@ -81,6 +101,7 @@ class DatasetReport:
     columns: tuple[str, ...]
     prompt: str
     prompt_tokens: int | None
+    images: tuple[ImageReport, ...] = ()
 
 
 @dataclass(slots=True)
@@ -197,8 +218,13 @@ def _encoder(args: CheckArguments, report: CheckReport) -> PromptEncoder | None:
     """Returns what renders prompts, where there is a model; looks at its template. Raises UsageError."""
     if not args.model:
         return None
+    tokenizer = _tokenizer(args.model)
     encoder = PromptEncoder(
-        _tokenizer(args.model), Wording.of(args), longest_prompt(args), args.truncation_strategy
+        tokenizer,
+        Wording.of(args),
+        longest_prompt(args),
+        args.truncation_strategy,
+        partial(VisionProcessor.load, args.model, tokenizer),
     )
     if args.calls_tools:
         report.faults += template_faults(args, encoder)
@@ -217,6 +243,9 @@ def _read(
     if not is_whole or not all(one.ok for one in report.datasets):
         return rows, [rows]
     data = load_rows(args.data_flags)
+    report.faults += image_faults(args, data.train, data.eval)
+    if report.faults:
+        return rows, [rows]
     report.notes += data_notes(args, data)
     report.notes += _notes_of_all(data, encoder, left_out)
     return rows, [data.train, data.eval]
@@ -284,12 +313,8 @@ def _notes_of_all(data: LoadedData, encoder: PromptEncoder | None, left_out: Dro
         notes.append(
             f"{drops.broken:,} of all {drops.seen:,} rows are left out{', for example ' * bool(others)}{others}"
         )
-    if encoder is not None and encoder.truncation == "delete":
-        long = len(encoder.too_long(data.train))
-        if long:
-            notes.append(
-                f"{long:,} of all {len(data.train):,} training prompts left out: longer than {encoder.limit}"
-            )
+    if encoder is not None:
+        notes += encoder.chosen(data.train, "training")[1]
     return notes
 
 
@@ -307,10 +332,23 @@ def _rows(
     )
     try:
         some = islice(raws, 100 + args.num_rows)
-        kept = preprocessed(source, some, args.columns, drops, tool_use=args.data_flags.tool_use)
+        flags = args.data_flags
+        kept = preprocessed(
+            source,
+            some,
+            args.columns,
+            drops,
+            tool_use=flags.tool_use,
+            image_rules=flags.image_rules,
+        )
         tried = list(islice(kept, args.num_rows))
+        faults = image_faults(args, tried)
+        if faults:
+            raise UsageError(*faults)
         rows = [row for row in tried if encoder is None or encoder.fits(row)]
         prompt, tokens = _prompt(rows[0], encoder) if rows else ("", None)
+        images = next(filter(None, map(images_of, rows)), ())
+        seen = tuple(_image_report(image, encoder) for image in images)
     except UsageError as error:
         report.datasets.append(DatasetReport(source.name, False, 0, error.faults, (), "", None))
         return []
@@ -328,9 +366,18 @@ def _rows(
     names = {name for row in rows for name in row}
     columns = tuple(sorted(names - {"messages", "dataset", "prompt_id"}))
     report.datasets.append(
-        DatasetReport(source.name, bool(rows), len(rows), tuple(problems), columns, prompt, tokens)
+        DatasetReport(
+            source.name, bool(rows), len(rows), tuple(problems), columns, prompt, tokens, seen
+        )
     )
     return rows
+
+
+def _image_report(image: ImageFile, encoder: PromptEncoder | None) -> ImageReport:
+    size = (image.width, image.height)
+    if encoder is None:
+        return ImageReport(size)
+    return ImageReport(size, encoder.vision.seen(image.read()), encoder.vision.tokens_of(*size))
 
 
 def _why_none(drops: Drops) -> str:
@@ -425,9 +472,19 @@ def _show_dataset(data: DatasetReport, console: Console) -> None:
     console.print(
         data.prompt, style="dim", soft_wrap=True, markup=False, highlight=False, emoji=False
     )
+    for number, image in enumerate(data.images, start=1):
+        console.print(f"  image {number}: {_shown_image(image)}", highlight=False)
     style = "yellow" if data.ok else "red"
     for problem in data.problems:
         console.print(f"  {escape(problem)}", style=style, soft_wrap=True)
+
+
+def _shown_image(image: ImageReport) -> str:
+    text = "{} x {} pixels".format(*image.size)
+    if image.seen is not None:
+        count, width, height = image.seen
+        text += f", which the model sees as {f'{count} of ' * (count > 1)}{width} x {height}"
+    return text if image.tokens is None else f"{text}, {image.tokens:,} tokens"
 
 
 def _rewards(report: CheckReport) -> Table:

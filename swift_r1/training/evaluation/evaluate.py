@@ -207,10 +207,10 @@ def load_eval_prompts(
     """The prompts of each of `--eval_datasets`, in their order; says where the training rows have some of them too.
     Raises UsageError for data or a row that cannot be used."""
     found = []
-    use = args.data_flags.tool_use
+    flags = args.data_flags
     for task in _tasks(args):
         questions = load_questions(
-            task, args.seed if args.data_seed is None else args.data_seed, args.use_hf, use
+            task, flags.seed, flags.use_hf, flags.tool_use, flags.image_rules
         )
         shared = shared_questions(
             questions, [] if args.streaming else islice(training, _MOST_COMPARED)
@@ -222,7 +222,7 @@ def load_eval_prompts(
                 len(questions.rows),
                 task.name,
             )
-        found.append(prompts_of(questions, tokenizer, None))
+        found.append(prompts_of(questions, tokenizer, None, args.model))
     return found
 
 

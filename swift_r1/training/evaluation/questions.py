@@ -7,9 +7,13 @@ import json
 import logging
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import islice
 from typing import Any
 
+from swift_r1.data.image_files import ImageRules
+from swift_r1.data.images import placeless
+from swift_r1.data.loading import have_images
 from swift_r1.data.preprocessors import Row
 from swift_r1.data.prompt_templates import template_arguments
 from swift_r1.data.prompts import Prompt, PromptEncoder, Wording
@@ -18,6 +22,7 @@ from swift_r1.data.resolve import DATA_FOLDER, open_sources
 from swift_r1.data.rows import RESERVED, Drops, preprocessed
 from swift_r1.data.sources import Split
 from swift_r1.data.tools import ToolUse
+from swift_r1.data.vision import VisionProcessor
 from swift_r1.errors import UsageError
 from swift_r1.flags.eval_tasks import EvalTask
 from swift_r1.rewards.orm import build_rewards
@@ -37,7 +42,11 @@ class Questions:
 
 
 def load_questions(
-    task: EvalTask, seed: int = 42, use_hf: bool | None = None, tool_use: ToolUse | None = None
+    task: EvalTask,
+    seed: int = 42,
+    use_hf: bool | None = None,
+    tool_use: ToolUse | None = None,
+    image_rules: ImageRules | None = None,
 ) -> Questions:
     """Reads the held-out split where the data set has one, else all of it; `prompt_id` is `<task name>:<row>`. Raises
     UsageError: unknown or unreadable data, a row that cannot be used, or no limit for data without an end."""
@@ -55,12 +64,9 @@ def load_questions(
     count = task.limit if source.samples_itself else None
     drops = Drops()
     try:
-        rows = list(
-            islice(
-                preprocessed(source, source.rows(split, count, seed), {}, drops, tool_use=tool_use),
-                task.limit,
-            )
-        )
+        raws = source.rows(split, count, seed)
+        read = preprocessed(source, raws, {}, drops, tool_use=tool_use, image_rules=image_rules)
+        rows = list(islice(read, task.limit))
     except UsageError as error:
         if source.place is None:
             raise
@@ -81,7 +87,11 @@ def load_questions(
         _logger.info("%s has %d questions, %d were asked for", task.name, len(rows), task.limit)
     digest = hashlib.sha256()
     for row in rows:  # what it asks and what is right; where it came from does not count
-        content = {key: value for key, value in row.items() if key not in ("dataset", "prompt_id")}
+        content = {
+            key: value
+            for key, value in placeless(row).items()
+            if key not in ("dataset", "prompt_id")
+        }
         digest.update(
             json.dumps(content, sort_keys=True, ensure_ascii=True, default=str).encode() + b"\n"
         )
@@ -95,15 +105,23 @@ def load_questions(
     return Questions(task, rows, digest.hexdigest(), tool_use.agent_template if tool_use else None)
 
 
-def prompts_of(questions: Questions, tokenizer: Any, longest: int | None) -> list[Prompt]:
+def prompts_of(
+    questions: Questions, tokenizer: Any, longest: int | None, model: str | None = None
+) -> list[Prompt]:
     """The prompts of all questions, without text and tokens where the endpoint renders them (`tokenizer` None). Raises
-    UsageError as `check_room`, without a chat template, and for a wording that the endpoint cannot get."""
+    UsageError as `check_room`, without a chat template, for a wording that the endpoint cannot get, and for images where
+    there is no `model` whose processor reads them."""
     task = questions.task
+    if model is None and have_images(questions.rows):
+        raise UsageError(
+            f"{task.name}: its rows have images, which are asked about while a run trains (--eval_datasets), and not here"
+        )
     arguments = template_arguments(task.enable_thinking, task.chat_template_kwargs)
     asked = task.system or None, task.prompt_template, task.response_prefix, arguments
     wording = Wording(*asked, questions.agent_template)
     if tokenizer is not None:
-        encoder = PromptEncoder(tokenizer, wording=wording)
+        vision = partial(VisionProcessor.load, str(model), tokenizer)
+        encoder = PromptEncoder(tokenizer, wording, vision=vision)
         encoded = [prompt for row in questions.rows if (prompt := encoder.encode(row)) is not None]
         assert len(encoded) == len(questions.rows), "an encoder without a limit"
         check_room(task, encoded, longest)
