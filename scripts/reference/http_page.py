@@ -39,7 +39,7 @@ swift rollout --model models/smollm2-135m --port 8000
 _SECTIONS = {
     "State": ("/health", "/ready", "/info", "/metrics"),
     "OpenAI": ("/v1/models", "/v1/models/{name}", "/v1/chat/completions", "/v1/completions"),
-    "Generation for a trainer": ("/v1/rollouts", "/v1/score"),
+    "Generation for a trainer": ("/v1/rollouts", "/v1/images", "/v1/score"),
     "Sessions": ("/v1/sessions",),
     "Weights": ("/v1/weights",),
     "Sleep": ("/v1/sleep", "/v1/wake"),

@@ -109,6 +109,7 @@ def prepared(
     gpu = has_gpu(os.environ)
     is_first_node = world.node_rank == 0
     args, about_machine = on_this_machine(parsed, gpu)
+    from swift_r1.data.loading import most_images
     from swift_r1.launch.checks.preflight import check_inputs
 
     logging.getLogger("swift_r1.data").setLevel(logging.INFO)
@@ -135,13 +136,16 @@ def prepared(
     folder, checkpoint = find_checkpoint(args)
     if checkpoint is not None:
         check_same_run(args, world, data_hash, checkpoint)
+    images = most_images(data.train, data.eval)
+    if args.colocates and images and not args.vllm_limit_mm_per_prompt:
+        args = replace(args, vllm_limit_mm_per_prompt={"image": images})
     token = None
     # for servers, and for leases
     with launching(world, args.ddp_timeout, 2 * args.vllm_server_timeout) as nodes:
         if nodes is not None:
             nodes.agree(settings_of_all_nodes(parsed, world))
         if args.use_vllm and not args.colocates and is_first_node:
-            token = wait_for_servers(args, folder)
+            token = wait_for_servers(args, folder, images=images)
         folder = run_folder(args, world, nodes, folder)
         peer = None if nodes is None else nodes.peer()
         if args.colocates:

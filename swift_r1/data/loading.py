@@ -251,12 +251,20 @@ def columns_of(*parts: Sequence[Row]) -> frozenset[str]:
     return frozenset.intersection(*sets) if sets else frozenset()
 
 
+def most_images(*parts: Sequence[Row]) -> int:
+    """Returns how many images the row with the most of them has."""
+    counts = [
+        rows.most_images()
+        if isinstance(rows, Rows)
+        else max((len(images_of(row)) for row in rows), default=0)
+        for rows in parts
+    ]
+    return max(counts, default=0)
+
+
 def have_images(*parts: Sequence[Row]) -> bool:
     """Returns whether any row has an image."""
-    return any(
-        rows.have_images() if isinstance(rows, Rows) else any(map(images_of, rows))
-        for rows in parts
-    )
+    return most_images(*parts) > 0
 
 
 def row_without(column: str, *parts: Sequence[Row]) -> str | None:

@@ -351,7 +351,7 @@ class PromptEncoder:
 
     def refused(self, rows: Sequence[Row]) -> dict[int, str]:
         """Returns the places of rows with an image that the model's processor does not take, and why."""
-        if isinstance(rows, Rows) and not rows.have_images():
+        if isinstance(rows, Rows) and not rows.most_images():
             return {}
         whys = {place: self._why_refused(row) for place, row in enumerate(rows)}
         return {place: why for place, why in whys.items() if why is not None}

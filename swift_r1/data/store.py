@@ -285,16 +285,12 @@ class Rows(Sequence[Row]):
                     sets[kind] = frozenset(json.loads(kind))
                 yield sets[kind]
 
-    def have_images(self) -> bool:
-        """Returns whether any of them has an image."""
+    def most_images(self) -> int:
+        """Returns how many images the row with the most of them has."""
         from pyarrow import compute
 
-        return any(
-            compute.any(
-                compute.greater(compute.list_value_length(part.column("images")), 0)
-            ).as_py()
-            for part in self.parts
-        )
+        counts = [compute.list_value_length(part.column("images")) for part in self.parts]
+        return max((compute.max(one).as_py() or 0 for one in counts), default=0)
 
     def digest(self) -> str:
         """Returns a hash of all rows in their order: 128 bits as hexadecimal digits."""

@@ -55,8 +55,7 @@ class VisionProcessor:
     @property
     def placeholder(self) -> str:
         """Returns the text that stands for an image in a rendered prompt."""
-        text: str = self._processor.image_token
-        return text
+        return str(self._processor.image_token)  # of some processors an AddedToken
 
     def expand(self, text: str, images: Sequence[bytes]) -> tuple[int, ...]:
         """Returns the token ids of a rendered prompt, each image's placeholder expanded to all of its tokens. Raises

@@ -100,14 +100,19 @@ def _as_text(flags: Mapping[str, Any]) -> str:
 
 
 def wait_for_servers(
-    args: RlhfArguments, resumed: Path | None, while_waiting: Callable[[], None] = lambda: None
+    args: RlhfArguments,
+    resumed: Path | None,
+    while_waiting: Callable[[], None] = lambda: None,
+    images: int = 0,
 ) -> str:
     """Waits for the rollout servers with a countdown on stderr, and for the right to write their weights; returns the
-    leases' token, which the trainer goes on with. `while_waiting` is called every few seconds.
+    leases' token, which the trainer goes on with. `while_waiting` is called every few seconds; `images` are the most
+    that a row has.
 
     Raises:
         ServerUnreachable: one is not ready within `--vllm_server_timeout` seconds; of a file, none is.
-        UsageError: one wants another API key, or another trainer writes to it; or they are not alike.
+        UsageError: one wants another API key, or another trainer writes to it; they are not alike, or do not take the
+            images.
     """
     from swift_r1.rollout.pool.session import another_model, why_not_alike
     from swift_r1.sync.writer import WeightWriter, saved_token
@@ -131,6 +136,12 @@ def wait_for_servers(
         )
         if why:
             raise UsageError(why)
+        most = infos[0].max_images
+        if images > most:
+            raise UsageError(
+                f"a row has {images} images, and the rollout server at {clients[0].base_url} takes {most or 'none'} in a "
+                f"""prompt: start it with --vllm_limit_mm_per_prompt '{{"image": {images}}}'"""
+            )
         # the tokenizer is compared when it is loaded
         config = config_of(Path(args.model).expanduser())
         known = (config.get("text_config") or config).get("vocab_size", infos[0].vocab_size)

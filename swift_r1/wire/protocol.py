@@ -100,8 +100,7 @@ class RolloutRequest(Wire):
     seeds: tuple[Seed, ...] | None = None  # one per completion
     sampling: SamplingParams  # of all of them
     images: tuple[ImageDigest, ...] = ()  # those of the prompt, in order
-    # with images: the prompt with one placeholder for each, which an engine that expands them itself must make
-    # `prompt_token_ids` of
+    # with images: the prompt with one placeholder for each, of which the engine must make `prompt_token_ids`
     unexpanded_token_ids: tuple[TokenId, ...] = ()
 
 

@@ -21,7 +21,7 @@ from swift_r1.data import image_files
 from swift_r1.data.image_files import MOST_PIXELS, ImageRules, kept
 from swift_r1.data.image_rows import place_images, take_images
 from swift_r1.data.images import ImageFile, decoded, images_of
-from swift_r1.data.loading import LoadedData, have_images, load_rows
+from swift_r1.data.loading import LoadedData, have_images, load_rows, most_images
 from swift_r1.data.preprocessors import RowFault
 from swift_r1.data.prompts import data_columns
 from swift_r1.data.sources import DataFlags
@@ -396,6 +396,7 @@ def test_rows_on_disk_name_files_and_a_hash(tmp_path: Path, own_cache: Path) -> 
     coded = base64.b64encode(picture(seed=1)).decode()
     data = rows_of(tmp_path, {"images": ["a.png", coded], "query": "q"}, {"query": "text"})
     assert have_images(data.train) and have_images(list(data.train))
+    assert most_images(data.train) == most_images(data.train, list(data.train)) == 2
     first, second = images_of(data.train[0])
     assert first == ImageFile(str(tmp_path / "a.png"), first.sha256, 28, 28)
     assert Path(second.path).parent.parent == own_cache / "images"

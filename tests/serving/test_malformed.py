@@ -49,8 +49,9 @@ class QuickEngine:
         self.info = EngineInfo("quick", "0", VOCABULARY, "", LENGTH, "float32")
 
     def _check(self, prompt: EnginePrompt, sampling: SamplingParams) -> None:
-        assert 0 < len(prompt) < LENGTH and min(prompt) >= 0 and max(prompt) < VOCABULARY
-        assert len(prompt.token_ids) + sampling.max_tokens <= LENGTH and all(sampling.stop)
+        ids = prompt.token_ids
+        assert 0 < len(ids) < LENGTH and min(ids) >= 0 and max(ids) < VOCABULARY
+        assert len(ids) + sampling.max_tokens <= LENGTH and all(sampling.stop)
 
     async def generate(
         self, prompt: EnginePrompt, sampling: SamplingParams, seed: int | None

@@ -204,7 +204,7 @@ def test_an_update_stops_vllms_work_for_clients(
                 ]
             },
             openai.BadRequestError,
-            "the content has parts of image_url, and only text is read here",
+            "only data:image/...;base64 is read, nothing is fetched",
         ),
         ({"top_logprobs": 3}, openai.BadRequestError, "needs logprobs"),
         (

@@ -7,6 +7,7 @@ import hashlib
 import io
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import httpx
@@ -17,7 +18,8 @@ from transformers import AutoModelForImageTextToText, AutoTokenizer
 
 from swift_r1.data.images import ImageFile, decoded
 from swift_r1.data.vision import VisionProcessor
-from swift_r1.errors import RunFailed
+from swift_r1.errors import RunFailed, UsageError
+from swift_r1.launch.servers import wait_for_servers
 from swift_r1.models.expected import expected_weights
 from swift_r1.rollout.calls import OpenCalls
 from swift_r1.rollout.pool.session import Expected
@@ -201,6 +203,15 @@ def test_more_images_than_the_server_takes_name_its_flag(
         assert "--vllm_limit_mm_per_prompt '{\"image\": 2}'" in str(raised.value)
 
 
+def test_a_run_whose_rows_have_more_does_not_begin(serve: Callable[..., str]) -> None:
+    args: Any = SimpleNamespace(
+        rollout_base_urls=[serve()], vllm_server_file=None, vllm_server_timeout=60, api_key=None
+    )
+    with pytest.raises(UsageError, match=r"3 images, and .* takes 2 in a prompt") as said:
+        wait_for_servers(args, None, images=3)
+    assert "--vllm_limit_mm_per_prompt '{\"image\": 3}'" in str(said.value)
+
+
 def test_files_that_are_no_images_are_refused(serve: Callable[..., str]) -> None:
     url = serve()
 
@@ -217,6 +228,9 @@ def test_files_that_are_no_images_are_refused(serve: Callable[..., str]) -> None
     assert put(SMALL, "up")[0] == 422
     assert put(b"")[0] == 400
     assert put(SMALL[:200])[0] == 400
+    animated = io.BytesIO()
+    Image.new("RGB", (8, 8)).save(animated, "GIF")
+    assert put(animated.getvalue())[0] == 400
     assert put(b"\0" * (MAX_IMAGE_BYTES + 1))[0] == 413
     large = io.BytesIO()
     Image.new("1", (9000, 9000)).save(large, "PNG")

@@ -30,6 +30,7 @@ _ALIKE = (
     "dtype",
     "max_model_len",
     "max_lora_rank",
+    "max_images",
     "engine_version",
     "turns",
 )
@@ -399,6 +400,11 @@ class ServerSession:
         before = self.first.max_lora_rank or 0
         if now != before:
             return f"it takes adapters up to rank {now} now, and did up to {before} before (--vllm_enable_lora)"
+        if info.max_images < self.first.max_images:
+            return (
+                f"it takes {info.max_images} images of a prompt now, and did take {self.first.max_images} before "
+                "(--vllm_limit_mm_per_prompt)"
+            )
         needed = min(
             self._expected.max_tokens or self.first.max_model_len, self.first.max_model_len
         )
