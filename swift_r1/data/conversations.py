@@ -7,13 +7,15 @@ R1 leave their thinking out), later ones do not continue that text, and begin a 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+from swift_r1.data.images import ImageFile, images_of, in_parts
 from swift_r1.data.preprocessors import Row
 from swift_r1.data.prompt_templates import plain
 from swift_r1.data.prompts import Prompt, PromptEncoder, Wording, data_columns
+from swift_r1.data.vision import VisionProcessor
 from swift_r1.errors import UsageError
 
 LOSS_SCALES = ("default", "last_round", "all")
@@ -24,6 +26,7 @@ class AnsweredTokens(NamedTuple):
 
     token_ids: tuple[int, ...]
     learned: tuple[bool, ...]
+    images: int = 0  # how many of the row's, its first ones, are in it
 
     @property
     def begin(self) -> int:
@@ -45,6 +48,10 @@ class _Sequence:
     text: str = ""
     token_ids: list[int] = field(default_factory=list)
     learned: list[bool] = field(default_factory=list)
+    images: int = 0
+
+    def answered(self, *learned: bool) -> AnsweredTokens:
+        return AnsweredTokens(tuple(self.token_ids), learned, self.images)
 
 
 class ConversationEncoder(PromptEncoder):
@@ -67,8 +74,9 @@ class ConversationEncoder(PromptEncoder):
         max_length: int | None = None,
         truncation: str = "delete",
         loss_scale: str = "default",
+        vision: Callable[[], VisionProcessor] | None = None,
     ) -> None:
-        super().__init__(tokenizer, wording, max_length, truncation)
+        super().__init__(tokenizer, wording, max_length, truncation, vision)
         self._loss_scale = loss_scale
         ends = tokenizer.eos_token_id if self.turn_end is None else self.turn_end
         self._end: str = tokenizer.convert_ids_to_tokens(ends)
@@ -80,7 +88,7 @@ class ConversationEncoder(PromptEncoder):
         """Returns the conversation of a row; None where it is longer than `max_length` and is not to be cut."""
         sequences = self.sequences(row)
         if self._max_length is not None and self._longest(sequences) > self._max_length:
-            if self.truncation == "delete":
+            if not self._cuts(row):
                 return None
             left = self.truncation == "left"
             kept = slice(-self._max_length, None) if left else slice(self._max_length)
@@ -96,18 +104,23 @@ class ConversationEncoder(PromptEncoder):
             token_ids=first,
             columns=data_columns(row),
             tools=tuple(self.tools_of(row)),
+            images=images_of(row),
             sequences=tuple(sequences),
         )
 
     def sequences(self, row: Row) -> list[AnsweredTokens]:
         """Returns the tokens of a row before they are cut: one sequence, or several where the template rewrites earlier
         answers. Raises UsageError where the template refuses the messages, or leaves the calls of an answer out."""
+        images = images_of(row)
         own = self._with_system(row["messages"])
+        if images:
+            own = [in_parts(one) for one in own]
         learns = [one.pop("loss", None) for one in own]
         tools = self.tools_of(row)
         if self._loss_scale == "all":
-            ids = self.tokenize(self._rendered(own, False, tools))
-            return [AnsweredTokens(ids, (False, *(True,) * (len(ids) - 1)))]
+            whole = _Sequence()
+            self._extend(whole, self._rendered(own, False, tools), True, images)
+            return [whole.answered(False, *whole.learned[1:])]
         found: list[_Sequence] = []
         last_asked = max(
             (place for place, one in enumerate(own) if one["role"] == "user"), default=-1
@@ -122,12 +135,17 @@ class ConversationEncoder(PromptEncoder):
             if not found or not prompt.startswith(found[-1].text):
                 found.append(_Sequence())
             answer = self._answer(own[: place + 1], prompt, tools)
-            self._extend(found[-1], prompt[len(found[-1].text) :], False)
-            self._extend(found[-1], answer, learned)
-        return [AnsweredTokens(tuple(one.token_ids), tuple(one.learned)) for one in found]
+            self._extend(found[-1], prompt[len(found[-1].text) :], False, images)
+            self._extend(found[-1], answer, learned, images)
+        return [one.answered(*one.learned) for one in found]
 
-    def _extend(self, sequence: _Sequence, text: str, learned: bool) -> None:
+    def _extend(
+        self, sequence: _Sequence, text: str, learned: bool, images: Sequence[ImageFile]
+    ) -> None:
         ids = self.tokenize(text)
+        if images:
+            ids = self._expanded(text, images[sequence.images :])
+            sequence.images += text.count(self.vision.placeholder)
         sequence.text += text
         sequence.token_ids += ids
         sequence.learned += [learned] * len(ids)

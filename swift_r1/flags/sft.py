@@ -44,7 +44,7 @@ _NOT_TAKEN = frozenset(
         *("share_prompt", "prompt_sampler", "ref_adapters", "log_tokens", "log_tokens_groups"),
         *("log_tokens_limit", "probe_prompts", "log_completions", "wandb_log_unique_prompts"),
         *("eval_unit", "eval_datasets", "num_generations_eval", "eval_temperature", "eval_top_p"),
-        *("eval_max_completion_length", "max_pixels", "min_pixels", "load_images_from_urls"),
+        "eval_max_completion_length",
     )
 )
 _FALLING = ("loss", "perplexity")
@@ -90,7 +90,7 @@ class SftArguments(RlhfArguments):
     def faults(self, given: frozenset[str], world: World) -> Iterator[str]:
         others = sorted(filter(refused, given))
         yield from (
-            f"--{name} is of sampling, rewards or their algorithms, or of images, which `swift sft` has none of: leave it out"
+            f"--{name} is of sampling, rewards or their algorithms, which `swift sft` has none of: leave it out"
             for name in others
         )
         given = given.difference(others)

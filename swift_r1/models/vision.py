@@ -10,6 +10,7 @@ from collections import OrderedDict
 from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
+from itertools import groupby
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
@@ -33,7 +34,8 @@ class ImageInputs:
         pixels [{"pixel_values": ..., "image_grid_thw": ...}], features [0, 1, 2, 3, 0, 1, 2, 3]
     """
 
-    pixels: Sequence[Pixels]  # of each different prompt with images
+    # of the different prompts with images, those of the same form together
+    pixels: Sequence[Pixels]
     # int64 `[P]`: which feature, of those of all `pixels` one after another, each placeholder of the rows stands for, in
     # order; empty where the rows have none, and the tower is run since other ranks run it
     features: Tensor
@@ -89,7 +91,8 @@ class Vision:
         name = b"".join(hashlib.sha256(one).digest() for one in images)
         found = self._kept.get(name)
         if found is None:
-            found = self.processor.pixels(images)
+            with torch.inference_mode(False):  # an engine's prompts are trained on, too
+                found = self.processor.pixels(images)
             self._kept[name] = found
             self._bytes += _nbytes(found)
         self._kept.move_to_end(name)
@@ -148,12 +151,16 @@ class Vision:
             for one in stretches
             if one.prompt >= 0 and one.start == 0 and prompts[one.prompt].images
         ]
-        different = sorted(set(standing))
-        pixels = [self.pixels(prompts[number].images) for number in different]
-        if not pixels and idle is None:
+        if not standing and idle is None:
             return None
-        if not pixels and idle is not None:
-            pixels = [self.pixels(idle.images)]
+        pixels = {number: self.pixels(prompts[number].images) for number in set(standing)}
+        different = sorted(pixels, key=lambda number: (_form(pixels[number]), number))
+        together = [
+            [pixels[number] for number in alike]
+            for _, alike in groupby(different, key=lambda number: _form(pixels[number]))
+        ]
+        if not together and idle is not None:
+            together = [[self.pixels(idle.images)]]
         counts = torch.tensor(
             [prompts[number].token_ids.count(self.processor.token_id) for number in different],
             dtype=torch.long,
@@ -162,9 +169,17 @@ class Vision:
         order = [different.index(number) for number in standing]
         features = [torch.arange(int(counts[one])) + starts[one] for one in order]
         return ImageInputs(
-            [{name: value.to(device) for name, value in one.items()} for one in pixels],
+            [
+                {name: torch.cat([one[name] for one in alike]).to(device) for name in alike[0]}
+                for alike in together
+            ],
             torch.cat([torch.zeros(0, dtype=torch.long), *features]).to(device),
         )
+
+
+def _form(pixels: Pixels) -> list[tuple[str, tuple[int, ...]]]:
+    """Returns what is equal for pixels of prompts that go through the tower together."""
+    return sorted((name, tuple(value.shape[1:])) for name, value in pixels.items())
 
 
 def _nbytes(pixels: Pixels) -> int:

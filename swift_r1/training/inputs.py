@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
+from itertools import chain
 
 from swift_r1.data.choices import Choices
 from swift_r1.data.conversations import ConversationEncoder
 from swift_r1.data.experts import ExpertAnswers, load_answers
-from swift_r1.data.loading import load_rows, stream_of
+from swift_r1.data.loading import have_images, load_rows, stream_of
 from swift_r1.data.prompts import Prompt, PromptEncoder, Wording
 from swift_r1.data.registry import register_dataset_info
 from swift_r1.data.sampler import PromptSampler, build_sampler
@@ -18,7 +19,8 @@ from swift_r1.data.vocabulary import vocabulary_of
 from swift_r1.errors import UsageError
 from swift_r1.flags import make_plan
 from swift_r1.flags.sft import SftArguments
-from swift_r1.models.shape import longest_prompt
+from swift_r1.models.multimodal import is_multimodal
+from swift_r1.models.shape import longest_prompt, transformers_config
 from swift_r1.plugins import load_plugins
 from swift_r1.plugins.environments.registering import register_environment
 from swift_r1.record.metrics import JsonLines
@@ -83,7 +85,7 @@ def open_inputs(context: Context) -> Inputs:
     supervised = isinstance(args, SftArguments)
     vision = partial(VisionProcessor.load, args.model, context.tokenizer)
     encoder = (
-        ConversationEncoder(context.tokenizer, *about, args.loss_scale)
+        ConversationEncoder(context.tokenizer, *about, args.loss_scale, vision)
         if supervised
         else PromptEncoder(context.tokenizer, *about, vision)
     )
@@ -91,6 +93,10 @@ def open_inputs(context: Context) -> Inputs:
     held_out = [
         prompt for row in encoder.fitting(data.eval, "held-out") if (prompt := encoder.encode(row))
     ]
+    # of rows that are read as they come, only the model tells
+    images = have_images(data.train, data.eval) or (
+        args.streaming and is_multimodal(transformers_config(args.model))
+    )
     eval_prompts = [held_out, *load_eval_prompts(args, context.tokenizer, data.train)]
     size = make_plan(args, context.ranks.world_size, len(rows)).prompts_per_round
     number = 0
@@ -129,7 +135,14 @@ def open_inputs(context: Context) -> Inputs:
     nothing = Inputs(monitor=InvalidRewardMonitor(1.0, lambda _row: None))
     found = nothing if supervised else _open_rewards(context)
     return replace(
-        found, num_rows=len(rows), prompts=prompts, choices=choices, eval_prompts=eval_prompts
+        found,
+        num_rows=len(rows),
+        prompts=prompts,
+        choices=choices,
+        eval_prompts=eval_prompts,
+        vision=encoder.vision
+        if images or any(one.images for one in chain(*eval_prompts))
+        else None,
     )
 
 

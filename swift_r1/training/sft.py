@@ -41,6 +41,7 @@ def _rows(conversation: Conversation) -> list[TokenSequence]:
             token_ids=one.token_ids[one.begin :],
             logprobs=(0.0,) * (len(one.token_ids) - one.begin),
             loss_mask=one.learned[one.begin :],
+            images=conversation.images[: one.images],
         )
         for one in conversation.sequences
     ]

@@ -22,8 +22,6 @@ def image_faults(args: RlhfArguments, *parts: Sequence[Row]) -> list[str]:
 
 
 def _faults(args: RlhfArguments) -> Iterator[str]:
-    if not args.generates:
-        yield f"swift {args.command} trains on texts"
     if args.plays_agent:
         yield "an agent or environment shows the model texts alone"
     elif args.multi_turn_scheduler:
