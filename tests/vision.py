@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import io
 import json
+import os
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -174,5 +175,7 @@ def picture(width: int = 28, height: int = 28, seed: int = 0) -> bytes:
 def image_file(folder: Path, data: bytes, size: tuple[int, int]) -> ImageFile:
     """Writes an image into a folder, and returns what names it."""
     name = hashlib.sha256(data).hexdigest()
-    (folder / name).write_bytes(data)
+    part = folder / f"{name}.{os.getpid()}"  # several ranks write the same one
+    part.write_bytes(data)
+    part.rename(folder / name)
     return ImageFile(str(folder / name), name, *size)

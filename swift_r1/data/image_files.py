@@ -112,7 +112,7 @@ _BILINEAR = 2  # as torchvision's Resize, with which ms-swift scales
 def _content(given: Any, rules: ImageRules, folders: Sequence[Path]) -> bytes | Path:
     """Returns what is in the place of an image: its bytes, or where its file is."""
     if isinstance(given, Mapping):
-        found = [given[name] for name in ("bytes", "path", "url", "base64") if given.get(name)]
+        found = [given[name] for name in ("bytes", "path", "url", "image") if given.get(name)]
         if not found:
             raise RowFault("it has neither bytes nor a path")
         given = found[0]
@@ -145,9 +145,9 @@ def _path(text: str, folders: Sequence[Path]) -> Path | None:
     named = Path(text.removeprefix("file://")).expanduser()
     root = os.environ.get("ROOT_IMAGE_DIR")
     places = [*folders, *([Path(root)] if root else []), Path()]
-    for folder in places:
-        if os.path.lexists(path := folder / named):
-            return path.absolute()
+    found = [folder / named for folder in places if os.path.lexists(folder / named)]
+    if found:
+        return found[0].absolute()
     if len(text) > 64 and "." not in text:
         return None
     looked = ", ".join(dict.fromkeys(str(place.absolute()) for place in places))
@@ -249,7 +249,8 @@ def _size(size: tuple[int, int], rules: ImageRules) -> tuple[int, int]:
     least = rules.min_pixels
     if most is not None and pixels > most:
         tall = math.sqrt(most / (width / height))
-        return max(1, int(tall * (width / height))), max(1, int(tall))
+        wide = min(max(1, int(tall * (width / height))), most)
+        return wide, min(max(1, int(tall)), most // wide)
     if least is not None and pixels < least:
         tall = math.sqrt(least / (width / height))
         return math.ceil(tall * (width / height)), math.ceil(tall)

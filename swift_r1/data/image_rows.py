@@ -1,5 +1,5 @@
-"""Where a row says which images it has, and where they stand: in ms-swift's column and tags, or in OpenAI's parts of
-messages. Rows keep both as the first."""
+"""Finds which images a row has, and where they stand: in ms-swift's column and tags, or in OpenAI's parts of messages.
+Rows keep both as the first."""
 
 from __future__ import annotations
 

@@ -90,7 +90,7 @@ class SftArguments(RlhfArguments):
     def faults(self, given: frozenset[str], world: World) -> Iterator[str]:
         others = sorted(filter(refused, given))
         yield from (
-            f"--{name} is of sampling, rewards or their algorithms, which `swift sft` has none of: leave it out"
+            f"--{name} is of sampling, rewards or their algorithms, or of images, which `swift sft` has none of: leave it out"
             for name in others
         )
         given = given.difference(others)

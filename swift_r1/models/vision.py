@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from swift_r1.data.vision import Pixels, VisionProcessor
 from swift_r1.errors import UsageError
-from swift_r1.models.multimodal import decoder_of, part_of_model
+from swift_r1.models.multimodal import part_of_model
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -192,17 +192,11 @@ def towers_of(model: PreTrainedModel) -> list[tuple[str, nn.Module]]:
 def states_with_images(
     model: PreTrainedModel, token_ids: Tensor, images: ImageInputs, **arguments: Any
 ) -> Tensor:
-    """Returns the last hidden states `[R, S, H]` of rows that have the placeholders of these images, or of rows without
-    any, to which the tower adds nothing but its part in what ranks do together."""
-    given = image_arguments(model, token_ids, images)
-    if images.features.numel():
-        found = model.base_model(input_ids=token_ids, use_cache=False, **arguments, **given)
-        return cast(Tensor, found.last_hidden_state)
-    found = decoder_of(model)(input_ids=token_ids, use_cache=False, **arguments)
-    (features,) = given["mm_encoder_outputs"].values()
-    layers = [features.pooler_output, *(getattr(features, "deepstack_features", None) or ())]
-    nothing = sum(one.sum() for layer in layers for one in layer)
-    return cast(Tensor, found.last_hidden_state + nothing)
+    """Returns the last hidden states `[R, S, H]` of rows that have the placeholders of these images. Where they have
+    none, the tower is run all the same, and none of its features are taken."""
+    arguments |= image_arguments(model, token_ids, images)
+    found = model.base_model(input_ids=token_ids, use_cache=False, **arguments)
+    return cast(Tensor, found.last_hidden_state)
 
 
 def image_arguments(

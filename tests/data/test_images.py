@@ -161,7 +161,8 @@ def test_what_is_transparent_is_white(mode: str) -> None:
         ((100, 50), ImageRules(min_pixels=5_000), (100, 50)),
         ((100, 50), ImageRules(min_pixels=20_000), (200, 100)),
         ((100, 50), ImageRules(min_pixels=5_001), (101, 51)),
-        ((20_000, 1), ImageRules(max_pixels=100), (1414, 1)),
+        ((20_000, 1), ImageRules(max_pixels=100), (100, 1)),
+        ((1, 20_000), ImageRules(max_pixels=100), (1, 100)),
         ((1, 1), ImageRules(min_pixels=64), (8, 8)),
     ],
 )

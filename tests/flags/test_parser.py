@@ -124,7 +124,7 @@ def test_all_faults_come_together_one_a_line() -> None:
             "--torch_dtype is given twice, once as --dtype: keep one",
         ),
         (["--num_generations", "1"], "--num_generations 1 makes every advantage 0"),
-        (["--image_size", "9"], "--image_size: vision and audio are not done here"),
+        (["--image_size", "9"], "--image_size: video and audio are not done here"),
         (["--vllm_mode", "remote"], "--vllm_mode must be one of server, colocate, not 'remote'"),
         (["--zzz"], "unknown flag --zzz: `swift rlhf --help` lists the flags"),
     ],

@@ -1,4 +1,4 @@
-"""Eight plugin files in the style of each API generation, run as a run does: loaded, then in worker processes."""
+"""Nine plugin files in the style of each API generation, run as a run does: loaded, then in worker processes."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from swift_r1.data.loading import load_dataset
+from swift_r1.data.prompts import data_columns
 from swift_r1.errors import UsageError
 from swift_r1.plugins import LoadedPlugin, load_plugins
 from swift_r1.plugins.protocol import (
@@ -63,8 +64,8 @@ def score(
     return found
 
 
-def test_there_are_eight() -> None:
-    assert len(list(FILES.glob("*.py"))) == 8
+def test_there_are_nine() -> None:
+    assert len(list(FILES.glob("*.py"))) == 9
 
 
 def test_v3_class() -> None:
@@ -118,6 +119,23 @@ def test_dataset_with_subsets() -> None:
     ]
     with pytest.raises(UsageError, match="no subset middle; reach has sum, product"):
         load_dataset("reach:middle")
+
+
+def test_images(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SWIFT_R1_CACHE", str(tmp_path))
+    plugin = load("seeing")
+    assert (plugin.orms, plugin.datasets) == (("counted", "measured"), ("counting",))
+    rows, _ = load_dataset("counting")
+    asked = "<image>How many? Answer in <answer> </answer>."
+    assert [row["messages"][0]["content"] for row in rows] == [asked, asked]
+    columns = [data_columns(row) for row in rows for _ in range(2)]
+    given = {name: [row[name] for row in columns] for name in ("solution", "images")}
+    found = score(
+        "seeing", ["counted"], ["<answer>0</answer>", "1", "<answer> 1</answer>", "1"], **given
+    )
+    assert found["counted"].values == (1.0, 0.0, 1.0, 1.0)
+    found = score("seeing", ["measured"], ["10", "11", "10", "11"], **given)
+    assert found["measured"].values == (1.0, 0.0, 0.0, 1.0)
 
 
 def test_multi_turn_scheduler() -> None:
