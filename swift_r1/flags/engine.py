@@ -24,6 +24,7 @@ LORA_RANKS = (8, 16, 32, 64, 128, 256, 320, 512)
 """Ranks that vLLM has kernels for; adapters of lower rank are padded."""
 _OWN_ENGINES = "copies of the model are engines of their own"
 RESERVED = {
+    "language_model_only": "--vllm_limit_mm_per_prompt says whether there are images",
     "logprobs_mode": "the trainer needs log-probs of the distribution that was sampled from",
     "worker_extension_cls": "new weights come in through it",
     "weight_transfer_config": "--weight_transport of swift rlhf says how weights come",
@@ -48,13 +49,16 @@ _ONLINE = ("fp8_per_tensor", "fp8_per_channel", "fp8_per_block")
 """Values of `quantization` that vLLM makes of 16-bit weights itself, at each update."""
 
 
+_MODALITIES = ("image", "video", "audio")
+
+
 def check_limits(limits: Mapping[str, Any]) -> None:
     """Raises ValueError for what `--vllm_limit_mm_per_prompt` cannot hold."""
     for name, value in limits.items():
         if not isinstance(value, int) or isinstance(value, bool) or value < 0:
             raise ValueError(f"{name} is {value!r}, and how many there may be is a whole number")
-        if name != "image" and value:
-            raise ValueError(f"{name} is {value}, and only images are read here")
+        if name not in _MODALITIES:
+            raise ValueError(f"{name!r} is none of {', '.join(_MODALITIES)}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -105,7 +109,8 @@ class EngineFlags:
 
     vllm_limit_mm_per_prompt: dict[str, Any] = resumable_flag(
         {},
-        'most images in a prompt, as {"image": 2}; without it the engine reads text alone, and loads no tower',
+        'most images in a prompt, as {"image": 2}: without it the engine reads text alone, and loads no tower (colocate: '
+        "as many as a row has); videos and sound are not read, however many it names",
         _STARTS,
         aliases=("limit_mm_per_prompt",),
         check=check_limits,

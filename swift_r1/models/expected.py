@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
@@ -36,11 +36,18 @@ def expected_weights(model: str, towers: bool = False) -> Shapes:
     return {name: tuple(weight.shape) for name, weight in as_in_checkpoint(empty, own).items()}
 
 
-def of_language_model(weights: Shapes) -> Shapes:
-    """Returns those of a whole model's weights that are in no tower beside its language model."""
+def parts_of(names: Iterable[str]) -> set[str]:
+    """Returns the parts of a multimodal model that have weights of these names, and the language model."""
     from swift_r1.models.multimodal import part_of_model
 
-    return {name: shape for name, shape in weights.items() if part_of_model(name) == "llm"}
+    return {"llm", *map(part_of_model, names)}
+
+
+def of_parts(weights: Shapes, parts: Container[str]) -> Shapes:
+    """Returns those of a whole model's weights that are in these parts of it."""
+    from swift_r1.models.multimodal import part_of_model
+
+    return {name: shape for name, shape in weights.items() if part_of_model(name) in parts}
 
 
 def skeleton(model: str, towers: bool = False) -> nn.Module:

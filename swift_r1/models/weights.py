@@ -17,7 +17,7 @@ from torch.distributed.tensor import DTensor
 
 from swift_r1.errors import UsageError
 from swift_r1.flags.training import ModelArguments
-from swift_r1.models.expected import adapter_name
+from swift_r1.models.expected import adapter_name, parts_of
 from swift_r1.models.multimodal import part_of_model
 
 if TYPE_CHECKING:
@@ -161,12 +161,16 @@ def policy_weights(model: PreTrainedModel) -> list[Weight]:
 
 
 def pushed_weights(model: PreTrainedModel) -> list[Weight]:
-    """Returns the weights that an engine gets: those of the language model, and of all beside it where some of that is
+    """Returns the weights that an engine gets: those of the language model, and of each part beside it that is
     trained."""
     weights = policy_weights(model)
-    beside = [weight for weight in weights if part_of_model(weight.name) != "llm"]
-    trained = any(one.requires_grad for weight in beside for one in weight.parameters)
-    return weights if trained else [one for one in weights if one not in beside]
+    trained = [
+        weight.name
+        for weight in weights
+        if any(parameter.requires_grad for parameter in weight.parameters)
+    ]
+    parts = parts_of(trained)
+    return [weight for weight in weights if part_of_model(weight.name) in parts]
 
 
 def _weight_at(model: nn.Module, name: str) -> Weight:

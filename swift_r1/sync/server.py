@@ -16,7 +16,7 @@ import httpx
 
 from swift_r1.errors import SwiftError
 from swift_r1.flags.server import RolloutArguments
-from swift_r1.models.expected import Shapes, adapter_shapes, of_language_model
+from swift_r1.models.expected import Shapes, adapter_shapes, of_parts
 from swift_r1.sync.buckets import most_bytes
 from swift_r1.sync.staging import StagedBucket, Staging
 from swift_r1.sync.transport import chunks_of, seconds_for
@@ -580,7 +580,7 @@ class WeightUpdates:
                 422,
                 f"the adapter has rank {adapter.rank}, more than --vllm_max_lora_rank {highest}",
             )
-        shapes = adapter_shapes(of_language_model(self._expected), adapter)
+        shapes = adapter_shapes(of_parts(self._expected, ("llm",)), adapter)
         if not self.own_base:
             raise HTTPError(
                 409, "whole weights were pushed, and adapters need the server's own: start it again"

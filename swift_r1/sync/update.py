@@ -17,7 +17,7 @@ import secrets
 from collections.abc import Callable, Set
 from dataclasses import dataclass, field
 
-from swift_r1.models.expected import Shapes, of_language_model
+from swift_r1.models.expected import Shapes, of_parts, parts_of
 from swift_r1.sync.buckets import TensorEntry, check_bucket, content_hash, entries_digest
 from swift_r1.sync.staging import StagedBucket
 from swift_r1.wire.protocol import HTTPError, StreamedBucket
@@ -49,10 +49,9 @@ class PendingUpdate:
 
 
 def needed(expected: Shapes, names: Set[str]) -> set[str]:
-    """Returns the weights that an update must bring which has these: all, or all of the language model, where the towers
-    beside it stay as they are."""
-    language = set(of_language_model(expected))
-    return set(expected) if names - language else language
+    """Returns the weights that an update must bring which has these: all of the language model, and of each part beside it
+    that it has something of. The others stay as they are."""
+    return set(of_parts(expected, parts_of(names)))
 
 
 class UpdateMachine:

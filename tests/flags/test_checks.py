@@ -838,3 +838,20 @@ def test_an_engine_may_keep_the_weights_in_fp8(scheme: str, refused: bool) -> No
         ["--use_vllm", "true", "--vllm_mode", "colocate", "--vllm_engine_kwargs", kwargs]
     )
     assert any("holds 'quantization', which is ours" in line for line in found) == refused, found
+
+
+@pytest.mark.parametrize(
+    ("limits", "said"),
+    [
+        ('{"image": 2, "video": 1}', None),
+        ('{"image": -1}', "a whole number"),
+        ('{"image": true}', "a whole number"),
+        ('{"picture": 1}', "'picture' is none of image, video, audio"),
+    ],
+)
+def test_how_many_images_an_engine_takes(limits: str, said: str | None) -> None:
+    own = ["--use_vllm", "true", "--vllm_mode", "colocate", "--vllm_limit_mm_per_prompt", limits]
+    found = faults(own)
+    assert (said in found[0]) if said else not found
+    elsewhere = faults(["--vllm_limit_mm_per_prompt", limits])
+    assert (said or "give it to `swift rollout`") in elsewhere[0]

@@ -68,6 +68,7 @@ def test_engines_take_every_engine_flag(gpu: bool) -> None:
         "vllm_kv_cache_dtype": "fp8",
         "vllm_disable_custom_all_reduce": "true",
         "vllm_disable_cascade_attn": "true",
+        "vllm_limit_mm_per_prompt": '{"image": 3}',
     }
     args = arguments(2, deepspeed="zero2", **given)
     served = parse_arguments(RolloutArguments, engine_flags(args, "127.0.0.1", 5555, gpu))
@@ -78,8 +79,10 @@ def test_engines_take_every_engine_flag(gpu: bool) -> None:
         "kv_cache_dtype": "fp8",
         "disable_custom_all_reduce": True,
         "disable_cascade_attn": True,
+        "limit_mm_per_prompt": {"image": 3, "video": 0, "audio": 0},
     }
-    assert expected.items() <= engine_arguments(replace(served, torch_dtype="float32"), gpu).items()
+    made = engine_arguments(replace(served, torch_dtype="float32"), gpu)
+    assert expected.items() <= made.items() and "language_model_only" not in made
     assert "max_num_seqs 7" in plan_text(args) and "one engine for 2 ranks" in plan_text(args)
 
 

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from swift_r1.models.expected import parts_of
 from swift_r1.models.multimodal import NEVER
 from swift_r1.sync import transport
 from swift_r1.wire.protocol import DeviceMemory
@@ -188,10 +189,8 @@ class _Update:
 
     def finish(self) -> None:
         """Raises RuntimeError if a parameter got no value."""
-        wanted = self._wanted
-        towers = tuple(f"{name}." for name in getattr(self._model, "_tower_model_names", ()))
-        if not any(name.startswith(towers) for name in self._loaded):  # they stay as they are
-            wanted = {name for name in wanted if not name.startswith(towers)}
+        parts = parts_of(self._loaded)  # others stay as they are
+        wanted = {name for name in self._wanted if parts_of([name]) <= parts}
         missing = sorted(wanted - self._loaded)
         if missing:
             raise RuntimeError(
