@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import shlex
 from collections.abc import Sequence
 from typing import Any, TypeVar
@@ -66,6 +67,13 @@ def _texts(value: Any) -> list[str]:
         return []
     items = value if isinstance(value, list) else [value]
     return [f"{item:g}" if isinstance(item, float) else str(item) for item in items]
+
+
+def without_folders(run: RunFolder, text: str) -> str:
+    """Returns a text without the folder that all paths of the run's command share: nobody else has it."""
+    paths = [os.path.dirname(word) for word in run.command if os.path.isabs(word)]
+    shared = os.path.commonpath(paths) if paths else os.sep
+    return text if shared == os.sep else text.replace(f"{shared}{os.sep}", "")
 
 
 def command(run: RunFolder) -> list[CodeBlock]:
