@@ -15,7 +15,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 LISTED = ("git", "-C", str(ROOT), "ls-files", "--cached", "--others", "--exclude-standard")
-PICTURES = (".png", ".svg")
+PICTURES = (".png", ".svg", ".gif")
 FURNITURE = ("iframe-worker.js", "site.css")  # beside this file
 LANGUAGES = {
     ".py": "python",
