@@ -62,7 +62,7 @@ def main() -> int:
         report = IMAGES / "report.html"
         try:
             subprocess.run([*SWIFT, "report", str(run), "-o", str(report)], check=True)
-            picture(browser, report.as_uri() + "#s3", "report")
+            picture(browser, report.as_uri(), "report")
         finally:
             report.unlink(missing_ok=True)
         browser.close()
