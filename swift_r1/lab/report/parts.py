@@ -11,6 +11,7 @@ import math
 import os
 import shlex
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any, TypeVar
 
 from swift_r1.lab.report.blocks import CodeBlock, Table
@@ -70,10 +71,14 @@ def _texts(value: Any) -> list[str]:
 
 
 def without_folders(run: RunFolder, text: str) -> str:
-    """Returns a text without the folder that all paths of the run's command share: nobody else has it."""
-    paths = [os.path.dirname(word) for word in run.command if os.path.isabs(word)]
-    shared = os.path.commonpath(paths) if paths else os.sep
-    return text if shared == os.sep else text.replace(f"{shared}{os.sep}", "")
+    """Returns a text whose paths, of the run's command, are without the folder that they share, which nobody else has;
+    with their last two parts where they share none."""
+    paths = [word for word in run.command if os.path.isabs(word)]
+    shared = os.path.commonpath(map(os.path.dirname, paths)) if paths else os.sep
+    for path in sorted(paths, key=len, reverse=True):
+        short = os.path.join("...", *Path(path).parts[-2:])
+        text = text.replace(path, short if shared == os.sep else os.path.relpath(path, shared))
+    return text
 
 
 def command(run: RunFolder) -> list[CodeBlock]:

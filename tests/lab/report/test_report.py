@@ -212,6 +212,10 @@ def test_paths_are_without_the_folder_of_this_machine(tmp_path: Path) -> None:
     (run / "args.json").write_text(json.dumps(content))
     page = html(build(find_runs([run])))
     assert "/home/me" not in page and "--model models/m" in page and "<td>models/m</td>" in page
+    content["command"] += ["--external_plugins", "/opt/x/y/z/plugin.py"]
+    (run / "args.json").write_text(json.dumps(content))
+    page = html(build(find_runs([run])))
+    assert "--model .../models/m" in page and "--external_plugins .../z/plugin.py" in page
 
 
 def test_damaged_files_cost_a_line_each(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
