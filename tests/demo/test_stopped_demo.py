@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+from contextlib import suppress
 
 import pytest
 
@@ -39,7 +40,11 @@ def test_its_training_hears_of_it_once_and_ends_by_itself(number, to_group):
         [sys.executable, "-c", DEMO], stdout=subprocess.PIPE, text=True, start_new_session=True
     )
     with demo:
-        assert demo.stdout.readline() == "ready\n"
-        (os.killpg if to_group else os.kill)(demo.pid, number)
-        assert demo.stdout.read() == "saved 1\nended\n"
+        try:
+            assert demo.stdout.readline() == "ready\n"
+            (os.killpg if to_group else os.kill)(demo.pid, number)
+            assert demo.communicate(timeout=60)[0] == "saved 1\nended\n"
+        finally:
+            with suppress(ProcessLookupError):
+                os.killpg(demo.pid, signal.SIGKILL)
     assert demo.returncode == 128 + number
