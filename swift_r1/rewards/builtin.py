@@ -150,13 +150,13 @@ class Math(ORM):
 
 
 class MathTag(Math):
-    """As `math`, on the last answer tag or the box in it."""
+    """`math` on the last answer tag, or on the box in it."""
 
     answer = "tag"
 
 
 class MathTagStrict(Math):
-    """As `math_tag`, and the text must go from thought to answer by a literal `</think> <answer>`, as oat has it."""
+    """`math_tag`, where the text must also go from thought to answer by a literal `</think> <answer>`, as oat has it."""
 
     answer = "tag_strict"
 
