@@ -69,6 +69,8 @@ def run(words: Sequence[str]) -> int:
     own, others = _divided(words)
     args = parse_arguments(WhyArguments, own)
     folders = find_runs(args.runs)
+    if args.trial:
+        folders = [folder for folder in folders if not folder.supervised] or folders
     if args.trial and len(folders) > 1:
         raise UsageError(
             f"--try is of one run, and these are {len(folders)}: name the folder of one"
