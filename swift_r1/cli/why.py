@@ -13,7 +13,7 @@ from swift_r1.errors import EXIT_FINDING, EXIT_OK, UsageError
 from swift_r1.flags.fields import Scope, flag, spellings
 from swift_r1.flags.parser import Command, is_flag, parse_arguments, spelling
 from swift_r1.lab.diagnosis.past import DETECTORS
-from swift_r1.lab.diagnosis.verdict import NO_VERDICT
+from swift_r1.lab.diagnosis.verdict import headline
 from swift_r1.lab.diagnosis.watch import Diagnosis
 from swift_r1.record.folder import find_runs
 from swift_r1.record.metrics import standard_json
@@ -144,10 +144,8 @@ def _failure(folder: RunFolder) -> str | None:
 
 def _lines(log: Diagnosis, verdict: Verdict | None) -> Iterator[str]:
     """Yields the verdict, its causes, the signs beside them, and what could not be looked at."""
-    if verdict is None:
-        yield f"  {NO_VERDICT}"
-    else:
-        yield f"  {verdict.reward.text}"
+    yield f"  {headline(verdict, log)}"
+    if verdict is not None:
         for trend in verdict.trends:
             yield f"    {trend.text}"
         for number, cause in enumerate(verdict.causes, start=1):
@@ -164,5 +162,5 @@ def _lines(log: Diagnosis, verdict: Verdict | None) -> Iterator[str]:
     yield f"  {len(log.findings)} of {looked} signs of trouble hold (of {len(DETECTORS)} that there are)"
     if log.too_early:
         yield f"  not looked for, too early after {log.rounds} rounds: {', '.join(log.too_early)}"
-    if log.not_judged:
+    if log.not_judged and log.rewards():
         yield f"  not looked for, metrics missing: {', '.join(log.not_judged)}"

@@ -7,7 +7,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, replace
 
 from swift_r1.lab.diagnosis.trend import NORMAL_95
-from swift_r1.lab.diagnosis.verdict import NO_VERDICT
+from swift_r1.lab.diagnosis.verdict import headline
 from swift_r1.lab.diagnosis.watch import Diagnosis
 from swift_r1.lab.report import completions, evaluations, parts
 from swift_r1.lab.report.blocks import Block, Figure, Figures, Note, Report, Section, Table
@@ -35,6 +35,8 @@ _PANELS = {
     "rollout/logp_diff": "Log-probs: trainer against engine",
     "grad_norm": "Norm of the gradient",
     "loss": "Loss",
+    "token_accuracy": "Share of learned tokens that were the likeliest",
+    "perplexity": "Perplexity",
     "value_loss": "Loss of the critic",
     "explained_variance": "Variance that the critic explains",
     "rollout/staleness/mean": "Staleness, in rounds",
@@ -163,9 +165,9 @@ def _verdicts(runs: Sequence[Opened]) -> list[Block]:
     found: list[Block] = []
     for run in runs:
         verdict = run.log.verdict
-        lines = [NO_VERDICT]
+        lines = [headline(verdict, run.log)]
         if verdict is not None:
-            lines = [verdict.reward.text, *(f"Why: {one.line}" for one in verdict.causes)]
+            lines += [f"Why: {one.line}" for one in verdict.causes]
             lines += [trend.text for trend in verdict.trends]
         if len(runs) > 1:
             lines[0] = f"{run.folder.name}: {lines[0]}"
@@ -236,17 +238,18 @@ def _curve(name: str, number: int, seeds: Sequence[Diagnosis], metric: str) -> C
 
 
 def _accuracies(groups: Mapping[str, Sequence[Opened]]) -> list[Figure]:
-    """Draws the accuracy on each benchmark; a run alone has its intervals, several seeds a band from the lowest to the
-    highest."""
+    """Draws the accuracy on each benchmark, of learned answers the perplexity; a run alone has its intervals, several
+    seeds a band from the lowest to the highest."""
     found = []
-    for benchmark in sorted(
-        {name for group in groups.values() for run in group for name in run.log.benchmarks()}
+    logs = [run.log for group in groups.values() for run in group]
+    for benchmark, metric in sorted(
+        {(name, log.estimate(name)) for log in logs for name in log.benchmarks()}
     ):
         drawn = []
         for number, (name, group) in enumerate(groups.items()):
-            curve = _curve(name, number, [run.log for run in group], f"eval/{benchmark}/accuracy")
+            curve = _curve(name, number, [run.log for run in group], f"eval/{benchmark}/{metric}")
             if len(group) == 1 and benchmark in group[0].log.benchmarks():
-                points = group[0].log.evaluations(benchmark, "accuracy")
+                points = group[0].log.evaluations(benchmark, metric)
                 low = [one.low for one in points if one.low is not None]
                 high = [one.high for one in points if one.high is not None]
                 if len(low) == len(high) == len(points):
@@ -262,7 +265,7 @@ def _accuracies(groups: Mapping[str, Sequence[Opened]]) -> list[Figure]:
         intervals = all(len(group) == 1 for group in groups.values())
         shown = [one for one in drawn if one.steps]
         if shown:
-            found.append(curves(f"Accuracy on {benchmark}", shown, intervals))
+            found.append(curves(f"{metric.capitalize()} on {benchmark}", shown, intervals))
     return found
 
 
