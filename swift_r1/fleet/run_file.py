@@ -213,6 +213,8 @@ def _begins_with(taught: SftArguments, args: RlhfArguments, given: frozenset[str
     for name in ("model", "adapters"):
         if name in given:
             yield f"rlhf: {name}: it begins with what sft has taught: leave it out"
+    if taught.save_strategy == "no":
+        yield "sft: save_strategy: rlhf begins with a checkpoint of sft: leave it out"
     if not taught.takes_adapters:
         return
     if not args.takes_adapters:

@@ -113,6 +113,9 @@ def test_what_a_warm_start_and_its_run_say_against_each_other(write_run):
     assert "rlhf: lora_rank: the adapters of sft have another" in str(caught.value)
     with pytest.raises(UsageError, match="rlhf: train_type: sft teaches adapters"):
         read_run_file(write_run({"train": {}}, model=None, sft=sft))
+    unsaved = {"model": "base", "dataset": "rows.jsonl", "save_strategy": "no"}
+    with pytest.raises(UsageError, match="sft: save_strategy: rlhf begins with a checkpoint"):
+        read_run_file(write_run({"train": {}}, model=None, sft=unsaved))
     with pytest.raises(UsageError, match="sft is missing: the flags of swift sft"):
         read_run_file(write_run({"train": {}}, model=None, sft={}))
 
