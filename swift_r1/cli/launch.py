@@ -22,6 +22,7 @@ from swift_r1.flags.parser import (
     parse_arguments,
     spelling,
     unknown_flag,
+    without_flag,
 )
 from swift_r1.flags.rlhf import RlhfArguments
 from swift_r1.flags.sft import SftArguments
@@ -70,7 +71,7 @@ def run(words: Sequence[str]) -> int:
     run_file = read_run_file(words[0], overrides)
     module = importlib.import_module(BACKENDS[args.on])
     if hasattr(module, "hand_over"):
-        code = module.hand_over(run_file, _without_dry_run(words), args.dry_run)
+        code = module.hand_over(run_file, without_flag(words, "dry_run"), args.dry_run)
         if code is not None:
             return int(code)
     key = os.environ.get(API_KEY_VARIABLE) or secrets.token_hex(16)
@@ -120,18 +121,6 @@ def _part(
         kept = os.path.relpath(os.path.realpath(kept_in(part, str(folder))))
         say(f"sft has ended; rlhf begins with {which}, {kept}", "launch")
     return code
-
-
-def _without_dry_run(words: Sequence[str]) -> list[str]:
-    """Returns what a script that is printed is to run."""
-    kept: list[str] = []
-    dropped = False
-    for word in words:
-        if is_flag(word):
-            dropped = spelling(word.partition("=")[0]) == "dry_run"
-        if not dropped:
-            kept.append(word)
-    return kept
 
 
 def _read_flags(words: Sequence[str]) -> tuple[LaunchArguments, dict[str, Any]]:

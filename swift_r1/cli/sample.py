@@ -43,4 +43,6 @@ def _say(folder: Path, output_file: str) -> int:
         "prompts, in ".format_map(counts)
         + output_file
     )
+    if not counts["kept"]:
+        print("nothing to learn from: a larger --model may give right answers, or easier prompts")
     return EXIT_OK
