@@ -127,7 +127,7 @@ def _arguments(words: Sequence[str], run_file: RunFile | None) -> tuple[Estimate
             given.add(known[name].name)
     from swift_r1.fleet.run_file import TRAIN, with_addresses
 
-    flags = {name: value for name, value in run_file.rlhf.items() if name not in given}
+    flags = {name: value for name, value in run_file.flags.items() if name not in given}
     flags = with_addresses(flags, {name: [_ANY_SERVER] for name in run_file.roles if name != TRAIN})
     train = run_file.roles[TRAIN]
     environ = {

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -15,7 +15,7 @@ from swift_r1.cli.files import json_file, write_json
 from swift_r1.cli.memory import room
 from swift_r1.cli.rlhf import prepared
 from swift_r1.errors import EXIT_OK
-from swift_r1.flags.forecast import FORECAST_FILE, ForecastArguments, arguments_of
+from swift_r1.flags.forecast import FORECAST_FILE, ForecastArguments, TriedArguments, arguments_of
 from swift_r1.flags.parser import parse_arguments
 from swift_r1.flags.plan import Plan
 from swift_r1.flags.rlhf import RlhfArguments
@@ -43,17 +43,22 @@ def run(words: Sequence[str]) -> int:
     """Runs the command. Raises as `swift rlhf`'s; returns the trainer's exit code where it failed."""
     parsed = parse_arguments(ForecastArguments, words)
     file = json_file(parsed.json)
+    return tried(parsed, words, lambda folder, world: _say(folder, file, world))
+
+
+def tried(parsed: TriedArguments, words: Sequence[str], tell: Callable[[Path, World], int]) -> int:
+    """Runs a trainer in a folder that goes, and has `tell` read what it has left there; returns what that returns, or
+    the trainer's exit code where it failed. Raises as `swift rlhf`'s."""
     os.environ.update(parsed.process_variables)
     world, _ = World.from_environment(os.environ)
-    with TemporaryDirectory(prefix="swift-forecast-", ignore_cleanup_errors=True) as folder:
+    with TemporaryDirectory(
+        prefix=f"swift-{parsed.command}-", ignore_cleanup_errors=True
+    ) as folder:
         args_json, environ = prepared(replace(parsed, output_dir=folder), words, world)
-        code = run_trainer(args_json, world, environ)
-        if code:
-            return code
-        return _say(Path(folder), file, world)
+        return _run_trainer(args_json, world, environ) or tell(Path(folder), world)
 
 
-def run_trainer(args_json: Path, world: World, environ: Mapping[str, str]) -> int:
+def _run_trainer(args_json: Path, world: World, environ: Mapping[str, str]) -> int:
     """Runs the trainer, which ends with this process; returns its exit code."""
     module, environ = trainer(world, environ)
     words = [sys.executable, "-m", module, str(args_json)]

@@ -22,16 +22,18 @@ from swift_r1.flags.parser import (
     parse_arguments,
     spelling,
     unknown_flag,
+    without_flag,
 )
 from swift_r1.flags.rlhf import RlhfArguments
+from swift_r1.flags.sft import SftArguments
 from swift_r1.flags.world import World
 from swift_r1.fleet.backends import BACKENDS
 from swift_r1.fleet.commands import shared_variables
 from swift_r1.fleet.dry_run import dry_run
 from swift_r1.fleet.flags import LaunchArguments
-from swift_r1.fleet.run_file import RunFile, read_run_file
+from swift_r1.fleet.run_file import RunFile, kept_in, read_run_file
 from swift_r1.launch.run_folder import holds_run, make_run_folder, run_folder_faults
-from swift_r1.record.folder import newest_version
+from swift_r1.record.folder import WARM_START, RunFolder, newest_version
 from swift_r1.runtime.processes import run_folder_held, say
 
 _USAGE = f"""swift launch RUN.yaml [--on {"|".join(BACKENDS)}] [--dry_run] [--flag value ...]
@@ -39,6 +41,7 @@ _USAGE = f"""swift launch RUN.yaml [--on {"|".join(BACKENDS)}] [--dry_run] [--fl
 Starts a run's rollout servers, judge and teacher and its trainer, gives them keys and addresses, watches them, restarts
 what fails, and ends everything with the run. RUN.yaml has flags and a table of roles (docs/launch.md):
 
+  sft: {{...}}                                                  # flags of swift sft: a warm start before, or none
   rlhf: {{rlhf_type: grpo, model: models/smollm2-135m, ...}}    # flags of swift rlhf
   rollout: {{vllm_max_model_len: 1024}}                         # flags of swift rollout
   roles:
@@ -68,40 +71,56 @@ def run(words: Sequence[str]) -> int:
     run_file = read_run_file(words[0], overrides)
     module = importlib.import_module(BACKENDS[args.on])
     if hasattr(module, "hand_over"):
-        code = module.hand_over(run_file, _without_dry_run(words), args.dry_run)
+        code = module.hand_over(run_file, without_flag(words, "dry_run"), args.dry_run)
         if code is not None:
             return int(code)
     key = os.environ.get(API_KEY_VARIABLE) or secrets.token_hex(16)
     environ = shared_variables(run_file, key, os.environ)
     if args.dry_run:
         planned = getattr(module, "planned", module.open_backend)
-        print(dry_run(run_file, planned(run_file, args.silence_timeout), environ))
+        nodes = planned(run_file, args.silence_timeout)
+        for part, folder in run_file.parts(str(run_file.args.output_dir)):
+            print(dry_run(part, folder, nodes, environ))
         return EXIT_OK
     faults = run_folder_faults(run_file.args, World())
     if faults:
         raise UsageError(*faults)
     backend = module.open_backend(run_file, args.silence_timeout)
     resume = run_file.args.resume_from_checkpoint == LAST
-    folder = _folder(run_file, resume)
-    code = _launch(run_file, backend, args, environ, folder, resume)
+    run_folder = _folder(run_file, resume)
+    code = EXIT_OK
+    for part, own in run_file.parts(str(run_folder)):
+        code = _part(part, backend, args, environ, Path(own), run_folder / "launch", resume)
+        if code != EXIT_OK:
+            break
     output_dir = Path(str(run_file.args.output_dir))
     return (
-        int(module.after(code, folder, output_dir, args.max_restarts))
+        int(module.after(code, Path(own), output_dir, args.max_restarts))
         if hasattr(module, "after")
         else code
     )
 
 
-def _without_dry_run(words: Sequence[str]) -> list[str]:
-    """Returns what a script that is printed is to run."""
-    kept: list[str] = []
-    dropped = False
-    for word in words:
-        if is_flag(word):
-            dropped = spelling(word.partition("=")[0]) == "dry_run"
-        if not dropped:
-            kept.append(word)
-    return kept
+def _part(
+    part: RunFile,
+    backend: Any,
+    args: LaunchArguments,
+    environ: dict[str, str],
+    folder: Path,
+    logs: Path,
+    resume: bool,
+) -> int:
+    """Returns the exit code of a part of the run; a warm start that has ended before is not done again."""
+    if part.command != SftArguments.command:
+        return _launch(part, backend, args, environ, folder, logs, resume)
+    ended = resume and RunFolder(folder, folder.name).status == "ended"
+    code = EXIT_OK if ended else _launch(part, backend, args, environ, folder, logs, resume)
+    if code == EXIT_OK:
+        best = part.args.metric_for_best_model
+        which = "its last checkpoint" if best is None else f"its best checkpoint by {best}"
+        kept = os.path.relpath(os.path.realpath(kept_in(part, str(folder))))
+        say(f"sft has ended; rlhf begins with {which}, {kept}", "launch")
+    return code
 
 
 def _read_flags(words: Sequence[str]) -> tuple[LaunchArguments, dict[str, Any]]:
@@ -136,7 +155,7 @@ def _folder(run_file: RunFile, resume: bool) -> Path:
     base = Path(str(run_file.args.output_dir))
     if resume and run_file.args.add_version:
         newest = newest_version(base)[1]
-        if newest is not None and holds_run(newest):
+        if newest is not None and (holds_run(newest) or holds_run(newest / WARM_START)):
             return base / newest.name
         say(f"there is no run in {newest or base} yet: starting from the beginning", "launch")
     made = make_run_folder(run_file.args)
@@ -149,12 +168,12 @@ def _launch(
     args: LaunchArguments,
     environ: dict[str, str],
     folder: Path,
+    logs: Path,
     resume: bool,
 ) -> int:
     from swift_r1.fleet.driver import Driver
     from swift_r1.fleet.show import Display
 
-    logs = folder / "launch"
     with naming(str(logs)):
         logs.mkdir(exist_ok=True)
     with run_folder_held(logs, wait_s=1), Display(logs) as display:
@@ -174,7 +193,9 @@ def _launch(
         try:
             return driver.run()
         except UsageError:
-            if run_file.args.add_version and not holds_run(folder) and not any(logs.glob("*.log")):
+            run_folder = logs.parent
+            begun = holds_run(run_folder) or any(logs.glob("*.log"))
+            if run_file.args.add_version and not begun:
                 # `--resume_from_checkpoint last` would take it for the newest run
-                shutil.rmtree(folder)
+                shutil.rmtree(run_folder)
             raise

@@ -4,16 +4,18 @@ folders."""
 from __future__ import annotations
 
 import json
+import shlex
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from swift_r1.errors import EXIT_FINDING, EXIT_OK, UsageError
-from swift_r1.flags.fields import Scope, flag, spellings
-from swift_r1.flags.parser import Command, is_flag, parse_arguments, spelling
+from swift_r1.flags.fields import Scope, as_words, flag, spellings
+from swift_r1.flags.parser import Command, is_flag, parse_arguments, spelling, without_flag
+from swift_r1.lab.diagnosis.causes import WARM_START
 from swift_r1.lab.diagnosis.past import DETECTORS
-from swift_r1.lab.diagnosis.verdict import NO_VERDICT
+from swift_r1.lab.diagnosis.verdict import headline
 from swift_r1.lab.diagnosis.watch import Diagnosis
 from swift_r1.record.folder import find_runs
 from swift_r1.record.metrics import standard_json
@@ -40,6 +42,8 @@ swift why output --json
 swift why output/model/v0-20261121-120000 --try true
 swift why output/model/v0-20261121-120000 --try true --learning_rate 1e-6 --rounds 8
 """
+_RIGHT = "right.jsonl"
+_WORDING = ("system", "prompt_template", "response_prefix")  # of both commands alike
 _TRIES = Scope(lambda args: args.trial, "without --try true")
 
 
@@ -69,6 +73,8 @@ def run(words: Sequence[str]) -> int:
     own, others = _divided(words)
     args = parse_arguments(WhyArguments, own)
     folders = find_runs(args.runs)
+    if args.trial:
+        folders = [folder for folder in folders if not folder.supervised] or folders
     if args.trial and len(folders) > 1:
         raise UsageError(
             f"--try is of one run, and these are {len(folders)}: name the folder of one"
@@ -93,7 +99,7 @@ def run(words: Sequence[str]) -> int:
         why = f": {_failure(folder)}" if folder.status == "failed" else ""
         lines = [
             f"{folder.name}: {folder.status} at step {log.last_step}{why}",
-            *_lines(log, verdict),
+            *_lines(folder, log, verdict),
         ]
         print(visible("\n".join(lines)))
         if trial is not None:
@@ -134,23 +140,34 @@ def _report(folder: RunFolder, log: Diagnosis, verdict: Verdict | None) -> dict[
     }
 
 
+def _warm_start(run: RunFolder) -> list[list[str]]:
+    """Returns the commands that teach the run's model its own right answers."""
+    words = without_flag(run.command[2:], "resume_from_checkpoint")
+    wording = {name: run.args.get(name) for name in ("model", *_WORDING)}
+    given = as_words({name: value for name, value in wording.items() if value})
+    return [
+        ["swift", "sample", *words, "--output_file", _RIGHT],
+        ["swift", "sft", *given, "--dataset", _RIGHT],
+    ]
+
+
 def _failure(folder: RunFolder) -> str | None:
     """Returns what ended the run last; None where nothing failed."""
     failures = [str(event.get("text")) for event in folder.events if event.get("kind") == "failed"]
     return failures[-1] if failures else None
 
 
-def _lines(log: Diagnosis, verdict: Verdict | None) -> Iterator[str]:
+def _lines(folder: RunFolder, log: Diagnosis, verdict: Verdict | None) -> Iterator[str]:
     """Yields the verdict, its causes, the signs beside them, and what could not be looked at."""
-    if verdict is None:
-        yield f"  {NO_VERDICT}"
-    else:
-        yield f"  {verdict.reward.text}"
+    yield f"  {headline(verdict, log)}"
+    if verdict is not None:
         for trend in verdict.trends:
             yield f"    {trend.text}"
         for number, cause in enumerate(verdict.causes, start=1):
             yield f"  {number}. {cause.name}: {cause.evidence}"
             yield f"     try: {cause.advice}"
+            if WARM_START in cause.advice:
+                yield from (f"     $ {shlex.join(words)}" for words in _warm_start(folder))
     explained = {cause.evidence for cause in verdict.causes} if verdict is not None else set()
     for finding in log.findings.values():
         if finding.evidence in explained:
@@ -162,5 +179,5 @@ def _lines(log: Diagnosis, verdict: Verdict | None) -> Iterator[str]:
     yield f"  {len(log.findings)} of {looked} signs of trouble hold (of {len(DETECTORS)} that there are)"
     if log.too_early:
         yield f"  not looked for, too early after {log.rounds} rounds: {', '.join(log.too_early)}"
-    if log.not_judged:
+    if log.not_judged and log.rewards():
         yield f"  not looked for, metrics missing: {', '.join(log.not_judged)}"

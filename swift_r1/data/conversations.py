@@ -119,7 +119,8 @@ class ConversationEncoder(PromptEncoder):
         tools = self.tools_of(row)
         if self._loss_scale == "all":
             whole = _Sequence()
-            self._extend(whole, self._rendered(own, False, tools), True, images)
+            text = self._before_end(self._rendered(own, False, tools)) + self._end
+            self._extend(whole, text, True, images)
             return [whole.answered(False, *whole.learned[1:])]
         found: list[_Sequence] = []
         last_asked = max(
@@ -162,8 +163,7 @@ class ConversationEncoder(PromptEncoder):
         own = messages[-1]
         whole = self._rendered(messages, False, tools)
         behind = whole.removeprefix(prompt) if whole.startswith(prompt) else ""
-        before, ended, rest = behind.rpartition(self._end)
-        said = before if ended and not rest.strip() else behind
+        said = self._before_end(behind)
         content = str(own["content"]).removeprefix(self.response_prefix)
         if said and _squeezed(content) in _squeezed(plain(said)):
             return said + self._end
@@ -173,6 +173,11 @@ class ConversationEncoder(PromptEncoder):
                 "--prompt_template, or leave such rows out"
             )
         return content + self._end
+
+    def _before_end(self, text: str) -> str:
+        """Returns what stands before the token that ends the last turn, which some templates leave to the next one."""
+        before, ended, rest = text.rpartition(self._end)
+        return before if ended and not rest.strip() else text
 
     def _length(self, row: Row) -> int:
         return self._longest(self.sequences(row))

@@ -65,6 +65,18 @@ def adapters_base(model: str) -> str | None:
     )
 
 
+KIND = (
+    "lora_rank",
+    "lora_alpha",
+    "target_modules",
+    "target_regex",
+    "use_rslora",
+    "use_dora",
+    "modules_to_save",
+)
+"""Flags that say what adapters are: those of `--adapters` decide them."""
+
+
 def adapter_flags(flag: str, folder: str | Path) -> dict[str, Any]:
     """Returns the flags that say what the adapters in a folder are. Raises UsageError, naming the flag: they are none,
     or of a kind that cannot be trained here."""

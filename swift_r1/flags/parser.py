@@ -137,6 +137,18 @@ class _Reading:
             self.faults.append(meaning.fault(name, words))
 
 
+def without_flag(words: Sequence[str], name: str) -> list[str]:
+    """Returns a command line without a flag and its values."""
+    kept: list[str] = []
+    dropped = False
+    for word in words:
+        if is_flag(word):
+            dropped = spelling(word.partition("=")[0]) == name
+        if not dropped:
+            kept.append(word)
+    return kept
+
+
 def parse_arguments(
     cls: type[A],
     argv: Sequence[str],

@@ -32,13 +32,13 @@ def train_words(
 ) -> list[str]:
     """Returns the command of each node that trains, into `folder`; `urls` are the addresses of the servers of each
     role, of which those of the rollout servers may be in a file instead."""
-    flags: dict[str, Any] = with_addresses(run.rlhf, urls, server_file) | {
+    flags: dict[str, Any] = with_addresses(run.flags, urls, server_file) | {
         "output_dir": folder,
         "add_version": False,
     }
     if resume:
         flags["resume_from_checkpoint"] = LAST
-    return ["-m", "swift_r1", "rlhf", *as_words(flags)]
+    return ["-m", "swift_r1", run.command, *as_words(flags)]
 
 
 def server_file(folder: str) -> str:

@@ -25,9 +25,10 @@ _FIRST_PORT = 8000
 _ENOUGH = 4096  # GPUs or cores of a node of which nobody has said how many it has
 
 
-def dry_run(run: RunFile, backend: ClusterBackend, environ: Mapping[str, str]) -> str:
-    """Returns every command with its node, in the order in which they start; nothing is asked of the nodes. Ports are
-    those that would be taken if they were free. Raises UsageError: the roles do not fit on the nodes."""
+def dry_run(run: RunFile, folder: str, backend: ClusterBackend, environ: Mapping[str, str]) -> str:
+    """Returns every command of a part, in `folder`, with its node, in the order in which they start; nothing is asked
+    of the nodes. Ports are those that would be taken if they were free. Raises UsageError: the roles do not fit on the
+    nodes."""
     nodes = {node.name: node for node in backend.nodes()}
     rooms = [
         Room(name, tuple(map(str, range(_or(node.gpus)))), tuple(range(_or(node.cpus))), node.roles)
@@ -52,7 +53,6 @@ def dry_run(run: RunFile, backend: ClusterBackend, environ: Mapping[str, str]) -
                 _one(f"{role}-{number}", node, words, {**environ, **_devices(place, node)})
             )
     first = nodes[places[TRAIN][0].node]
-    folder = str(run.args.output_dir)
     words = train_words(run, urls, folder, False, server_file(folder))
     if ROLLOUT in urls:
         lines.append(f"# the addresses of the rollout servers, on {first.name}")

@@ -18,7 +18,9 @@ from swift_r1.record.lines import JsonRows
 
 MOST_POINTS = 1000
 LARGEST_STEP = 1 << 62  # larger ones are damage
-_EVALUATED = re.compile(r"eval/(?P<benchmark>.+)/(?P<name>accuracy|reward|(avg|pass|maj)@\d+)$")
+_EVALUATED = re.compile(
+    r"eval/(?P<benchmark>.+)/(?P<name>accuracy|reward|(avg|pass|maj)@\d+|perplexity|token_accuracy)$"
+)
 # What ms-swift's `logging.jsonl` calls otherwise.
 _MS_SWIFT_STEP = "global_step/max_steps"
 _MS_SWIFT = {f"clip_ratio/{side}_mean": f"clip_ratio/{side}" for side in ("low", "high")} | {
@@ -165,6 +167,11 @@ class MetricLog:
             if match:
                 found.setdefault(match["benchmark"], []).append(match["name"])
         return found
+
+    def estimate(self, benchmark: str) -> str:
+        """Returns the estimate of a benchmark that is shown where there is room for one."""
+        names = self.benchmarks().get(benchmark, [])
+        return next((one for one in ("accuracy", *names) if one in names), "accuracy")
 
     def evaluations(self, benchmark: str, name: str) -> list[BenchmarkEstimate]:
         """Returns one estimate of a benchmark at every evaluation. `accuracy` is `avg@n`, and has its interval."""

@@ -87,7 +87,9 @@ class RecordedRun:
     @classmethod
     def open(cls, path: str | Path) -> RecordedRun:
         """Raises UsageError: no folder of one run, or one of a version that wrote down less."""
-        found = find_runs([path])
+        found = [run for run in find_runs([path]) if not run.supervised]
+        if not found:
+            raise UsageError(f"{path} is a run of swift sft, which samples nothing")
         if len(found) > 1:
             raise UsageError(
                 f"{path} holds {len(found)} runs: name the folder of one, such as {found[0].path}"

@@ -68,7 +68,7 @@ from swift_r1.training.movement import Movement
 from swift_r1.training.open_round import OpenRound, saved_round
 from swift_r1.training.optimizer import LearningRate
 from swift_r1.training.recorded import RecordedRounds
-from swift_r1.training.sft import AnsweredRounds, AnswerEvaluator, sft_step
+from swift_r1.training.sft import AnsweredRounds, AnswerEvaluator
 from swift_r1.training.shared_device import SharedDevice
 from swift_r1.training.teachers import Teacher
 from swift_r1.training.token_values import StepTokens
@@ -109,7 +109,7 @@ class Trainer:
     stopwatch: Stopwatch
 
     def __post_init__(self) -> None:
-        # of answers that are learned it is another: `sft_step`
+        # a round of answers that are learned has another: `OpenRound.step`
         self.loss = from_flags(LossConfig, self.args) if self.args.generates else LossConfig()
         # the mean over the step's tokens, as for the critic; the KL is in the rewards
         if self.critic is not None:
@@ -149,11 +149,6 @@ class Trainer:
         self.spans.begin(self.summary.steps + 1)
         self.device.to_generate()
         epoch = self.epoch()
-        if isinstance(self.rounds, AnsweredRounds):  # nothing is sampled and scored
-            with self.stopwatch.timed("train"), self.ranks.busy():
-                answered = self.rounds.begin(self.progress.rounds)
-            self.progress.rounds += 1
-            return replace(answered, ends_epoch=self.epoch() > epoch)
         position = self.position()
         try:
             scored = self.rounds.sample(self.progress.rounds, self.summary.steps)
@@ -164,6 +159,10 @@ class Trainer:
             raise _Stopped from None
         self.device.to_train()
         self.progress.rounds += 1
+        if isinstance(
+            scored, OpenRound
+        ):  # of answers that the data has: they are not sampled and scored
+            return replace(scored, ends_epoch=self.epoch() > epoch)
         with self.stopwatch.timed("wait"):  # the other ranks, for the rewards
             per_turn = self.args.scale_rewards if self.args.advantage_per == "turn" else None
             batch = grpo.batch_of_round(scored, self.ranks, per_turn=per_turn)
@@ -365,8 +364,8 @@ class Trainer:
     ) -> dict[str, float]:
         """The policy's loss and update."""
         rate = self.learning_rate.value
-        if isinstance(self.rounds, AnsweredRounds):
-            return sft_step(micro_batches, self.backend, rate, self.ranks)
+        if round_.step is not None:
+            return round_.step(micro_batches, self.backend, rate, self.ranks)
         return grpo.train_step(
             micro_batches,
             round_.advantages.values,

@@ -236,7 +236,9 @@ def _build(context: Context, plan: Plan, data: Inputs, eval_sizes: Sequence[int]
     evaluator: Evaluator | AnswerEvaluator | None
     if isinstance(args, SftArguments):
         batching = alone(batching)
-        rounds = AnsweredRounds(data.prompts, plan.completions_per_round, batching, ranks)
+        rounds = AnsweredRounds(
+            data.prompts, plan.completions_per_round, batching, ranks, stopwatch
+        )
         evaluator = _answer_evaluator(args, data, eval_sizes, backend, batching)
     else:
         rounds, evaluator = _sampled(

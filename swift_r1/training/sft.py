@@ -17,6 +17,7 @@ from swift_r1.algorithms import Advantages, LossOutput, expert_loss
 from swift_r1.algorithms.aggregation import masked_metric
 from swift_r1.data.conversations import Conversation
 from swift_r1.models.policy import MicroBatch
+from swift_r1.record.spans import Stopwatch
 from swift_r1.rollout.prompts import Prompts
 from swift_r1.rollout.trajectory import TokenSequence
 from swift_r1.runtime.ranks import Ranks
@@ -60,6 +61,7 @@ class AnsweredRounds:
     size: int  # rows of a step
     batching: Batching
     ranks: Ranks
+    stopwatch: Stopwatch
 
     def publish_weights(self, begun: int, in_the_middle: bool) -> None:
         """Nobody generates with them."""
@@ -70,16 +72,17 @@ class AnsweredRounds:
         assert self.prompts is not None
         return self.prompts.taken, self.prompts.digest
 
-    def begin(self, number: int) -> OpenRound:
-        """Returns round `number`. Raises RunFailed as `Prompts.take`."""
-        batch = None
-        if self.prompts is not None:
-            taken = self.prompts.take(self.size, number)
-            batch = batch_of([one for one in taken if isinstance(one, Conversation)])
-        batch = everywhere(batch, self.ranks)
-        steps = [split_step(batch, range(len(batch)), self.batching, self.ranks)]
+    def sample(self, number: int, _step: int) -> OpenRound:
+        """Returns round `number`, whose answers are in the data. Raises RunFailed as `Prompts.take`."""
+        with self.stopwatch.timed("train"), self.ranks.busy():
+            batch = None
+            if self.prompts is not None:
+                taken = self.prompts.take(self.size, number)
+                batch = batch_of([one for one in taken if isinstance(one, Conversation)])
+            batch = everywhere(batch, self.ranks)
+            steps = [split_step(batch, range(len(batch)), self.batching, self.ranks)]
         advantages = Advantages(torch.ones(len(batch.owners)), torch.ones(len(batch)))
-        return OpenRound(batch, steps, advantages, metrics={}, seconds={})
+        return OpenRound(batch, steps, advantages, metrics={}, seconds={}, step=sft_step)
 
 
 def sft_step(

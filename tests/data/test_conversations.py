@@ -14,6 +14,7 @@ from swift_r1.data.prompts import Wording
 from swift_r1.data.sources import DataFlags
 from swift_r1.errors import UsageError
 from swift_r1.models.loading import load_tokenizer
+from tests.data.fixtures.make_ms_swift_rows import FILE, FORMS, stretches, tokenizer_of
 from tests.tool_templates import HERMES
 
 # Qwen3's: thinking is rendered in answers behind the user's last message, and left out of those before.
@@ -75,6 +76,21 @@ def learned(tiny_model):
     return found
 
 
+@pytest.mark.parametrize("name", FORMS)
+def test_tokens_and_masks_are_those_of_ms_swift(name: str) -> None:
+    """But for one thing: where its templates end an answer with a newline too, it learns that."""
+    tokenizer = tokenizer_of(name)
+    end = FORMS[name][0][-1]
+    for row in json.loads(FILE.read_text())[name]:
+        messages = [dict(one) for one in row["messages"]]
+        encoder = ConversationEncoder(tokenizer, loss_scale=row["loss_scale"])
+        one = encoder.encode({"messages": messages, "prompt_id": "d:0", "dataset": "d"})
+        [sequence] = one.sequences
+        theirs = "\0".join(row["stretches"]).replace(f"{end}\n\0", f"{end}\0\n")
+        theirs = theirs.removesuffix("\n")
+        assert stretches(tokenizer, *map(list, sequence)) == theirs.split("\0")
+
+
 def test_every_answer_to_the_end_of_its_turn(learned) -> None:
     [(text, stretches)] = learned(TWO)
     assert stretches == ["2<|im_end|>", "3<|im_end|>"]
@@ -97,7 +113,7 @@ def test_what_a_message_or_the_flag_leaves_out(learned) -> None:
     neither = [*first_not[:3], last_not[3]]
     assert [stretches for _, stretches in learned(neither)] == [[]]
     [(text, [everything])] = learned(neither, loss_scale="all")
-    assert text == "<|im_start|>" + everything and text.endswith("3<|im_end|>\n")
+    assert text == "<|im_start|>" + everything and text.endswith("3<|im_end|>")
 
 
 def test_calls_of_tools_are_learned_and_answers_of_tools_are_not(learned) -> None:

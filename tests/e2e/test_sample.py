@@ -50,7 +50,7 @@ def test_the_best_of_the_right_ones_each_text_once() -> None:
 def test_rows_of_a_model_that_sft_reads(tiny_model: Path, tmp_path: Path) -> None:
     file = tmp_path / "good.jsonl"
     words = [
-        *("--rlhf_type", "grpo", "--model", str(tiny_model), "--external_plugins", str(PLUGIN)),
+        *("--model", str(tiny_model), "--external_plugins", str(PLUGIN)),
         *("--dataset", "counting#6", "--reward_funcs", "digits", "--reward_isolation", "inline"),
         *("--max_completion_length", "48", "--stop_words", *"aeiou13579", "--num_prompts", "2"),
         *("--per_device_train_batch_size", "8"),

@@ -12,6 +12,8 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from swift_r1.lab.diagnosis.verdict import headline
+from swift_r1.lab.diagnosis.watch import Diagnosis
 from swift_r1.record.glossary import unknown
 from tests import forks
 from tests.lab.runs.entries import undescribed
@@ -77,6 +79,12 @@ def test_a_run_and_the_same_run_cut_otherwise(sft) -> None:
     assert [line["tokens_learned"] > 0 for line in steps] == [True] * 3
     assert steps[2]["loss"] < steps[0]["loss"] and last["eval/rows/loss"] > 0
     assert "held-out perplexity" in said
+    said_of_it = Diagnosis(folder)
+    said_of_it.refresh()
+    line = headline(said_of_it.verdict, said_of_it)
+    assert line.startswith("learns answers: loss ") and "held-out perplexity on rows" in line
+    card = (folder / "checkpoint-3/README.md").read_text()
+    assert "sft, --loss\\_scale default" in card and "grpo" not in card.lower()
     summary = json.loads((folder / "summary.json").read_text())
     assert summary["best_metric"] == last["eval/rows/loss"]
     other, _ = sft(

@@ -125,11 +125,13 @@ class Launch:
 
 @pytest.fixture
 def write_run(tmp_path: Path) -> Callable[..., Path]:
-    """`write_run(roles, model=..., rlhf={}, **sections)` writes run.yaml into the test's folder."""
+    """`write_run(roles, model=..., rlhf={}, **sections)` (model None: none) writes run.yaml into the test's folder."""
 
-    def write(roles: Mapping[str, Any], model: str | Path = "m", **sections: Any) -> Path:
+    def write(roles: Mapping[str, Any], model: str | Path | None = "m", **sections: Any) -> Path:
         content = {
-            "rlhf": RLHF | {"model": str(model)} | sections.pop("rlhf", {}),
+            "rlhf": RLHF
+            | ({} if model is None else {"model": str(model)})
+            | sections.pop("rlhf", {}),
             "roles": dict(roles),
         } | sections
         path = tmp_path / "run.yaml"

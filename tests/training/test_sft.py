@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 
 import pytest
@@ -15,6 +16,7 @@ from swift_r1.training.batching import Batching, split_step
 from swift_r1.training.micro_batches import Form
 from swift_r1.training.optimizer import OptimizerConfig
 from swift_r1.training.sft import AnswerEvaluator, batch_of, sft_step
+from tests.training.fixtures.make_sft_cases import FILE, ROWS, SCALES, save_model
 
 ALONE = Ranks(0, 1, torch.device("cpu"), None)
 
@@ -96,6 +98,32 @@ def test_loss_and_gradients_are_those_of_cross_entropy(
     size = torch.stack([one.norm() for one in gradients.values()]).norm()
     for name, one in backend.gradients.items():
         assert (one - gradients[name]).norm() / size < 5e-6, name
+
+
+@pytest.fixture(scope="module")
+def same_model(tmp_path_factory):
+    """The model that other libraries have computed with, and its tokenizer."""
+    folder = tmp_path_factory.mktemp("same")
+    return folder, save_model(folder)
+
+
+@pytest.mark.parametrize(("form", "budget"), [(Form(), 1000), (Form(packed=True), 90)])
+@pytest.mark.parametrize("library", SCALES)
+def test_loss_and_gradients_are_those_of_other_libraries(same_model, library, form, budget) -> None:
+    folder, tokenizer = same_model
+    theirs = json.loads(FILE.read_text())[library]
+    encoder = ConversationEncoder(tokenizer, loss_scale=SCALES[library])
+    rows = [row | {"prompt_id": "d:0", "dataset": "d"} for row in ROWS]
+    batch = batch_of([encoder.encode(row) for row in rows])
+    micros = split_step(batch, range(len(batch)), Batching(form, 1, 1, max_tokens=budget), ALONE)
+    model = load_model(folder, "float32", gradient_checkpointing=False)
+    backend = Frozen(model, OptimizerConfig(1e-3, 0.1, 0.9, 0.95, 1e-8, 1e9))
+    metrics = sft_step(micros, backend, 0.0, ALONE)
+    assert metrics["loss"] == pytest.approx(theirs["loss"], rel=1e-6)
+    assert backend.gradients.keys() == theirs["gradients"].keys()
+    for name, one in backend.gradients.items():
+        expected = torch.tensor(theirs["gradients"][name]).view_as(one)
+        torch.testing.assert_close(one, expected, rtol=1e-6, atol=1e-6)
 
 
 def test_evaluation_is_of_each_data_set(backend, conversations, expected) -> None:

@@ -65,6 +65,10 @@ def render(run: RunFile) -> dict[str, Any]:
     faults += hosts_faults(
         run, "Kubernetes chooses the nodes: say which in kubernetes: node_selector"
     )
+    if run.warm_start is not None:
+        faults.append(
+            f"{run.path}: sft: Kubernetes starts all at once: run `swift sft` in a job before, and give rlhf its checkpoint"
+        )
     if faults:
         raise UsageError(*faults)
     name = re.sub("[^a-z0-9]+", "-", run.path.stem.lower())[:40].strip("-") or "swift-r1"
@@ -100,7 +104,7 @@ def _training(
     options: Mapping[str, Any],
 ) -> dict[str, Any]:
     role = run.roles[TRAIN]
-    folder = str(run.rlhf.get("output_dir") or f"output/{name}")
+    folder = str(run.flags.get("output_dir") or f"output/{name}")
     words = train_words(run, urls, folder, resume=True)
     ranks = rank_variables(run, role.count, 0, f"{name}-{TRAIN}-0-0.{name}", MASTER_PORT)
     index = {

@@ -124,7 +124,7 @@ def open_backend(run: RunFile, silence_s: float) -> SlurmBackend:
 
 def hand_over(run: RunFile, words: Sequence[str], dry_run: bool) -> int | None:
     """Submits the job and follows it until it has ended; prints its script where `dry_run`; None inside of a job."""
-    folder = Path(str(run.rlhf.get("output_dir") or "output")).absolute()
+    folder = Path(str(run.flags.get("output_dir") or "output")).absolute()
     script = job_script(run, words, folder)
     if dry_run:
         print(script, end="")

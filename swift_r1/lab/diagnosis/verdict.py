@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 from swift_r1.lab.diagnosis.causes import Cause, Signs, causes_of
 from swift_r1.lab.diagnosis.past import Past
 from swift_r1.lab.diagnosis.trend import Trend, evaluation_trends, trend_of
+from swift_r1.record.metric_log import MetricLog
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +43,20 @@ class Verdict:
 
 
 NO_VERDICT = "no verdict: it takes the rewards of two rounds"
+
+
+def headline(verdict: Verdict | None, log: MetricLog) -> str:
+    """Returns the verdict in a sentence; of a run without rewards, how well it says the answers that it learns."""
+    if verdict is not None:
+        return verdict.reward.text
+    if not log.get("token_accuracy"):
+        return NO_VERDICT
+    shown = {"loss": "loss", "token_accuracy": "token accuracy"}
+    for benchmark in log.benchmarks():
+        shown[f"eval/{benchmark}/perplexity"] = f"held-out perplexity on {benchmark}"
+    found = {name: [one for one in log.get(name).values if math.isfinite(one)] for name in shown}
+    parts = [f"{shown[name]} {own[0]:.4g} to {own[-1]:.4g}" for name, own in found.items() if own]
+    return f"learns answers: {', '.join(parts)}"
 
 
 def brief(verdict: Verdict | None) -> str:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 from swift_r1.lab.diagnosis.past import DETECTORS
 from swift_r1.lab.diagnosis.trend import NORMAL_95
-from swift_r1.lab.diagnosis.verdict import NO_VERDICT
+from swift_r1.lab.diagnosis.verdict import headline
 from swift_r1.lab.diagnosis.watch import Diagnosis
 from swift_r1.lab.report import completions, evaluations, parts
 from swift_r1.lab.report.blocks import (
@@ -167,7 +167,7 @@ def _ordered(groups: Mapping[str, Sequence[Opened]]) -> list[Opened]:
 def _summary(run: Opened, measured: Measured, runs: int) -> str:
     """Returns what came of a run: its reward and the accuracies with their intervals, its length, and what is wrong."""
     log = run.log
-    said = [log.verdict.reward.text if log.verdict is not None else NO_VERDICT]
+    said = [headline(log.verdict, log)]
     said += evaluations.gains(measured)
     steps = f"{log.last_step} steps"
     seconds = run.folder.summary.get("seconds")
@@ -265,17 +265,18 @@ def _curve(name: str, number: int, seeds: Sequence[Diagnosis], metric: str) -> C
 
 
 def _accuracies(groups: Mapping[str, Sequence[Opened]]) -> list[Figure]:
-    """Draws the accuracy on each benchmark; a run alone has its intervals, several seeds a band from the lowest to the
-    highest."""
+    """Draws the accuracy on each benchmark, of learned answers the perplexity; a run alone has its intervals, several
+    seeds a band from the lowest to the highest."""
     found = []
-    for benchmark in sorted(
-        {name for group in groups.values() for run in group for name in run.log.benchmarks()}
+    logs = [run.log for group in groups.values() for run in group]
+    for benchmark, metric in sorted(
+        {(name, log.estimate(name)) for log in logs for name in log.benchmarks()}
     ):
         drawn = []
         for number, (name, group) in enumerate(groups.items()):
-            curve = _curve(name, number, [run.log for run in group], f"eval/{benchmark}/accuracy")
+            curve = _curve(name, number, [run.log for run in group], f"eval/{benchmark}/{metric}")
             if len(group) == 1 and benchmark in group[0].log.benchmarks():
-                points = group[0].log.evaluations(benchmark, "accuracy")
+                points = group[0].log.evaluations(benchmark, metric)
                 low = [one.low for one in points if one.low is not None]
                 high = [one.high for one in points if one.high is not None]
                 if len(low) == len(high) == len(points):
@@ -291,7 +292,7 @@ def _accuracies(groups: Mapping[str, Sequence[Opened]]) -> list[Figure]:
         intervals = all(len(group) == 1 for group in groups.values())
         shown = [one for one in drawn if one.steps]
         if shown:
-            found.append(curves(evaluation_title(benchmark), shown, "accuracy", intervals))
+            found.append(curves(evaluation_title(benchmark), shown, metric, intervals))
     return found
 
 

@@ -38,9 +38,11 @@ def model_card(run_dir: Path, step: int) -> str:
         "Training": [*_result(run, log, step), training] if training.rows else [],
         "Evaluation": [evaluated] if evaluated.rows else [],
     }
-    title = f"# {plain(Path(args['model']).name)}, {args['rlhf_type'].upper()}\n\nTrained with swift-r1."
+    title = (
+        f"# {plain(Path(args['model']).name)}, {_algorithm(run).upper()}\n\nTrained with swift-r1."
+    )
     shown = [section(Section(name, blocks)) for name, blocks in sections.items() if blocks]
-    return "\n\n".join([f"---\n{_header(args)}\n---", title, *shown]) + "\n"
+    return "\n\n".join([f"---\n{_header(args, _algorithm(run))}\n---", title, *shown]) + "\n"
 
 
 def _result(run: RunFolder, log: MetricLog, step: int) -> list[Block]:
@@ -49,7 +51,11 @@ def _result(run: RunFolder, log: MetricLog, step: int) -> list[Block]:
     return [Note(trend.text)] if trend is not None else []
 
 
-def _header(args: Mapping[str, Any]) -> str:
+def _algorithm(run: RunFolder) -> str:
+    return "sft" if run.supervised else str(run.args["rlhf_type"])
+
+
+def _header(args: Mapping[str, Any], algorithm: str) -> str:
     from huggingface_hub import ModelCardData
 
     names = []
@@ -63,5 +69,5 @@ def _header(args: Mapping[str, Any]) -> str:
         datasets=[name for name in names if is_hub_id(name) and not os.path.exists(name)] or None,
         library_name="transformers" if args["train_type"] == "full" else "peft",
         pipeline_tag="text-generation",
-        tags=["swift-r1", args["rlhf_type"], "reinforcement-learning"],
+        tags=["swift-r1", algorithm, *([] if algorithm == "sft" else ["reinforcement-learning"])],
     ).to_yaml()

@@ -21,11 +21,14 @@ from swift_r1.record.metric_log import MetricLog, Series
 
 T = TypeVar("T")
 _FACTS = {
-    "algorithm": "{rlhf_type}, loss {loss_type}, {num_generations} completions per prompt",
     "learning rate": "{learning_rate:g}, {lr_scheduler_type}",
 }
+_SAMPLED = "{rlhf_type}, loss {loss_type}, {num_generations} completions per prompt"
+_SUPERVISED = "sft, --loss_scale {loss_scale}"
 _CURVES = {
     "reward": ".3f",
+    "token_accuracy": ".3f",
+    "perplexity": ".3f",
     "completions/mean_length": ".0f",
     "kl": ".4f",
     "entropy": ".3f",
@@ -38,7 +41,8 @@ def facts(run: RunFolder) -> dict[str, str]:
     """Returns what was run, by name, without what args.json lacks."""
     args = run.args
     found = {name: run.args.get(name) for name in ("model", "train_type", "torch_dtype")}
-    for name, form in _FACTS.items():
+    algorithm = _SUPERVISED if run.supervised else _SAMPLED
+    for name, form in {"algorithm": algorithm, **_FACTS}.items():
         try:
             found[name] = form.format_map(args)
         except (KeyError, ValueError, TypeError):
@@ -112,7 +116,7 @@ def training_table(log: MetricLog, until: float = math.inf) -> Table:
         series = log.get(name)
         if any(map(math.isfinite, series.values)):
             columns[name] = (series, form)
-    steps = [step for step in log.get("reward").steps if step <= until]
+    steps = [step for step in (log.get("reward") or log.get("loss")).steps if step <= until]
     return _table(columns, spread(steps, _POINTS))
 
 
@@ -131,8 +135,10 @@ def joined(rows: Sequence[T], most: int) -> list[Sequence[T]]:
 
 
 def evaluation_table(log: MetricLog, until: float = math.inf) -> Table:
-    """Returns the accuracy on each benchmark at each evaluation."""
-    found = {name: log.get(f"eval/{name}/accuracy") for name in sorted(log.benchmarks())}
+    """Returns the accuracy on each benchmark at each evaluation; of answers that are learned their perplexity."""
+    found = {
+        name: log.get(f"eval/{name}/{log.estimate(name)}") for name in sorted(log.benchmarks())
+    }
     steps = sorted({step for series in found.values() for step in series.steps if step <= until})
     return _table({name: (series, ".3f") for name, series in found.items()}, steps)
 

@@ -6,6 +6,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from swift_r1.record.folder import WARM_START
+
 
 @dataclass(frozen=True)
 class WrittenFile:
@@ -246,6 +248,10 @@ RUN: Sequence[WrittenFile] = (
         "addresses of the servers (`--vllm_server_file`)",
         "one URL per line",
         "the trainer",
+    ),
+    WrittenFile(
+        f"{WARM_START}/",
+        "the warm start of this run (`sft` in the file of `swift launch`): a run folder of its own",
     ),
     WrittenFile("launch/.lock", "lock of the launch"),
     WrittenFile(

@@ -27,8 +27,8 @@ def progress_of(run: RunFolder, log: MetricLog) -> dict[str, str]:
     values = log.get("reward").values
     if values:
         found["reward"] = f"{values[-1]:.4g}"
-    for benchmark, names in log.benchmarks().items():
-        name = "accuracy" if "accuracy" in names else names[0]
+    for benchmark in log.benchmarks():
+        name = log.estimate(benchmark)
         for last in log.evaluations(benchmark, name)[-1:]:
             text = f"{last.value:.3g}"
             if last.low is not None and last.high is not None:

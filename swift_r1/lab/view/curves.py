@@ -112,6 +112,8 @@ _PANELS = (
         },
     ),
     Panel("Loss", {"loss": "loss"}),
+    Panel("Token accuracy", {"token_accuracy": "share"}, about="share that were the likeliest"),
+    Panel("Perplexity", {"perplexity": "perplexity"}),
     Panel("Value loss", {"value_loss": "value loss"}),
     Panel(
         "Explained variance",
@@ -143,6 +145,12 @@ def panels(groups: Sequence[RunGroup], everything: bool = False) -> list[Panel]:
     ]
     benchmarks = {name: estimates for log in logs for name, estimates in log.benchmarks().items()}
     for name, estimates in sorted(benchmarks.items()):
+        if "perplexity" in estimates:  # of answers that are learned
+            found += [
+                Panel(f"Held-out {one.replace('_', ' ')}: {name}", {f"eval/{name}/{one}": one})
+                for one in estimates
+            ]
+            continue
         wanted = [
             one for one in estimates if one in ("accuracy", f"pass@{_most(estimates)}")
         ] or estimates[:1]

@@ -15,7 +15,7 @@ from rich.table import Table
 from rich.text import Text
 
 from swift_r1.errors import EXIT_OK, UsageError
-from swift_r1.lab.diagnosis.verdict import NO_VERDICT, Verdict, brief
+from swift_r1.lab.diagnosis.verdict import brief, headline
 from swift_r1.lab.diagnosis.watch import Diagnosis
 from swift_r1.lab.report.completions import spoken
 from swift_r1.lab.report.parts import facts
@@ -47,6 +47,8 @@ _METRICS = (
         "rollout/logp_diff",
         "grad_norm",
         "loss",
+        "token_accuracy",
+        "perplexity",
         "tokens_per_second",
         "time/step",
     ),
@@ -87,7 +89,8 @@ def show_text(runs: Sequence[RunFolder], step: int | None, prompt: str | None) -
             console.print(_table(_STATE, rows))
             console.print(f"\n{_line(newest.name)}")
         _overview(console, newest, log)
-        _groups(console, table, query, few=step is None and prompt is None)
+        if not newest.supervised:
+            _groups(console, table, query, few=step is None and prompt is None)
         for problem in dict.fromkeys([*newest.problems, *log.problems, *table.problems]):
             console.print(_line(f"! {problem}"), style="yellow")
     return EXIT_OK
@@ -122,7 +125,7 @@ def _asked(table: CompletionTable, step: int | None, prompt: str | None) -> Comp
 
 def _overview(console: Console, run: RunFolder, log: Diagnosis) -> None:
     about = (
-        _judged(log.verdict)
+        _judged(log)
         | progress_of(run, log)
         | {"folder": str(run.path)}
         | facts(run)
@@ -141,11 +144,12 @@ def _overview(console: Console, run: RunFolder, log: Diagnosis) -> None:
     _show(console, ["event", "step", "", ""], rows)
 
 
-def _judged(verdict: Verdict | None) -> dict[str, str]:
+def _judged(log: Diagnosis) -> dict[str, str]:
     """Returns the verdict and its first cause, by what they are called."""
+    verdict = log.verdict
+    found = {"verdict": headline(verdict, log)}
     if verdict is None:
-        return {"verdict": NO_VERDICT}
-    found = {"verdict": verdict.reward.text}
+        return found
     for one in verdict.causes[:1]:
         found |= {"why": f"{one.name}: {one.evidence}", "try": one.advice}
     if len(verdict.causes) > 1:

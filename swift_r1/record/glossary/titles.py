@@ -20,6 +20,8 @@ TITLES = {
     "grad_norm": "Gradient norm",
     "rollout/staleness/mean": "Staleness",
     "loss": "Loss",
+    "token_accuracy": "Token accuracy",
+    "perplexity": "Perplexity",
     "value_loss": "Value loss",
     "explained_variance": "Explained variance",
     "tokens_per_second": "Tokens per second",

@@ -9,7 +9,7 @@ from typing import Any
 
 from nicegui import ui
 
-from swift_r1.lab.diagnosis.verdict import NO_VERDICT, Verdict, brief
+from swift_r1.lab.diagnosis.verdict import Verdict, brief, headline
 from swift_r1.lab.diagnosis.watch import Diagnosis, Finding
 from swift_r1.lab.report.parts import command, facts
 from swift_r1.lab.runs.progress import progress_of
@@ -99,7 +99,7 @@ class _Overview:
     def _show_state(self) -> None:
         rows = self.standings
         if self.verdict is not None:
-            self.verdict.show(self.verdicts[0])
+            self.verdict.show(self.verdicts[0], self.logs[0])
         if (rows, self.diagnoses, self.judged) != self.rows:
             self.rows = rows, self.diagnoses, self.judged
             if len(rows) > 1:
@@ -222,12 +222,14 @@ class _Headline:
                     self.summary = ui.label()
                 self.rest = ui.html("", sanitize=False).classes("view-scroll")
 
-    def show(self, verdict: Verdict | None) -> None:
+    def show(self, verdict: Verdict | None, log: Diagnosis) -> None:
         """Shows it; what is unfolded stays so."""
         kind = verdict.reward.kind.replace(" ", "-") if verdict is not None else "too-early"
         self.frame.classes(replace=f"view-verdict view-{kind}")
-        text = verdict.reward.text if verdict is not None else NO_VERDICT
-        head = f"<h2>Reward: {markup(brief(verdict))}</h2><p>{markup(text)}</p>"
+        title = f"Reward: {brief(verdict)}"
+        if verdict is None and log.get("token_accuracy"):
+            title = "Answers"
+        head = f"<h2>{markup(title)}</h2><p>{markup(headline(verdict, log))}</p>"
         causes = verdict.causes if verdict is not None else []
         for one in causes[:1]:
             head += f"<p><b>Why:</b> {markup(one.name)}: {markup(one.evidence)}</p>"
