@@ -1,4 +1,5 @@
-"""Makes the pictures of docs/seeing-a-run.md from a run of the demo: `make screenshots`, or `screenshots.py RUN`."""
+"""Makes the pictures of docs/seeing-a-run.md, and README's moving one, from a run of the demo: `make screenshots`, or
+`screenshots.py RUN`."""
 
 from __future__ import annotations
 
@@ -16,6 +17,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlencode
 
+from PIL import Image
 from playwright.sync_api import Browser, sync_playwright
 
 from swift_r1.errors import UsageError
@@ -27,6 +29,8 @@ SWIFT = (sys.executable, "-m", "swift_r1")
 HEIGHT = 900
 STEPS = 4  # the last, of which the longest completion that was learned from is shown
 START_S, SETTLE_MS = 60, 1500
+TOUR = ("view-overview", "view-completions", "view-group", "view-tokens")
+TOUR_SIZE, TOUR_MS, TOUR_COLOURS = (960, 600), 2500, 64
 
 
 def main() -> int:
@@ -58,11 +62,26 @@ def main() -> int:
         report = IMAGES / "report.html"
         try:
             subprocess.run([*SWIFT, "report", str(run), "-o", str(report)], check=True)
-            picture(browser, report.as_uri() + "#s3", "report")
+            picture(browser, report.as_uri(), "report")
         finally:
             report.unlink(missing_ok=True)
         browser.close()
+    tour(IMAGES / "tour.gif")
     return 0
+
+
+def tour(file: Path) -> None:
+    """Makes a moving picture of some of the others, which are there: their upper parts, one after another."""
+    frames = []
+    for name in TOUR:
+        with Image.open(IMAGES / f"{name}.png") as picture:
+            whole = picture.convert("RGB")
+        height = whole.width * TOUR_SIZE[1] // TOUR_SIZE[0]
+        frame = Image.new("RGB", (whole.width, height), whole.getpixel((0, whole.height - 1)))
+        frame.paste(whole)
+        frames.append(frame.resize(TOUR_SIZE, Image.Resampling.LANCZOS).quantize(TOUR_COLOURS))
+    frames[0].save(file, save_all=True, append_images=frames[1:], duration=TOUR_MS, loop=0)
+    print(file)
 
 
 def pages(run: Path) -> dict[str, str]:

@@ -151,9 +151,10 @@ def write_processor(folder: Path, family: str) -> None:
     (folder / "processor_config.json").write_text(json.dumps({"processor_class": name, **sizes}))
 
 
-def write_tiny(family: str, folder: Path, seed: int = 0) -> Path:
-    """Writes a whole tiny model of a family of `SIGHTS` that reads images, and returns its folder."""
-    model = family_model(family, TEXTS, seed)
+def write_tiny(family: str, folder: Path, seed: int = 0, **changes: Any) -> Path:
+    """Writes a whole tiny model of a family of `SIGHTS` that reads images, and returns its folder; `changes` are of its
+    text model's config."""
+    model = family_model(family, TEXTS, seed, **changes)
     for name, value in SIGHTS[family].config.items():
         setattr(model.config, name, value)
     model.save_pretrained(folder)

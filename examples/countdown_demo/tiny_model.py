@@ -93,6 +93,9 @@ def save(
     model: LlamaForCausalLM, folder: str | Path, tokenizer: PreTrainedTokenizerFast | None = None
 ) -> None:
     """Writes model and tokenizer (the demo's, if none is given) as `from_pretrained` and vLLM read them."""
+    from transformers.utils import logging
+
+    logging.disable_progress_bar()
     model.save_pretrained(folder)
     (tokenizer or make_tokenizer()).save_pretrained(folder)
 

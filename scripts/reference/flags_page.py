@@ -23,9 +23,11 @@ Every command with its flags. `swift COMMAND --help` says the same in the termin
 - A list is written `--flag a b`, a boolean `--flag true` (`--flag` alone is true), JSON in single quotes.
 - A YAML file of flags may come first, `swift rlhf run.yaml --beta 0.01`; the command line wins over
   it. Of a flag given twice the last one counts, as in a script that ends with `"$@"`.
-- All faults are reported together, an unknown flag with the nearest known one, and a flag without effect is refused.
-- The column "value" has `°` where a resumed run may have another value, and `GPU` where it acts on a GPU only.
-- The column "default" has ms-swift's default where that is another one; empty is none.
+- All errors are reported at once. An unknown flag comes with a suggestion, and a flag that would have no effect is
+  refused.
+- Each flag has an address: `flags.md#--beta` for `swift rlhf`, `flags.md#eval--model` for the other commands.
+- A resumed run keeps its flags, except those that "may change on resume".
+- The column "default" also shows ms-swift's default where it differs. Empty means there is none.
 """
 
 _PAGES = {
@@ -94,17 +96,8 @@ def page() -> str:
     for command, about in COMMANDS.items():
         text = _command(command)
         parts.append(text)
-        groups = [
-            line.removeprefix("### ") for line in text.splitlines() if line.startswith("### ")
-        ]
-        rows.append(
-            (
-                link(f"swift {command}"),
-                about,
-                ", ".join(f"[{_plain(one)}]({anchor(one)})" for one in groups),
-            )
-        )
-    parts.insert(1, table(("command", "what it does", "groups of flags"), rows) + "\n")
+        rows.append((link(f"swift {command}"), about))
+    parts.insert(1, table(("command", "what it does"), rows) + "\n")
     rows = [*_others()]
     return "\n".join([*parts, _OTHERS, table(("flag", "always", "reason"), rows), ""])
 
@@ -123,7 +116,14 @@ def _command(command: str) -> str:
     if examples:
         parts += ["Examples:", "", *_fence(examples)]
     if rest:
-        parts += _groups(command, rest[0], rest[2] if len(rest) > 2 else None)
+        groups = list(_groups(command, rest[0], rest[2] if len(rest) > 2 else None))
+        names = [one.removeprefix("### ") for one in groups if one.startswith("### ")]
+        if names:
+            parts += [
+                f"Flags: {', '.join(f'[{_plain(one)}]({anchor(one)})' for one in names)}.",
+                "",
+            ]
+        parts += groups
     return "\n".join(parts)
 
 
@@ -147,7 +147,8 @@ def _groups(command: str, cls: type, only: Sequence[str] | None) -> Iterator[str
             if command in ("rlhf", "rollout"):
                 yield from (f"Explained in [{_PAGES[name]}]({_PAGES[name]}).", "")
         yield table(
-            ("flag", "value", "default", "meaning"), (_row(spec, trains) for spec in groups[name])
+            ("flag", "value", "default", "meaning"),
+            (_row(command, spec, trains) for spec in groups[name]),
         )
         yield ""
     if shared:
@@ -158,10 +159,11 @@ def _groups(command: str, cls: type, only: Sequence[str] | None) -> Iterator[str
         yield ""
 
 
-def _row(spec: FlagSpec, trains: bool) -> tuple[str, str, str, str]:
+def _row(command: str, spec: FlagSpec, trains: bool) -> tuple[str, str, str, str]:
     """`trains`: of a command for which scopes and resumed runs mean something."""
     info = spec.info
     names = ", ".join(f"`--{name}`" for name in (spec.name, *info.aliases))
+    address = f"{'' if command == 'rlhf' else command}--{spec.name}"
     if info.choices:
         value = ", ".join(f"`{one}`" for one in info.choices)
     else:
@@ -169,18 +171,17 @@ def _row(spec: FlagSpec, trains: bool) -> tuple[str, str, str, str]:
             spec.kind, "text"
         )
         value += _range(spec)
-    value += (
-        (" ..." if spec.is_list else "")
-        + (" °" if info.may_change and trains else "")
-        + (" GPU" if info.gpu_only else "")
-    )
+    value += " ..." if spec.is_list else ""
     default = "required" if info.required else ""
     if not info.required and spec.default not in (None, "", [], {}):
         default = f"`{shown(spec.default)}`"
     if info.ms_swift is not None:
         default = f"{default or 'none'}; ms-swift: {info.ms_swift}"
     scopes = [one.else_message for one in info.scopes if trains and "{" not in one.else_message]
-    return names, value, default, info.help + "".join(f". No effect {one}" for one in scopes)
+    meaning = info.help + "".join(f". No effect {one}" for one in scopes)
+    meaning += ". On GPUs only" if info.gpu_only else ""
+    meaning += ". May change on resume" if info.may_change and trains else ""
+    return f'<a id="{address}"></a>{names}', value, default, meaning
 
 
 def _range(spec: FlagSpec) -> str:

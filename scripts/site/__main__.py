@@ -12,7 +12,8 @@ from pathlib import Path
 
 import yaml
 from built import faults_of_site
-from pages import ROOT, faults_of_navigation, tracked, write_pages
+from pages import ROOT, faults_of_navigation, titles, tracked, write_pages
+from searched import add_flags
 
 CONFIG = ROOT / "mkdocs.yml"
 
@@ -22,7 +23,7 @@ def main() -> int:
     if faults := faults_of_navigation(config["nav"], tracked()):
         print(*faults, sep="\n", file=sys.stderr)
         return 1
-    write_pages(ROOT / config["docs_dir"])
+    write_pages(ROOT / config["docs_dir"], titles(config["nav"]))
     zensical = Path(sys.executable).with_name("zensical")
     words = [zensical, "build", "--clean", "--strict", "-f", CONFIG]
     done = subprocess.run(words, capture_output=True, text=True, check=False)
@@ -30,12 +31,12 @@ def main() -> int:
         print(done.stdout, done.stderr, sep="\n", file=sys.stderr)
         return 1
     site = ROOT / config["site_dir"]
+    flags = add_flags(site)
     faults = faults_of_site(site)
     print(*faults, sep="\n", file=sys.stderr)
     if not faults:
-        print(
-            f"{len(list(site.rglob('*.html')))} pages, no link that leads nowhere: {site / 'index.html'}"
-        )
+        pages = len(list(site.rglob("*.html")))
+        print(f"{pages} pages, {flags} flags, no link that leads nowhere: {site / 'index.html'}")
     return bool(faults)
 
 

@@ -15,7 +15,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 LISTED = ("git", "-C", str(ROOT), "ls-files", "--cached", "--others", "--exclude-standard")
-PICTURES = (".png", ".svg")
+PICTURES = (".png", ".svg", ".gif")
 FURNITURE = ("iframe-worker.js", "site.css")  # beside this file
 LANGUAGES = {
     ".py": "python",
@@ -29,6 +29,12 @@ LANGUAGES = {
 NAMED = re.compile(
     r"^```.*?^```|\]\((?P<link>[^)\s#:]+)(?P<anchor>#[^)\s]*)?\)|(?<!\[)`(?P<path>[\w./-]+\.[a-z]+)`",
     re.MULTILINE | re.DOTALL,
+)
+
+
+# A fence; a link whose text is the name of a page's file.
+FILE_NAME = re.compile(
+    r"^```.*?^```|\[[\w./-]+\.md\]\((?P<link>[^)\s#:]+\.md)", re.MULTILINE | re.DOTALL
 )
 
 
@@ -47,13 +53,16 @@ def page_of(name: str) -> str:
     return name if is_page(name) else "/".join(part.lstrip(".") for part in name.split("/")) + ".md"
 
 
-def write_pages(folder: Path) -> None:
-    """Writes all that the site is built from into a folder, which is emptied first."""
+def write_pages(folder: Path, named: Mapping[str, str]) -> None:
+    """Writes all that the site is built from into a folder, which is emptied first; `named` are the titles of pages."""
     shutil.rmtree(folder, ignore_errors=True)
     files = tracked()
     pages = {name: (ROOT / name).read_text() for name in sorted(files) if is_page(name)}
     shown = {source for name, text in pages.items() for source in sources(name, text, files)}
-    texts = {name: with_links(name, text, files) for name, text in pages.items()}
+    texts = {
+        name: with_links(name, with_titles(name, text, named), files)
+        for name, text in pages.items()
+    }
     texts |= {page_of(name): source_page(name) for name in shown}
     for name, text in texts.items():
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
@@ -85,6 +94,18 @@ def with_links(name: str, text: str, files: frozenset[str]) -> str:
     return NAMED.sub(to_its_page, text)
 
 
+def with_titles(name: str, text: str, named: Mapping[str, str]) -> str:
+    """The text of a page, whose links that are called after a file have the title of its page."""
+
+    def called(found: re.Match[str]) -> str:
+        if not found["link"]:
+            return found[0]
+        target = posixpath.normpath(posixpath.join(posixpath.dirname(name), found["link"]))
+        return f"[{named[target]}]({found['link']}" if target in named else found[0]
+
+    return FILE_NAME.sub(called, text)
+
+
 def sources(name: str, text: str, files: frozenset[str]) -> set[str]:
     """The files that a page names and that are no pages."""
     found = {named(posixpath.dirname(name), match, files) for match in NAMED.finditer(text)}
@@ -100,6 +121,15 @@ def named(folder: str, found: re.Match[str], files: frozenset[str]) -> str | Non
     return next(
         (one for one in candidates if path and one in files and not one.endswith(PICTURES)), None
     )
+
+
+def titles(nav: object) -> dict[str, str]:
+    """The titles that the `nav` of mkdocs.yml gives its pages, by their files."""
+    found = {}
+    for one in nav if isinstance(nav, list) else []:
+        for title, below in one.items():
+            found |= {below: title} if isinstance(below, str) else titles(below)
+    return found
 
 
 def in_navigation(nav: object) -> list[str]:

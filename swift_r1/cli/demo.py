@@ -10,10 +10,10 @@ import contextlib
 import json
 import os
 import shlex
-import subprocess
+import signal
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
@@ -29,6 +29,7 @@ from swift_r1.flags.parser import Command, parse_arguments
 from swift_r1.flags.world import World
 from swift_r1.launch.colocated_servers import free_ports
 from swift_r1.launch.environment import has_gpu, trainer_environment, usable_cpus
+from swift_r1.runtime.processes import handlers_kept
 from swift_r1.runtime.terminal import Terminal
 from swift_r1.workers.process import SupervisedProcess
 
@@ -114,7 +115,7 @@ def run(words: Sequence[str]) -> int:
             str(args.seed),
         ]
         command += ["--steps", str(args.warm_start_steps)] if args.warm_start_steps else []
-        code = subprocess.run(command, env=environment, check=False).returncode
+        code = finished(command, environment)
         if code:
             return code
 
@@ -139,7 +140,7 @@ def run(words: Sequence[str]) -> int:
     else:
         flags += ["--per_device_train_batch_size", str(COMPLETIONS // 16)]
         flags += ["--gradient_accumulation_steps", str(16 // steps_a_round)]
-        code = subprocess.run([*SWIFT, "rlhf", *flags], check=False).returncode
+        code = finished([*SWIFT, "rlhf", *flags])
     if code:
         return code
     (made,) = (path for path in folder.iterdir() if path not in before and path.is_dir())
@@ -147,6 +148,16 @@ def run(words: Sequence[str]) -> int:
     console.print("\n[bold]3. What changed[/bold]")
     show(made, model, console, name)
     return EXIT_OK
+
+
+def finished(words: Sequence[str], environ: Mapping[str, str] | None = None) -> int:
+    """Runs a part of the demo, which gets each Ctrl-C and SIGTERM from this process; returns its exit code."""
+    process = SupervisedProcess(words, environ, ends_with_parent=True)
+    with handlers_kept(signal.SIGINT, signal.SIGTERM):
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, lambda received, _frame: process.send_signal(received))
+        code = process.wait()
+    return code if code >= 0 else 128 - code
 
 
 def eval_every(steps: int, steps_a_round: int) -> int:
@@ -172,9 +183,7 @@ def train_with_server(
             "gradient_accumulation_steps": accumulation,
         }
         words = [*SWIFT, "rlhf", *flags, *as_words(own)]
-        return subprocess.run(
-            words, env=os.environ | {"NPROC_PER_NODE": "2"}, check=False
-        ).returncode
+        return finished(words, os.environ | {"NPROC_PER_NODE": "2"})
 
 
 @contextlib.contextmanager
@@ -211,7 +220,7 @@ def show(run: Path, model: Path, console: Console, name: str) -> None:
     for name, label, digits in (
         ("accuracy", "accuracy", 3),
         ("rewards/format/mean", "well-formed completions", 3),
-        ("completions/mean_length", "tokens a completion", 1),
+        ("completions/mean_length", "tokens per completion", 1),
         ("completions", "completions", 0),
     ):
         key = f"eval/countdown_mini/{name}"
@@ -224,7 +233,7 @@ def show(run: Path, model: Path, console: Console, name: str) -> None:
             console.print(Text(text), soft_wrap=True)
     console.print(
         f"run folder: {run}\ncurves:     {run / 'images' / 'eval.png'}, {run / 'images' / 'reward.png'}\n"
-        f"all of it:  swift view {shlex.quote(str(run))}",
+        f"explore it: swift view {shlex.quote(str(run))}",
         soft_wrap=True,
     )
 

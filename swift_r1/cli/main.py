@@ -86,7 +86,7 @@ _HELP_FLAGS = ("-h", "--help", "help")
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs the `swift` command. Returns its exit code; errors of the user are printed as one line per fault."""
     words = list(sys.argv[1:] if argv is None else argv)
-    log_visibly(logging.WARNING, "%(levelname)s %(name)s: %(message)s")
+    log_visibly(logging.WARNING)
     if not words or words[0] in _HELP_FLAGS:
         print(_help())
         return EXIT_OK if words else EXIT_USAGE

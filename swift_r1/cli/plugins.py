@@ -62,9 +62,11 @@ def _summaries(registry: Mapping[str, Any]) -> dict[str, str]:
 
 
 def summary(entry: Any) -> str:
-    """Returns the first docstring line of an entry's own class or function, not one it inherits."""
+    """Returns the first sentence of the docstring of an entry's own class or function, not one it inherits."""
     if inspect.isroutine(entry):
         text = entry.__doc__
     else:
         text = (entry if inspect.isclass(entry) else type(entry)).__dict__.get("__doc__")
-    return next(iter((text or "").strip().splitlines()), "")
+    paragraph = " ".join((text or "").strip().partition("\n\n")[0].split())
+    sentence, stop, _ = f"{paragraph} ".partition(". ")
+    return sentence.strip() + stop.strip()

@@ -32,6 +32,9 @@ _COUNTDOWN_PROMPT = (
     "Show your work in <think> </think> tags. And return the final equation and answer in <answer> </answer> tags, "
     "for example <answer> (1 + 2) / 3 * 4 = 4 </answer>."
 )
+_NUMBER_IN_TAGS = (
+    "Think inside <think> </think> tags first, then give the number inside <answer> </answer> tags."
+)
 _HASHES = re.compile(r"####\s*(.+)")
 _BOX = re.compile(r"\\f?boxed(?![A-Za-z])\s*")
 _UNIT = re.compile(r"\s*\([^()]*\)\s*$")
@@ -160,6 +163,15 @@ class DapoPreprocessor(ProblemPreprocessor):
         return super().preprocess(row)
 
 
+class ClevrPreprocessor(ResponsePreprocessor):
+    """Rows with a question about a picture; asks for tags around the thoughts and the number."""
+
+    def preprocess(self, row: Row) -> Preprocessed:
+        asked = row.get("query") or ""
+        row["query"] = f"{asked} {_NUMBER_IN_TAGS}"
+        return super().preprocess(row)
+
+
 class ToolCallPreprocessor(RowPreprocessor):
     """A question, tools, and the calls that answer it: the first is the `solution`, as `toolbench` reads it.
 
@@ -239,6 +251,14 @@ _builtin(
     preprocess_func=ToolCallPreprocessor(),
     tags=["agent"],
     help="questions, tools and the calls that answer them; the solution is the first (--agent_template)",
+)
+_builtin(
+    "clevr",
+    ms_dataset_id="AI-ModelScope/clevr_cogen_a_train",
+    hf_dataset_id="leonardPKU/clevr_cogen_a_train",
+    preprocess_func=ClevrPreprocessor(),
+    tags=["vision"],
+    help="pictures of solids and questions how many of a kind there are; needs a model that reads images",
 )
 _builtin(
     "dapo-math",

@@ -18,7 +18,7 @@ from swift_r1.flags.rlhf import RlhfArguments
 from swift_r1.flags.server import LOOPBACK
 from swift_r1.flags.world import World
 from swift_r1.launch.checks.model_folder import config_of
-from swift_r1.runtime.processes import say
+from swift_r1.runtime.processes import say, waiting
 from swift_r1.wire.protocol import TurnFlags
 
 _HANDOVER_S = 60.0
@@ -34,9 +34,10 @@ def with_servers_turns(words: Sequence[str], args: RlhfArguments, world: World) 
     """
     from swift_r1.wire.client import RolloutClient
 
-    url = _urls(args, say)[0]
-    with RolloutClient(url, api_key=args.api_key) as client:
-        turns = client.wait_until_ready(args.vllm_server_timeout, report=say).turns
+    with waiting() as report:
+        url = _urls(args, report)[0]
+        with RolloutClient(url, api_key=args.api_key) as client:
+            turns = client.wait_until_ready(args.vllm_server_timeout, report=report).turns
     changed, news = with_turn_flags(words, args, turns, url)
     if not changed.reward_funcs and changed.distillation is None:
         raise UsageError(
@@ -118,12 +119,14 @@ def wait_for_servers(
     from swift_r1.sync.writer import WeightWriter, saved_token
     from swift_r1.wire.client import RolloutClient
 
-    def report(text: str) -> None:
-        while_waiting()
-        say(text)
-
     end = time.monotonic() + args.vllm_server_timeout
     with ExitStack() as cleanup:
+        tell = cleanup.enter_context(waiting())
+
+        def report(text: str) -> None:
+            while_waiting()
+            tell(text)
+
         clients = [
             cleanup.enter_context(RolloutClient(url, api_key=args.api_key))
             for url in _urls(args, report)
@@ -150,7 +153,7 @@ def wait_for_servers(
         token = saved_token(resumed)
         for client in clients:
             writer = WeightWriter(client, ttl_s=_HANDOVER_S, token=token)
-            writer.take_when_free(args.vllm_server_timeout, report=say)
+            writer.take_when_free(args.vllm_server_timeout, report=tell)
             token = writer.token
     assert token is not None
     return token

@@ -41,8 +41,8 @@ class _SecondChance(MultiTurnScheduler):
 
 
 class ThinkingModelTipsScheduler(_SecondChance):
-    """The chance is a further message. ms-swift makes each turn a sample of its own, without the thoughts of those
-    before; here the conversation stays whole."""
+    """Asks once more, by a further message, where the answer is wrong. ms-swift makes each turn a sample of its own,
+    without the thoughts of those before; here the conversation stays whole."""
 
     def step(
         self,

@@ -1,4 +1,4 @@
-"""The console of a run: a progress bar on a terminal, a line per log step elsewhere."""
+"""The console of a run: a line per log step, and on a terminal bars under it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ from rich.progress import (
     BarColumn,
     MofNCompleteColumn,
     Progress,
-    ProgressColumn,
     TaskID,
     TextColumn,
     TimeElapsedColumn,
@@ -20,33 +19,28 @@ from rich.progress import (
 from rich.table import Table
 from rich.text import Text
 
-from swift_r1.runtime.terminal import Terminal
+from swift_r1.runtime.terminal import Terminal, duration
 
-_SHOWN = (
-    ("reward", "reward", ".3f"),
-    ("loss", "loss", ".4f"),
-    ("token_accuracy", "token_accuracy", ".3f"),
-    ("kl", "kl", ".4f"),
-    ("teacher_kl", "teacher_kl", ".4f"),
-    ("completions/mean_length", "length", ".0f"),
-    ("rollout/logp_diff", "logp_diff", ".4f"),
-    ("time/step", "s/step", ".1f"),
-)
+_SHOWN = {
+    "token_accuracy": "tokens right {:.0%}",
+    "kl": "KL {:.4f}",
+    "teacher_kl": "KL to the teacher {:.4f}",
+    "completions/clipped_ratio": "cut off {:.0%}",
+    "completions/mean_length": "{:.0f} tok",
+    "time/step": "{:.1f} s",
+}
+"""What the line of a step shows after the rewards."""
 _LINES_S = 60.0  # between two lines about the current work, where there is no terminal
 
 
-def progress_bar(console: Console, *more: ProgressColumn) -> Progress:
+def progress_bar(console: Console) -> Progress:
     """Returns a bar for a terminal; it shows nothing elsewhere."""
-    columns = (
+    return Progress(
+        TextColumn("{task.description}"),
         BarColumn(bar_width=24),
         MofNCompleteColumn(),
         TimeElapsedColumn(),
         TimeRemainingColumn(),
-        *more,
-    )
-    return Progress(
-        TextColumn("{task.description}"),
-        *columns,
         console=console,
         disable=not console.is_terminal,
         # seconds; a step may take minutes, and rich's 30 s then give no estimate
@@ -59,12 +53,12 @@ class RunConsole:
 
     def __init__(self, total_steps: int, console: Console | None = None) -> None:
         self.console = console or Terminal(stderr=True)
-        self._progress = progress_bar(self.console, TextColumn("{task.fields[note]}"))
+        self._progress = progress_bar(self.console)
         self._total = total_steps
-        self._steps = self._progress.add_task("steps", total=total_steps, note="")
+        self._steps = self._progress.add_task("steps", total=total_steps)
         self._phase: TaskID | None = None
         self._told = 0.0
-        self._notes: dict[str, str] = {}
+        self._first_reward: float | None = None
 
     def __enter__(self) -> Self:
         self._progress.start()
@@ -80,7 +74,7 @@ class RunConsole:
         """Shows a second bar for the current work (`generating`, `evaluating`); a line a minute without a terminal."""
         self.phase_end()
         self._told = time.monotonic()
-        self._phase = self._progress.add_task(name, total=total, note="")
+        self._phase = self._progress.add_task(name, total=total)
 
     def phase_advance(self, count: int) -> None:
         if self._phase is None:
@@ -96,19 +90,36 @@ class RunConsole:
             self._progress.remove_task(self._phase)
             self._phase = None
 
-    def step_done(self, step: int, metrics: Mapping[str, float]) -> None:
-        reward = metrics.get("reward")
-        if reward is not None:
-            self._notes["reward"] = f"reward {reward:.3f}"
-        self._progress.update(self._steps, completed=step, note="  ".join(self._notes.values()))
+    def step_done(self, step: int) -> None:
+        self._progress.update(self._steps, completed=step)
 
     def logged(self, step: int, metrics: Mapping[str, float]) -> None:
-        """A line per log step where there is no terminal to draw a bar on."""
-        if self._progress.disable:
-            shown = [
-                f"{label} {metrics[name]:{form}}" for name, label, form in _SHOWN if name in metrics
-            ]
-            self.say(f"step {step}/{self._total}  " + "  ".join(shown))
+        """Says what the steps since the last line gave, and how long the rest takes."""
+        shown = [f"step {step}/{self._total}", *self._rewards(metrics)]
+        shown += [form.format(metrics[name]) for name, form in _SHOWN.items() if name in metrics]
+        left = self._progress.tasks[0].time_remaining
+        if left:
+            shown.append(f"{duration(left)} left")
+        self.say(" · ".join(shown))
+
+    def _rewards(self, metrics: Mapping[str, float]) -> list[str]:
+        """Returns the reward with its change since the first line, and where several make it up the first of them,
+        which says what is right; the loss of a run without rewards."""
+        if "reward" not in metrics:
+            return [f"loss {metrics['loss']:.4f}"]
+        reward = metrics["reward"]
+        shown = [f"reward {reward:.3f}"]
+        if self._first_reward is None:
+            self._first_reward = reward
+        else:
+            shown[0] += f" ({reward - self._first_reward:+.3f})"
+        several = [
+            name for name in metrics if name.startswith("rewards/") and name.endswith("/mean")
+        ]
+        for name in several[:1] if len(several) > 1 else ():
+            short = name.removeprefix("rewards/").removesuffix("/mean")
+            shown.append(f"{short} {metrics[name]:.2f}")
+        return shown
 
     def evaluated(self, step: int, metrics: Mapping[str, float]) -> None:
         for prefix in (
@@ -121,7 +132,6 @@ class RunConsole:
                 if key.startswith(prefix)
             }
             value = own["accuracy"]
-            self._notes[dataset] = f"held-out accuracy {value:.3f}"
             if "completions" not in own:  # the mean of several sets
                 self.say(f"step {step}: held-out accuracy {value:.3f}, the mean of the data sets")
                 continue
@@ -140,7 +150,6 @@ class RunConsole:
             dataset = name.removeprefix("eval/").removesuffix("/perplexity")
             if name.endswith("/perplexity"):
                 right = metrics[f"eval/{dataset}/token_accuracy"]
-                self._notes[dataset] = f"held-out perplexity {value:.3f}"
                 self.say(
                     f"step {step}: held-out perplexity {value:.3f}, token accuracy {right:.3f} on {dataset}"
                 )

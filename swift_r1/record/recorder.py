@@ -157,7 +157,7 @@ class RunRecorder(Recorder):
         for name, value in metrics.items():
             self._window[name].append(value)
         self._step = self.events.step = step
-        self.console.step_done(step, metrics)
+        self.console.step_done(step)
         if step % self.logging_steps == 0 or last or (step == 1 and self.first_step):
             self._log_window()
 

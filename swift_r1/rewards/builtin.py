@@ -111,7 +111,7 @@ class AgentReward(GymReward):
 
 
 class Countdown(ORM):
-    """`grade_countdown`."""
+    """1 where the answer reaches the target and uses each number once; 0 otherwise."""
 
     def __call__(
         self,
@@ -126,14 +126,14 @@ class Countdown(ORM):
 
 
 class Gsm8k(ORM):
-    """`grade_gsm8k` comparing numbers; `solution` is the right one."""
+    """1 where the number of the answer is that of `solution`; 0 otherwise."""
 
     def __call__(self, completions: list[str], solution: Any, **kwargs: Any) -> Rewards:
         return [grade_gsm8k(*item).score for item in zip(completions, solution, strict=True)]
 
 
 class Math(ORM):
-    r"""`grade_math` by `--verifier` on the last `\boxed{}`; a `solution` is one answer or a list."""
+    r"""1 where `--verifier` takes the last `\boxed{}` for an answer of `solution`, which is one or a list; 0 otherwise."""
 
     answer: Literal["boxed", "tag", "tag_strict"] = "boxed"
 
@@ -150,13 +150,13 @@ class Math(ORM):
 
 
 class MathTag(Math):
-    """The same on the last answer tag, or the box in it."""
+    """`math` on the last answer tag, or on the box in it."""
 
     answer = "tag"
 
 
 class MathTagStrict(Math):
-    """The same, and the text must go from thought to answer by a literal `</think> <answer>` (Dr. GRPO)."""
+    """`math_tag`, where the text must also go from thought to answer by a literal `</think> <answer>`, as oat has it."""
 
     answer = "tag_strict"
 

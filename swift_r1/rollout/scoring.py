@@ -453,7 +453,7 @@ def text_metrics(trajectories: Sequence[Trajectory]) -> dict[str, float]:
         for script, count in letter_counts(trajectory.text).items():
             letters += count
             foreign += count * (script not in scripts[trajectory.request_id])
-    different = len({prompt.token_ids for prompt in prompts.values()})
+    different = len({(prompt.token_ids, prompt.images) for prompt in prompts.values()})
     metrics = {"prompts/repeated": 1 - different / len(prompts)}
     texts = {(trajectory.request_id, trajectory.text) for trajectory in trajectories}
     metrics["completions/repeated"] = 1 - len(texts) / len(trajectories)

@@ -85,7 +85,7 @@ def _other_torch(package: str) -> str | None:
 
 def quiet_libraries() -> None:
     """Silences progress bars and deprecations of libraries; our own log lines and other warnings stay."""
-    log_visibly(logging.WARNING, "%(name)s: %(message)s")
+    log_visibly(logging.WARNING)
     logging.getLogger("swift_r1").setLevel(logging.INFO)
     for name in ("DeepSpeed", "bitsandbytes"):
         logging.getLogger(name).setLevel(logging.ERROR)

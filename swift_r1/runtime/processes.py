@@ -10,9 +10,11 @@ import signal
 import struct
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
+from shutil import get_terminal_size
 from typing import BinaryIO, NoReturn
 
 from swift_r1.errors import UsageError
@@ -23,6 +25,7 @@ LOCK_WAIT_S = 120.0
 # <sys/prctl.h>
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
+_CLEARED = "\r\x1b[K"  # the terminal's line
 _FLOCK = "hhqqi4x"  # struct flock of <fcntl.h>: type, whence, start, length, pid
 _held: list[tuple[int, int]] = []  # device and inode of the locks of this process
 _LOCKS_NOT_SUPPORTED = (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS)
@@ -130,3 +133,23 @@ def _lock(file: BinaryIO, run_dir: Path, deadline: float) -> None:
 def say(text: str, command: str = "rlhf") -> None:
     """Prints a line of a command on standard error."""
     print(f"swift {command}: {harmless(text)}", file=sys.stderr, flush=True)
+
+
+@contextmanager
+def waiting(command: str = "rlhf") -> Iterator[Callable[[str], None]]:
+    """Yields what says how a wait goes. On a terminal each line takes the place of the one before, and the last one
+    goes away."""
+    if not sys.stderr.isatty():
+        yield partial(say, command=command)
+        return
+
+    def rewrite(text: str) -> None:
+        line = f"swift {command}: {harmless(text)}"
+        print(
+            _CLEARED + line[: get_terminal_size().columns - 1], end="", file=sys.stderr, flush=True
+        )
+
+    try:
+        yield rewrite
+    finally:
+        print(end=_CLEARED, file=sys.stderr, flush=True)

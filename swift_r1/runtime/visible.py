@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import logging
 import re
+import sys
+from typing import TextIO
 
 # C0 without tab and line feed; DEL; C1; soft hyphen; zero-width space and bidi controls; line and paragraph separator;
 # invisible operators; BOM; half surrogates (which UTF-8 cannot hold); noncharacters and tags.
@@ -32,13 +34,25 @@ def harmless(text: str) -> str:
     return _PASSWORD.sub("***@", visible(text))
 
 
-def log_visibly(level: int, form: str) -> None:
-    """Sets up logging for a process; what is logged may hold what a model wrote."""
-    handler = logging.StreamHandler()
+def log_visibly(level: int, form: str = "%(who)s%(message)s") -> None:
+    """Sets up logging for a process; what is logged may hold what a model wrote. `who` in the form is the module of a
+    library, `warning: ` or `error: ` of ours, and nothing for what we merely say."""
+    handler = _StandardError()
     handler.setFormatter(_Visible(form))
     logging.basicConfig(level=level, handlers=[handler])
 
 
+class _StandardError(logging.StreamHandler[TextIO]):
+    """Writes to standard error as it is at the time: while bars are drawn, what writes above them."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.stream = sys.stderr
+        super().emit(record)
+
+
 class _Visible(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
+        record.who = f"{record.name}: "
+        if record.name.partition(".")[0] == "swift_r1":
+            record.who = f"{record.levelname.lower()}: " if record.levelno > logging.INFO else ""
         return harmless(super().format(record))

@@ -50,7 +50,7 @@ _BACKLOG = 2048
 
 def main(argv: Sequence[str]) -> int:
     """Serves until a signal or the engine's death; returns the exit code."""
-    log_visibly(logging.INFO, "%(asctime)s %(levelname)s %(name)s: %(message)s")
+    log_visibly(logging.INFO, "%(asctime)s %(who)s%(message)s")
     if len(argv) != 1:
         print("usage: python -m swift_r1.serving.server ARGS.json", file=sys.stderr)
         return EXIT_USAGE

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
@@ -143,7 +142,7 @@ def open_policy(context: Context, images: bool = False) -> Backend:
     backend = open_backend(args, args.model, load, args.peak_learning_rate, ranks, Policy)
     check_logprobs(backend)
     if ranks.is_rank0:
-        logger.info("backend: %s", json.dumps(backend.describe()))
+        logger.info("backend: %s", backend.describe())
         if args.takes_adapters or args.freezes:
             logger.info("--train_type %s: %s", args.train_type, trained_share(backend.model))
         if args.lora_dropout:
@@ -220,7 +219,7 @@ def open_critic(context: Context, plan: Plan) -> TrainedCritic | None:
             else "a new value head of zeros"
         )
         logger.info("critic: %s with %s; %s", path, head, trained_share(backend.model))
-        logger.info("critic's backend: %s", json.dumps({"backend": backend.describe()["backend"]}))
+        logger.info("critic's backend: %s", backend.describe())
     return TrainedCritic(backend, schedule_of(args, plan, rate), from_flags(PPOConfig, args))
 
 

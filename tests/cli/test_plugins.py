@@ -31,6 +31,8 @@ def test_the_built_in_ones(tmp_path: Path) -> None:
     }
     assert {"format", "react_format", "cosine", "repetition", "soft_overlong"} <= set(lines)
     assert all(len(text) > 20 for text in lines.values())
+    assert not any(text.endswith((" the", " those", " more", "Dr.")) for text in lines.values())
+    assert lines["soft_overlong"].endswith(" and beyond.")
     assert lines["gym_scheduler"].startswith("Plays one episode of an environment")
     assert {
         "math_tip_trick",

@@ -53,7 +53,6 @@ def test_what_shows_texts_alone_refuses_rows_with_images(sees: Path, tiny_model:
         "a critic": faults(RlhfArguments, *base[2:], "--rlhf_type", "ppo"),
         "a teacher": faults(RlhfArguments, *base, "--teacher_model", str(sees)),
         "a reward model": faults(RlhfArguments, *base, "--reward_model", str(sees)),
-        "answers": faults(SftArguments, "--model", str(sees)),
     }
     said = {
         "a text model": f"rows have images, and --model {tiny_model} reads texts alone: ",
@@ -61,7 +60,6 @@ def test_what_shows_texts_alone_refuses_rows_with_images(sees: Path, tiny_model:
         "a critic": "rows have images, and a critic (--rlhf_type ppo) reads texts alone: ",
         "a teacher": "rows have images, and a teacher reads texts alone: ",
         "a reward model": "rows have images, and --reward_model reads texts alone: ",
-        "answers": "rows have images, and swift sft trains on texts: ",
     }
     for name, (fault,) in found.items():
         assert fault.startswith(said[name]) and "--columns" in fault
@@ -134,6 +132,3 @@ def test_limits_of_sizes() -> None:
         sizes("--max_pixels", "4", "--min_pixels", "9")
     with pytest.raises(UsageError, match="MAX_PIXELS=large must be a whole number of pixels"):
         sizes(MAX_PIXELS="large")
-    with pytest.raises(UsageError, match=r"--max_pixels is of .* or of images, which `swift sft`"):
-        words = ["--dataset", "d", "--model", "m", "--max_pixels", "4"]
-        parse_arguments(SftArguments, words, {}, recorded=ALWAYS)

@@ -126,6 +126,7 @@ def faults(command: ScriptCommand) -> tuple[str, ...]:
 
 
 _STOPS = {
+    "deepeyes_scheduler": "its scheduler, whose tools show the model new images",
     "sudoku_scheduler": "its scheduler, of a class that only ms-swift has (an Env and --use_gym_env true do without)",
     "tree_rollout_scheduler": "its scheduler, which generates by itself (trees of completions are not done here)",
 }
@@ -133,11 +134,16 @@ _STOPS = {
 
 def stops_at(command: ScriptCommand) -> str | None:
     """What a run of accepted flags is refused for when it starts, with a line of its own; None: nothing."""
-    if re.search(r"-(VL|Omni)-", command.value("model") or ""):
-        return "the model, which sees images"
+    if "-Omni-" in (command.value("model") or ""):
+        return "the model, which hears and speaks"
     if "internlm2" in " ".join(command.words):
         return "its second reward model, whose code is its own"
     return _STOPS.get(command.value("multi_turn_scheduler") or "")
+
+
+def sees(command: ScriptCommand) -> bool:
+    """Whether the command's model reads images."""
+    return "-VL-" in (command.value("model") or "")
 
 
 def verdict(found: Sequence[ScriptCommand]) -> str:

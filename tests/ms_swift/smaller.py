@@ -10,10 +10,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from pyarrow import Table, parquet
+
 from tests.ms_swift.scripts import ScriptCommand
+from tests.vision import picture
 
 REPLACED = {
-    "model": "a random model of two layers",
+    "model": "a random model of two layers, of another family where it reads images: vLLM's class for Qwen2.5-VL "
+    "needs torchvision",
     "the hub": "one on this machine, whose data sets have 16 rows of the same columns (USE_HF, HF_ENDPOINT)",
     "output_dir": "a folder of the test",
     "num_train_epochs": "--max_steps 2",
@@ -31,6 +35,11 @@ REPLACED = {
     "report_to": "those trackers that are installed",
 }
 PROBLEMS = [(a, b) for a in range(2, 6) for b in range(3, 7)]
+_SEEN = (
+    "AI-ModelScope/clevr_cogen_a_train",
+    "AI-ModelScope/chartqa_digit_r1v_format",
+    "lmms-lab/multimodal-open-r1-8k-verified",
+)
 _AT_MOST = {
     **dict.fromkeys(
         (
@@ -85,7 +94,12 @@ class Place:
 def write_hub(folder: Path) -> None:
     """The data sets that the scripts name, as `hub_stand_in.Hub` serves them, with 16 rows of the same columns each."""
     sets: dict[str, list[dict[str, object]]] = {}
+    seen: dict[str, list[dict[str, object]]] = {name: [] for name in _SEEN}
     for a, b in PROBLEMS:
+        shown = {"bytes": picture(28, 28, 10 * a + b), "path": None}
+        counted = {"problem": f"How many? {a} + {b}", "solution": f"<answer> {a + b} </answer>"}
+        for name in _SEEN:
+            seen[name].append({**counted, "image": shown})
         question, said = f"What is {a} + {b}?", f"{a} + {b} = {a + b}."
         turns = [{"role": "user", "content": question}, {"role": "assistant", "content": said}]
         rows: dict[str, dict[str, object]] = {
@@ -112,6 +126,11 @@ def write_hub(folder: Path) -> None:
         }
         for name, row in rows.items():
             sets.setdefault(name, []).append(row)
+    for name, rows in seen.items():
+        (folder / name).mkdir(parents=True)
+        parquet.write_table(Table.from_pylist(rows), folder / name / "rows.parquet")
+        card = "---\nconfigs:\n- config_name: default\n  data_files: rows.parquet\n---\n"
+        (folder / name / "README.md").write_text(card)
     for name, found in sets.items():
         repo, config = name.split()
         (folder / repo).mkdir(parents=True)

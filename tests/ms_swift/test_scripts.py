@@ -27,9 +27,11 @@ from tests.ms_swift.scripts import (
     commands,
     faults,
     scripts,
+    sees,
     stops_at,
 )
 from tests.ms_swift.smaller import Place, smaller, write_hub
+from tests.vision import write_tiny
 
 SECONDS = 900  # for the trainer's processes
 
@@ -88,8 +90,22 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     )
 
 
+@pytest.fixture(scope="module")
+def sighted_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_tiny(
+        "idefics3", tmp_path_factory.mktemp("models") / "sighted", max_position_embeddings=4096
+    )
+
+
 @pytest.mark.parametrize(("source", "path"), cases())
-def test_script(source: Path, path: Path, model: Path, hub: dict[str, str], tmp_path: Path) -> None:
+def test_script(
+    source: Path,
+    path: Path,
+    model: Path,
+    sighted_model: Path,
+    hub: dict[str, str],
+    tmp_path: Path,
+) -> None:
     with chdir(source):
         others = [path.with_name(second) for second, first in NODES_OF.items() if first == path]
         called = [command for one in (path, *others) for command in commands(one)]
@@ -98,7 +114,7 @@ def test_script(source: Path, path: Path, model: Path, hub: dict[str, str], tmp_
         pytest.skip(f"refused: {'; '.join(refused)}")
     if stop := next(filter(None, map(stops_at, called)), None):
         pytest.skip(f"it is refused for {stop}")
-    run_commands(called, source, model, hub, tmp_path)
+    run_commands(called, source, sighted_model if sees(called[0]) else model, hub, tmp_path)
 
 
 def run_commands(

@@ -2,6 +2,7 @@
 
 import io
 import json
+import logging
 import math
 import os
 import sqlite3
@@ -20,6 +21,7 @@ from swift_r1.record.metrics import JsonLines, merged, read_json_lines
 from swift_r1.record.recorder import RunRecorder, draw_curves
 from swift_r1.record.reporters import MLflow, TrackerFlags, chosen_trackers, open_reporters
 from swift_r1.runtime.terminal import Terminal
+from swift_r1.runtime.visible import _Visible
 
 
 def test_a_line_in_a_pipe_is_not_cut_at_80_columns(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -84,6 +86,36 @@ def test_without_a_terminal_long_work_is_a_line_a_minute(monkeypatch):
     assert text.getvalue().splitlines() == [
         f"evaluating: {count} of 400 completions" for count in (100, 200)
     ]
+
+
+def test_the_line_of_a_step_has_what_changed_and_what_is_left():
+    text = io.StringIO()
+    shown = RunConsole(4, Console(file=text, width=200))
+    now = 0.0
+    shown._progress.get_time = lambda: now
+    metrics = {"rewards/right/mean": 0.3, "rewards/format/mean": 1.0, "loss": 0.0}
+    cut = {"completions/clipped_ratio": 0.125, "completions/mean_length": 61.7, "time/step": 2.94}
+    for step, reward in ((1, 0.4), (2, 0.664), (3, 0.3)):
+        now = step * 100.0
+        shown.step_done(step)
+        shown.logged(step, metrics | cut | {"reward": reward})
+    assert text.getvalue().splitlines() == [
+        "step 1/4 · reward 0.400 · right 0.30 · cut off 12% · 62 tok · 2.9 s",
+        "step 2/4 · reward 0.664 (+0.264) · right 0.30 · cut off 12% · 62 tok · 2.9 s · 3 min 20 s left",
+        "step 3/4 · reward 0.300 (-0.100) · right 0.30 · cut off 12% · 62 tok · 2.9 s · 1 min 40 s left",
+    ]
+    shown.logged(4, {"loss": 1.5, "token_accuracy": 0.75})
+    assert "step 4/4 · loss 1.5000 · tokens right 75%" in text.getvalue()
+
+
+def test_log_lines_say_who_speaks_where_that_is_a_library(capsys):
+    formatter = _Visible("%(who)s%(message)s")
+    said = [
+        formatter.format(logging.LogRecord(name, level, "", 0, "text", (), None))
+        for name in ("swift_r1.training", "vllm.engine")
+        for level in (logging.INFO, logging.WARNING)
+    ]
+    assert said == ["text", "warning: text", "vllm.engine: text", "vllm.engine: text"]
 
 
 def test_a_recorder_averages_between_log_lines_and_flushes_the_last(tmp_path):

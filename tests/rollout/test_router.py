@@ -44,7 +44,7 @@ class Server:
 
     async def drop_connections(self) -> None: ...
 
-    async def answer(self, request: RolloutRequest) -> RolloutOutput:
+    async def answer(self, request: RolloutRequest, images: object) -> RolloutOutput:
         self.asked[request.request_id] = asyncio.get_running_loop().create_future()
         try:
             return await self.asked[request.request_id]

@@ -92,7 +92,7 @@ class Answered:
     def __init__(self, *outputs: RolloutOutput, generate: Any = None) -> None:
         self.outputs, self._generate = outputs, generate
 
-    def generate(self, requests: Any, on_done: Any, on_output: Any) -> None:
+    def generate(self, requests: Any, on_done: Any, on_output: Any, images: Any) -> None:
         if self._generate is not None:
             self._generate(requests, on_output)
         for one in self.outputs:

@@ -86,8 +86,17 @@ def test_tokens_that_two_ranks_choose_equal_one_process(train):
     assert_same(train("ddp", ranks=2, cuts="40 40s 24", **case), reference)
 
 
-@pytest.mark.parametrize("train_type", ["full", "lora"])
-@pytest.mark.parametrize("backend", ["ddp", "fsdp2", "zero2", "zero3"])
+@pytest.mark.parametrize(
+    ("backend", "train_type"),
+    [
+        ("fsdp2", "lora"),
+        ("zero3", "full"),
+        *(
+            pytest.param(*case, marks=pytest.mark.long)
+            for case in (("ddp", "full"), ("ddp", "lora"), ("fsdp2", "full"), ("zero2", "lora"))
+        ),
+    ],
+)
 def test_ranks_with_images_equal_one_process(jobs, sighted, backend, train_type):
     """Of four groups two have images: some micro-batches have none, while the other rank's have. The tower is trained."""
     case = {"model": str(sighted), "images": True, "train": train_type}

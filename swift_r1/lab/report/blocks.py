@@ -19,9 +19,10 @@ class Note:
 
 @dataclass(frozen=True)
 class CodeBlock:
-    """Shell commands."""
+    """Shell commands; under a `title` they are folded."""
 
     text: str
+    title: str = ""
 
 
 @dataclass(frozen=True)
@@ -78,6 +79,7 @@ class Section:
 class Report:
     title: str
     sections: Sequence[Section]
+    summary: Sequence[str] = ()  # what came of each run, a line
     problems: Sequence[str] = ()  # what could not be read, a line each
 
 

@@ -6,40 +6,31 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 
+from swift_r1.lab.diagnosis.past import DETECTORS
 from swift_r1.lab.diagnosis.trend import NORMAL_95
 from swift_r1.lab.diagnosis.verdict import NO_VERDICT
 from swift_r1.lab.diagnosis.watch import Diagnosis
 from swift_r1.lab.report import completions, evaluations, parts
-from swift_r1.lab.report.blocks import Block, Figure, Figures, Note, Report, Section, Table
+from swift_r1.lab.report.blocks import (
+    Block,
+    CodeBlock,
+    Figure,
+    Figures,
+    Note,
+    Report,
+    Section,
+    Table,
+)
 from swift_r1.lab.report.evaluations import Measured, right_shares
 from swift_r1.lab.report.figures import Curve, curves
 from swift_r1.lab.runs.completions import CompletionTable
 from swift_r1.lab.runs.query import CompletionQuery
 from swift_r1.record.folder import COMPLETIONS, EVAL_COMPLETIONS, RunFolder
+from swift_r1.record.glossary import metric as glossary_entry
+from swift_r1.record.glossary.titles import TITLES, evaluation_title, reward_title
 from swift_r1.record.metric_log import Series, over_seeds, same_but_seed
+from swift_r1.runtime.terminal import duration
 
-_PANELS = {
-    "reward": "Reward",
-    "reward_std": "Standard deviation of the reward",
-    "frac_reward_zero_std": "Share of groups without a signal",
-    "completions/mean_length": "Mean length, in tokens",
-    "completions/clipped_ratio": "Share of completions that were cut off",
-    "entropy": "Entropy",
-    "completions/repeated": "Share of completions that equal another of their prompt",
-    "policy/moved": "Mean change of a token's log-prob since the start, in nats",
-    "kl": "KL to the reference policy",
-    "kl/pull": "Pull of the KL, against an advantage of 1",
-    "teacher_kl": "KL to the teacher",
-    "clip_ratio/low": "Share of tokens clipped below",
-    "clip_ratio/high": "Share of tokens clipped above",
-    "rollout/logp_diff": "Log-probs: trainer against engine",
-    "grad_norm": "Norm of the gradient",
-    "loss": "Loss",
-    "value_loss": "Loss of the critic",
-    "explained_variance": "Variance that the critic explains",
-    "rollout/staleness/mean": "Staleness, in rounds",
-    "tokens_per_second": "Tokens per second",
-}
 # events that are counted
 _HAPPENED = ("resumed", "skipped", "server_lost", "server_joined", "server_left")
 _POINTS = 300  # of a curve, at most
@@ -78,12 +69,15 @@ def build(folders: Sequence[RunFolder], first: Sequence[Section] = ()) -> Report
             key = same_but_seed(run.folder.args) if run.folder.args else run.folder.name
             alike.setdefault(key, []).append(run)
         groups = {_name(group): group for group in alike.values()}
+        measured = _measured(groups)
         sections = {
             "Verdict": _verdicts(runs),
-            "What was run": _what(groups),
             "Signs of trouble": _diagnoses(runs),
-            "Curves": _figures(_curves(groups)),
-            "Evaluation": [*_figures(_accuracies(groups)), *evaluations.blocks(*_measured(groups))],
+            "Curves": _curves(groups),
+            "Evaluation": [
+                *_figures(_accuracies(groups)),
+                *evaluations.blocks(measured, list(groups)),
+            ],
             "The same prompts over time": _of_each(
                 groups, lambda run: completions.same_prompts(run.evaluated)
             ),
@@ -101,11 +95,16 @@ def build(folders: Sequence[RunFolder], first: Sequence[Section] = ()) -> Report
                 groups, lambda run: completions.extremes(run.trained, best=False)
             ),
             "Cost": _cost(runs),
+            "What was run": _what(groups),
         }
+        summary = [
+            _summary(run, own, len(runs))
+            for run, own in zip(_ordered(groups), measured, strict=True)
+        ]
         problems = [text for run in runs for text in run.problems]
     title = f"Report: {', '.join(groups)}"
     own = [Section(name, blocks) for name, blocks in sections.items() if blocks]
-    return Report(title, [*first, *own], problems)
+    return Report(title, [*first, *own], summary, problems)
 
 
 def _open(folder: RunFolder, tables: ExitStack) -> Opened:
@@ -127,7 +126,10 @@ def _what(groups: Mapping[str, Sequence[Opened]]) -> list[Block]:
     """Returns a column for each group, and the commands."""
     columns = []
     for group in groups.values():
-        own = parts.facts(group[0].folder)
+        first = group[0].folder
+        own = {
+            name: parts.without_folders(first, text) for name, text in parts.facts(first).items()
+        }
         if len(group) > 1:
             own["seeds"] = ", ".join(
                 f"{run.folder.args.get('seed')} ({run.folder.name})" for run in group
@@ -138,9 +140,9 @@ def _what(groups: Mapping[str, Sequence[Opened]]) -> list[Block]:
     rows = [[name, *(own.get(name, "") for own in columns)] for name in names]
     found: list[Block] = [Table(["run", *groups], rows, len(groups) + 1)]
     for run, *_ in groups.values():
-        command = parts.command(run.folder)
-        if command:
-            found += [Note(f"The command of {run.folder.name}:"), *command]
+        for block in parts.command(run.folder):
+            text = parts.without_folders(run.folder, block.text)
+            found.append(CodeBlock(text, f"The command of {run.folder.name}"))
     return found
 
 
@@ -158,18 +160,40 @@ def _state(run: Opened) -> str:
     return state
 
 
+def _ordered(groups: Mapping[str, Sequence[Opened]]) -> list[Opened]:
+    return [run for group in groups.values() for run in group]
+
+
+def _summary(run: Opened, measured: Measured, runs: int) -> str:
+    """Returns what came of a run: its reward and the accuracies with their intervals, its length, and what is wrong."""
+    log = run.log
+    said = [log.verdict.reward.text if log.verdict is not None else NO_VERDICT]
+    said += evaluations.gains(measured)
+    steps = f"{log.last_step} steps"
+    seconds = run.folder.summary.get("seconds")
+    said.append(f"{steps} in {duration(seconds)}" if isinstance(seconds, int | float) else steps)
+    signs = list(log.findings)
+    looked = len(DETECTORS) - len(log.not_judged) - len(log.too_early)
+    said.append(
+        f"signs of trouble: {', '.join(signs)}"
+        if signs
+        else f"no signs of trouble ({looked} of {len(DETECTORS)} looked for)"
+    )
+    name = f"{run.folder.name}: " if runs > 1 else ""
+    return name + " · ".join(said)
+
+
 def _verdicts(runs: Sequence[Opened]) -> list[Block]:
-    """Returns whether each run learns, by how much, and what keeps it from it, as `swift why` says it."""
+    """Returns what keeps each run from learning, and how its rewards and evaluations changed, as `swift why` says
+    it."""
     found: list[Block] = []
     for run in runs:
         verdict = run.log.verdict
-        lines = [NO_VERDICT]
-        if verdict is not None:
-            lines = [verdict.reward.text, *(f"Why: {one.line}" for one in verdict.causes)]
-            lines += [trend.text for trend in verdict.trends]
-        if len(runs) > 1:
-            lines[0] = f"{run.folder.name}: {lines[0]}"
-        found += map(Note, lines)
+        if verdict is None:
+            continue
+        name = f"{run.folder.name}: " if len(runs) > 1 else ""
+        found += [Note(f"{name}Why: {one.line}") for one in verdict.causes]
+        found += [Note(f"{name}{trend.text}") for trend in verdict.trends]
     return found
 
 
@@ -195,22 +219,27 @@ def _figures(found: Sequence[Figure]) -> list[Block]:
     return [Figures(found)] if found else []
 
 
-def _curves(groups: Mapping[str, Sequence[Opened]]) -> list[Figure]:
-    panels = {"reward": _PANELS["reward"]}
-    for name in sorted(
-        {name for group in groups.values() for run in group for name in run.log.rewards()}
-    ):
-        panels[f"rewards/{name}/mean"] = f"Reward: {name}"
+def _curves(groups: Mapping[str, Sequence[Opened]]) -> list[Block]:
+    """Returns the curves, and in a line those that never change, but for the rewards."""
+    rewards = sorted({name for run in _ordered(groups) for name in run.log.rewards()})
+    panels = {"reward": TITLES["reward"]}
+    if len(rewards) > 1:
+        panels |= {f"rewards/{name}/mean": reward_title(name) for name in rewards}
     found = []
-    for metric, title in (panels | _PANELS).items():
+    constant = []
+    for metric, title in (panels | TITLES).items():
         drawn = []
         for number, (name, group) in enumerate(groups.items()):
             label = name if len(groups) > 1 else ""
             drawn.append(_curve(label, number, [run.log for run in group], metric))
         shown = [curve for curve in drawn if curve.steps]
-        if shown:
-            found.append(curves(title, shown))
-    return found
+        values = {value for curve in shown for value in curve.values}
+        if len(values) == 1 and len(shown[0].steps) > 1 and metric not in panels:
+            constant.append(f"{title} {values.pop():.4g}")
+        elif shown:
+            known = glossary_entry(metric)
+            found.append(curves(title, shown, known.unit if known is not None else ""))
+    return _figures(found) + ([Note(f"Constant: {', '.join(constant)}.")] if constant else [])
 
 
 def _curve(name: str, number: int, seeds: Sequence[Diagnosis], metric: str) -> Curve:
@@ -262,11 +291,11 @@ def _accuracies(groups: Mapping[str, Sequence[Opened]]) -> list[Figure]:
         intervals = all(len(group) == 1 for group in groups.values())
         shown = [one for one in drawn if one.steps]
         if shown:
-            found.append(curves(f"Accuracy on {benchmark}", shown, intervals))
+            found.append(curves(evaluation_title(benchmark), shown, "accuracy", intervals))
     return found
 
 
-def _measured(groups: Mapping[str, Sequence[Opened]]) -> tuple[list[Measured], list[str]]:
+def _measured(groups: Mapping[str, Sequence[Opened]]) -> list[Measured]:
     found = []
     for number, group in enumerate(groups.values()):
         for run in group:
@@ -278,7 +307,7 @@ def _measured(groups: Mapping[str, Sequence[Opened]]) -> tuple[list[Measured], l
                 ends.append(right_shares(rows, list(known)))
             first, last = ends or ({}, {})
             found.append(Measured(run.folder.name, number, known, first, last))
-    return found, list(groups)
+    return found
 
 
 def _of_each(

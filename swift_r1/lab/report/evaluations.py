@@ -67,6 +67,19 @@ def blocks(runs: Sequence[Measured], names: Sequence[str]) -> list[Note | Table]
     return [Note(_EXPLAINED), *filled] if filled else []
 
 
+def gains(run: Measured) -> list[str]:
+    """Says what a run gained on each benchmark, where both ends are known."""
+    found = []
+    for benchmark, own in run.accuracies.items():
+        gain = difference(run.first.get(benchmark, {}), run.last.get(benchmark, {}))
+        if len(own) > 1 and gain is not None:
+            found.append(
+                f"accuracy on {benchmark} {percent(own[0].value)} to {percent(own[-1].value)} %, "
+                f"{percent(gain.value, '+')} (95 %: {interval(gain, '+')})"
+            )
+    return found
+
+
 def _gain(benchmark: str, run: Measured) -> list[str]:
     """Returns the first and the last evaluation of a run, and what was gained between them."""
     own = run.accuracies[benchmark]

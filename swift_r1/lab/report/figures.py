@@ -54,9 +54,9 @@ class Curve:
     high: Sequence[float] | None = None
 
 
-def curves(title: str, drawn: Sequence[Curve], intervals: bool = False) -> Figure:
+def curves(title: str, drawn: Sequence[Curve], unit: str = "", intervals: bool = False) -> Figure:
     """Lines over steps; with `intervals` their bands are those of each point."""
-    with _figure(title) as (axes, written):
+    with _figure(title, unit) as (axes, written):
         for one in drawn:
             colour = SERIES_LIGHT[one.number % len(SERIES_LIGHT)]
             few = len(one.steps) < _MANY
@@ -95,7 +95,7 @@ def curves(title: str, drawn: Sequence[Curve], intervals: bool = False) -> Figur
 
 def shares(title: str, parts: Sequence[Curve]) -> Figure:
     """Parts of a whole over the same steps, one upon the other; their values are from 0 to 1."""
-    with _figure(title) as (axes, written):
+    with _figure(title, "share") as (axes, written):
         bottom = [0.0] * len(parts[0].steps)
         for one in parts:
             top = [below + value for below, value in zip(bottom, one.values, strict=True)]
@@ -115,7 +115,7 @@ def alone(figure: Figure) -> str:
 
 
 @contextmanager
-def _figure(title: str) -> Iterator[tuple[Axes, list[Figure]]]:
+def _figure(title: str, unit: str) -> Iterator[tuple[Axes, list[Figure]]]:
     """Axes to draw in; the list holds the figure afterwards."""
     title = printable(title)
     import matplotlib
@@ -129,7 +129,11 @@ def _figure(title: str) -> Iterator[tuple[Axes, list[Figure]]]:
         "font.size": 8,
     }
     inks = dict.fromkeys(
-        ("text.color", "xtick.color", "ytick.color", "axes.edgecolor", "grid.color"), INK_LIGHT
+        (
+            *("text.color", "xtick.color", "ytick.color"),
+            *("axes.edgecolor", "axes.labelcolor", "grid.color"),
+        ),
+        INK_LIGHT,
     )
     bare = {
         "axes.spines.top": False,
@@ -145,6 +149,8 @@ def _figure(title: str) -> Iterator[tuple[Axes, list[Figure]]]:
         matplotlib.rcParams.update(style)
         canvas = Canvas(figsize=_SIZE, layout="constrained")
         axes = canvas.subplots()
+        axes.set_xlabel("step")
+        axes.set_ylabel(unit)
         axes.grid(alpha=0.15, linewidth=0.6)
         axes.xaxis.set_major_locator(MaxNLocator(6, integer=True, min_n_ticks=1))
         yield axes, written

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Mapping
+from html import escape
 from urllib.parse import quote
 
 from swift_r1.lab.report.blocks import (
@@ -19,8 +20,11 @@ from swift_r1.lab.report.blocks import (
 )
 from swift_r1.lab.report.figures import alone
 
+_IN_A_ROW = 2  # pictures
 _MEANINGS = re.compile(
-    r"([\\`*_\[\]<>|&~$]|^#|^[+-](?=\s)|^\d+(?=[.)](?:\s|$))|(?<=http)s?(?=:)|(?<=www)\.)", re.I
+    r"([\\`*\[\]<>|&~$]|(?<![A-Za-z0-9])_|_(?![A-Za-z0-9])"  # `_` between letters means nothing
+    r"|^#|^[+-](?=\s)|^\d+(?=[.)](?:\s|$))|(?<=http)s?(?=:)|(?<=www)\.)",
+    re.IGNORECASE,
 )
 
 
@@ -33,6 +37,7 @@ def markdown(report: Report, pictures: str) -> tuple[str, dict[str, str]]:
     places = {id(figure): f"{folder}/{name}" for name, figure in files.items()}
     parts = ["<!-- swift report -->", f"# {plain(report.title)}"]
     parts += [f"> {plain(text)}" for text in report.problems]
+    parts += [f"**{plain(line)}**" for line in report.summary]
     parts += [section(one, places) for one in report.sections]
     return "\n\n".join(parts) + "\n", {name: alone(figure) for name, figure in files.items()}
 
@@ -60,17 +65,40 @@ def _block(block: Block, places: Mapping[int, str]) -> str:
     if isinstance(block, Note):
         return plain(block.text)
     if isinstance(block, CodeBlock):
-        return _fenced(block.text, "sh")
+        return _command(block)
     if isinstance(block, Table):
         return _table(block)
     if isinstance(block, Figures):
-        return "\n\n".join(f"![{plain(one.title)}]({places[id(one)]})" for one in block.figures)
+        return _pictures(block, places)
     parts = [f"### {plain(block.title)}"]
     if block.prompt is not None:
         parts += ["Prompt:", _fenced(block.prompt)]
     for passage in block.passages:
         parts += [f"{plain(passage.title)}:", _fenced(passage.text)]
     return "\n\n".join(parts)
+
+
+def _command(block: CodeBlock) -> str:
+    text = _fenced(block.text, "sh")
+    if not block.title:
+        return text
+    title = escape(" ".join(printable(block.title).split()))
+    return f"<details><summary>{title}</summary>\n\n{text}\n\n</details>"
+
+
+def _pictures(block: Figures, places: Mapping[int, str]) -> str:
+    """Returns a table of them, each under its title."""
+    rows = []
+    for first in range(0, len(block.figures), _IN_A_ROW):
+        row = block.figures[first : first + _IN_A_ROW]
+        titles = [plain(one.title) for one in row]
+        pictures = [
+            f"![{title}]({places[id(one)]})" for title, one in zip(titles, row, strict=True)
+        ]
+        rows += [titles, pictures]
+    head, *others = ([*row, ""][:_IN_A_ROW] for row in rows)
+    rule = ["---"] * _IN_A_ROW
+    return "\n".join(f"| {' | '.join(row)} |" for row in (head, rule, *others))
 
 
 def _table(table: Table) -> str:

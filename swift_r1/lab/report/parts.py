@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import shlex
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any, TypeVar
 
 from swift_r1.lab.report.blocks import CodeBlock, Table
@@ -66,6 +68,17 @@ def _texts(value: Any) -> list[str]:
         return []
     items = value if isinstance(value, list) else [value]
     return [f"{item:g}" if isinstance(item, float) else str(item) for item in items]
+
+
+def without_folders(run: RunFolder, text: str) -> str:
+    """Returns a text whose paths, of the run's command, are without the folder that they share, which nobody else has;
+    with their last two parts where they share none."""
+    paths = [word for word in run.command if os.path.isabs(word)]
+    shared = os.path.commonpath(map(os.path.dirname, paths)) if paths else os.sep
+    for path in sorted(paths, key=len, reverse=True):
+        short = os.path.join("...", *Path(path).parts[-2:])
+        text = text.replace(path, short if shared == os.sep else os.path.relpath(path, shared))
+    return text
 
 
 def command(run: RunFolder) -> list[CodeBlock]:

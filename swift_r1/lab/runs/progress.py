@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import math
-from itertools import pairwise
 
 from swift_r1.record.folder import RunFolder
 from swift_r1.record.metric_log import MetricLog
+from swift_r1.runtime.terminal import duration
 
 _LAST_LINES = 20  # whose seconds a step say how long the rest takes
 
@@ -47,15 +47,3 @@ def seconds_left(run: RunFolder, log: MetricLog) -> float | None:
     if not isinstance(total, int) or not seconds:
         return None
     return max(0, total - log.last_step) * sum(seconds) / len(seconds)
-
-
-def duration(seconds: float) -> str:
-    """Two units of it: 2 h 5 min."""
-    whole = round(seconds)
-    units = ((86400, "d"), (3600, "h"), (60, "min"), (1, "s"))
-    for (size, name), (smaller, rest_name) in pairwise(units):
-        if whole >= size:
-            text = f"{whole // size} {name}"
-            rest = whole % size // smaller
-            return f"{text} {rest} {rest_name}" if rest else text
-    return f"{whole} s"

@@ -11,9 +11,10 @@ from rich.table import Table as RichTable
 from rich.text import Text
 
 from swift_r1.lab.report.blocks import Note, Section, Table
-from swift_r1.lab.runs.progress import duration, progress_of
+from swift_r1.lab.runs.progress import progress_of
 from swift_r1.lab.sweep.judging import Ranked
 from swift_r1.lab.sweep.running import State, Sweep, SweepRun
+from swift_r1.runtime.terminal import duration
 
 _NAME = 40  # columns for the name of a run or point, at least, where it needs them
 _STYLES: dict[State, str] = {

@@ -58,6 +58,7 @@ _NUMBERS = ("first", "last", "reward", "advantage", "step")  # columns
 _MARKS = 6  # the last events
 # shown where neither a step nor a prompt is named
 _GROUPS = 3
+_READ = 64  # groups, of which those are chosen whose rewards differ most
 _COMPLETIONS = 8
 _LONGEST = 10_000  # characters of a text that are read
 
@@ -218,13 +219,21 @@ def _groups(
     groups = table.groups(query)
     if not groups:
         console.print("\nno completions yet")
-    for step, group in groups[: _GROUPS if few else len(groups)]:
-        rows = table.group(step, group, _LONGEST)
-        if rows:  # a resume may have cut the file
-            console.print()
-            _print_group(console, rows[: _COMPLETIONS if few else len(rows)], len(rows))
+    read = [table.group(step, group, _LONGEST) for step, group in groups[: _READ if few else None]]
+    found = [rows for rows in read if rows]  # a resume may have cut the file
+    if few:
+        found = sorted(found, key=_spread, reverse=True)[:_GROUPS]
+    for rows in found:
+        console.print()
+        _print_group(console, rows[: _COMPLETIONS if few else len(rows)], len(rows))
     if few and len(groups) > _GROUPS:
         console.print(f"\n{len(groups) - _GROUPS} more groups: --step {groups[0][0]}")
+
+
+def _spread(rows: Sequence[dict[str, Any]]) -> float:
+    """Returns the difference between a group's best and worst reward: what there was to learn."""
+    rewards = [row["reward"] for row in rows if isinstance(row.get("reward"), int | float)]
+    return max(rewards, default=0.0) - min(rewards, default=0.0)
 
 
 def _print_group(console: Console, rows: Sequence[dict[str, Any]], count: int) -> None:

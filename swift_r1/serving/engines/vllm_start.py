@@ -101,7 +101,9 @@ def start_vllm(config: RolloutArguments, model_bytes: int) -> InferenceEngine:
             logger.info(
                 "--vllm_engine_kwargs: %s is %r, in place of %r", name, arguments[name], value
             )
-    logger.info("vLLM %s: %s", "compiled" if not arguments["enforce_eager"] else "eager", arguments)
+    mode = "eager" if arguments["enforce_eager"] else "compiled"
+    settings = ", ".join(f"{name} {value}" for name, value in arguments.items())
+    logger.info("vLLM %s: %s", mode, settings)
     if config.vllm_enforce_eager is None and not has_gpu:
         logger.info(
             "eager: compiled mode (--vllm_enforce_eager false) pays for runs that generate for over 10 minutes"

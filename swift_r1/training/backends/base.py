@@ -124,8 +124,8 @@ class Backend(ABC):
         (collective). With `offload` its weights are in host memory except while they are used."""
 
     @abstractmethod
-    def describe(self) -> dict[str, Any]:
-        """The resolved settings, for the log."""
+    def describe(self) -> str:
+        """The resolved settings in words, for the log."""
 
     def gathered(
         self, parameters: Sequence[nn.Parameter], write: bool = False

@@ -102,7 +102,6 @@ class DdpBackend(LocalBackend):
             assert work is not None
             self._sent.append(work)
 
-    def describe(self) -> dict[str, Any]:
-        return super().describe() | {
-            "backend": f"data parallel in plain torch (DDP), {self.ranks.world_size} ranks"
-        }
+    @property
+    def _kind(self) -> str:
+        return f"data parallel in plain torch (DDP), {self.ranks.world_size} ranks"

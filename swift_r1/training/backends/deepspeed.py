@@ -239,8 +239,10 @@ class DeepSpeedBackend(Backend):
         _compute_buffers(module.model)
         return module
 
-    def describe(self) -> dict[str, Any]:
-        return {"backend": f"DeepSpeed ZeRO-{self.stage}", "deepspeed": self.resolved}
+    def describe(self) -> str:
+        zero = self.resolved.get("zero_optimization", {})
+        settings = (f"{name} {value}" for name, value in zero.items() if name != "stage")
+        return f"DeepSpeed ZeRO-{self.stage}, {self.ranks.world_size} ranks: {', '.join(settings)}"
 
     def reference(
         self, offload: bool = False, load: Callable[[], PreTrainedModel] | None = None

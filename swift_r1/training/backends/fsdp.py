@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -170,15 +169,14 @@ class FsdpBackend(LocalBackend):
     def _set_state(self, kind: str, parameter: nn.Parameter, value: Tensor) -> None:
         super()._state_value(kind, parameter).copy_(value)
 
-    def describe(self) -> dict[str, Any]:
-        about = super().describe() | {"backend": f"FSDP2, {self.ranks.world_size} ranks"}
-        return about | {
-            "fsdp": {
-                name: value
-                for name, value in asdict(self.sharding).items()
-                if name != "checkpointing"
-            }
-        }
+    @property
+    def _kind(self) -> str:
+        kept = (
+            ""
+            if self.sharding.reshard_after_forward
+            else ", weights stay whole until the backward pass"
+        )
+        return f"FSDP2, {self.ranks.world_size} ranks{kept}"
 
     def reference(
         self, offload: bool = False, load: Callable[[], PreTrainedModel] | None = None

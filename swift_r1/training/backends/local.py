@@ -7,7 +7,7 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import astuple
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
@@ -150,12 +150,14 @@ class LocalBackend(Backend):
     def _set_scale(self, scale: float, steps: int, last_overflow: int) -> None:
         self._scale = LossScale(scale, steps, last_overflow)
 
-    def describe(self) -> dict[str, Any]:
-        return {
-            "backend": "plain torch",
-            "float32_master_weights": self._copies,
-            "optimizer": self.config.optim,
-        }
+    def describe(self) -> str:
+        masters = ", float32 master weights" if self._copies else ""
+        return f"{self._kind}, {self.config.optim}{masters}"
+
+    @property
+    def _kind(self) -> str:
+        """What computes."""
+        return "plain torch"
 
     def reference(
         self, offload: bool = False, load: Callable[[], PreTrainedModel] | None = None

@@ -20,7 +20,9 @@ from swift_r1.lab.report.blocks import Block, Figures, Note, Report, Table
 from swift_r1.lab.report.build import build
 from swift_r1.lab.report.evaluations import difference, mean_shares, right_shares
 from swift_r1.lab.report.html import html
+from swift_r1.lab.view.curves import _PANELS
 from swift_r1.record.folder import find_runs
+from swift_r1.record.glossary.titles import TITLES
 from swift_r1.record.metric_log import MetricLog
 from tests.lab.diagnosis.recorded import run_folder
 from tests.lab.runs.made import make_run, write_rows
@@ -28,13 +30,12 @@ from tests.lab.runs.timed import write_events, write_spans
 
 ROOT = Path(__file__).parents[3]
 SECTIONS = [
-    "Verdict",
-    "What was run",
     "Curves",
     "The same prompts over time",
     "What fails",
     "Best completions",
     "Worst completions",
+    "What was run",
 ]
 
 
@@ -106,10 +107,11 @@ def test_a_report_of_any_run(tmp_path: Path, how: str) -> None:
     report = build(find_runs([run]))
     titles = [section.title for section in report.sections]
     if how in ("ended", "killed", "failed", "old", "one step"):
-        assert [title for title in SECTIONS if title not in titles] == []
+        assert [title for title in titles if title in SECTIONS] == SECTIONS
         assert report.problems == []
-    else:
-        assert titles[:2] == SECTIONS[:2]
+    [line] = report.summary
+    assert re.match(r"(reward|no verdict)\b.* · \d steps\b", line)
+    assert titles[-1] == "What was run"
     [table, *_] = section(report, "What was run")
     assert isinstance(table, Table)
     state = dict(table.rows)["state"]
@@ -131,19 +133,26 @@ def test_what_is_wrong_with_a_run_is_said_as_swift_why_says_it(tmp_path: Path) -
 def test_the_result_comes_first_with_its_interval_and_why(tmp_path: Path) -> None:
     healthy = run_folder(tmp_path / "healthy", "demo, seed 0")
     alone = build(find_runs([healthy]))
-    assert alone.sections[0].title == "Verdict"
-    first, *others = notes(alone, "Verdict")
+    [first] = alone.summary
+    others = notes(alone, "Verdict")
     found = re.match(r"reward (is solved|rises): 0\.\d+ to 0\.\d+, \+0\.\d+ \(95 %: \+", first)
     assert found and not any(line.startswith("Why") for line in others)
+    assert re.search(r" · no signs of trouble \(\d+ of \d+ looked for\)$", first)
+    assert f'<p class="result">{first[:20]}' in html(alone)
     assert [line.split()[:2] for line in others[:2]] == [
         ["reward", "countdown"],
         ["reward", "format"],
     ]
 
     run_folder(tmp_path / "silent", "impossible problems")
-    both = notes(build(find_runs([tmp_path])), "Verdict")
-    assert {"healthy: reward", "silent: reward"} <= {line[: line.find(":") + 8] for line in both}
-    assert sum(line.startswith("Why: no signal: 100%") for line in both) == 1
+    both = build(find_runs([tmp_path]))
+    assert [line[: line.find(":") + 8] for line in both.summary] == [
+        "healthy: reward",
+        "silent: reward",
+    ]
+    assert " · signs of trouble: no signal" in both.summary[1]
+    whys = [line for line in notes(both, "Verdict") if ": Why: no signal: 100%" in line]
+    assert len(whys) == 1 and whys[0].startswith("silent: ")
 
 
 def test_around_a_reward_is_its_interval(tmp_path: Path) -> None:
@@ -153,18 +162,60 @@ def test_around_a_reward_is_its_interval(tmp_path: Path) -> None:
     for error in ({}, {"reward_stderr": 0.1}):
         rows = [json.loads(line) for line in (run / "logging.jsonl").read_text().splitlines()]
         write_rows(run / "logging.jsonl", [row | error if "reward" in row else row for row in rows])
-        [curves] = section(build(find_runs([run])), "Curves")
+        [curves, *_] = section(build(find_runs([run])), "Curves")
         assert isinstance(curves, Figures)
         bands.append(
             [figure.title for figure in curves.figures if "fill-opacity: 0.2" in figure.svg]
         )
-        assert {"Reward", "Entropy"} <= {figure.title for figure in curves.figures}
+        assert {"Reward", "Entropy of the policy"} <= {figure.title for figure in curves.figures}
     assert bands == [[], ["Reward"]]
 
 
 def test_the_page_has_the_command(tmp_path: Path) -> None:
     page = html(build(find_runs([make_run(tmp_path / "v0-run")])))
-    assert "<pre>swift rlhf" in page and "tiny model" in page
+    assert (
+        "<summary>The command of v0-run</summary><pre>swift rlhf" in page and "tiny model" in page
+    )
+
+
+def test_curves_have_the_titles_of_the_page_and_constant_ones_are_a_line(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "v0-run", steps=6)
+    rows = [json.loads(line) for line in (run / "logging.jsonl").read_text().splitlines()]
+    write_rows(run / "logging.jsonl", [row | {"clip_ratio/low": 0.0} for row in rows])
+    found = section(build(find_runs([run])), "Curves")
+    assert isinstance(found[0], Figures) and isinstance(found[1], Note)
+    titles = [figure.title for figure in found[0].figures]
+    assert "Clipped ratios: low" not in titles and "Clipped ratios: low 0" in found[1].text
+    entropy = found[0].figures[titles.index("Entropy of the policy")].svg
+    assert ">step<" in entropy and ">nats<" in entropy
+
+    log = MetricLog(run)
+    log.refresh()
+    panels = {name: one.title for one in _PANELS for name in one.metrics}
+    named = {name: title for name, title in TITLES.items() if name in panels}
+    assert len(named) > 12
+    assert [title for name, title in named.items() if title.partition(":")[0] != panels[name]] == []
+
+
+def test_paths_are_without_the_folder_of_this_machine(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "v0-run")
+    content = json.loads((run / "args.json").read_text())
+    content["command"] = [
+        "swift",
+        "rlhf",
+        "--model",
+        "/home/me/x/models/m",
+        "--output_dir",
+        "/home/me/x/out",
+    ]
+    content["args"]["model"] = "/home/me/x/models/m"
+    (run / "args.json").write_text(json.dumps(content))
+    page = html(build(find_runs([run])))
+    assert "/home/me" not in page and "--model models/m" in page and "<td>models/m</td>" in page
+    content["command"] += ["--external_plugins", "/opt/x/y/z/plugin.py"]
+    (run / "args.json").write_text(json.dumps(content))
+    page = html(build(find_runs([run])))
+    assert "--model .../models/m" in page and "--external_plugins .../z/plugin.py" in page
 
 
 def test_damaged_files_cost_a_line_each(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -185,7 +236,7 @@ def test_damaged_files_cost_a_line_each(tmp_path: Path, capsys: pytest.CaptureFi
     assert "Traceback" not in said and "Worst completions" in (
         page := (tmp_path / "out.html").read_text()
     )
-    assert "Accuracy on countdown" in page and "Accuracy on rewards alone" not in page
+    assert "Evaluation: countdown" in page and "Evaluation: rewards alone" not in page
 
 
 def test_the_cost_is_that_of_processes_lost_steps_included(tmp_path: Path) -> None:
@@ -199,7 +250,7 @@ def test_the_cost_is_that_of_processes_lost_steps_included(tmp_path: Path) -> No
     }
     (run / "args.json").write_text(json.dumps(content))
     report = build(find_runs([run]))
-    [costs] = report.sections[-1].blocks
+    [costs] = section(report, "Cost")
     assert (
         isinstance(costs, Table)
         and dict(zip(costs.head, costs.rows[0], strict=True))["hours"] == "3.00"
@@ -254,7 +305,7 @@ def test_seeds_are_one_curve_and_other_flags_another(tmp_path: Path) -> None:
     assert report.title == "Report: v0-run and 1 more, v2-run"
     [table, *_] = section(report, "What was run")
     assert isinstance(table, Table) and ["seeds", "0 (v0-run), 1 (v1-run)", ""] in table.rows
-    [curves] = section(report, "Curves")
+    [curves, *_] = section(report, "Curves")
     assert isinstance(curves, Figures) and curves.figures[0].svg.count("fill-opacity: 0.2") == 1
 
 

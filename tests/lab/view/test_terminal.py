@@ -33,6 +33,11 @@ def shown(capsys, *paths: Path, step: int | None = None, prompt: str | None = No
     return lines
 
 
+def spread(rows):
+    rewards = [row["reward"] for row in rows if row["reward"] is not None]
+    return max(rewards) - min(rewards)
+
+
 def test_an_overview_and_the_last_groups(tmp_path, capsys):
     run = make_run(tmp_path / "run", steps=8)
     lines = shown(capsys, run)
@@ -47,16 +52,21 @@ def test_an_overview_and_the_last_groups(tmp_path, capsys):
         ["8", "ended", "after", "step", "8"],
     ]
     rows = [json.loads(line) for line in (run / "completions.jsonl").read_bytes().splitlines()]
-    for group in range(3):
-        own = [row for row in rows if (row["step"], row["group"]) == (7, group)]
+    of_last = [
+        [row for row in rows if (row["step"], row["group"]) == (7, group)] for group in range(4)
+    ]
+    places = []
+    for own in sorted(of_last, key=spread, reverse=True)[:3]:
+        group = own[0]["group"]
         place = lines.index(
             f"step 7, group {group}, {own[0]['prompt_id']}: {own[0]['prompt'].strip()}"
         )
+        places.append(place)
         for row, line in zip(own, lines[place + 2 :], strict=False):
             reward = "-" if row["reward"] is None else f"{row['reward']:.3f}"
             assert line.split()[:2] == [str(row["number"]), reward]
             assert row["completion"][:20] in line
-    assert lines[-1] == "1 more groups: --step 7"
+    assert places == sorted(places) and lines[-1] == "1 more groups: --step 7"
 
 
 def test_a_row_of_metrics_is_one_line(tmp_path, capsys):
