@@ -79,31 +79,54 @@ def kept(given: Any, rules: ImageRules, folders: Sequence[Path]) -> ImageFile:
             content = _of_file(path)
         if not content:
             raise RowFault("it is empty")
+    made = plain(content, rules)
+    digest = hashlib.sha256(made.data).hexdigest()
+    if made.data is not content:
+        path = None
     try:
-        return _kept(content, path, rules)
+        place = path or keep_image(f"{digest}.{made.ending}", made.data)
+    except OSError as error:
+        raise UsageError(
+            f"an image of a row cannot be kept in the cache: {error} (SWIFT_R1_CACHE names another folder)"
+        ) from error
+    return ImageFile(str(place), digest, made.width, made.height)
+
+
+@dataclass(frozen=True, slots=True)
+class PlainImage:
+    """The file of an image that every reader shows alike: RGB, upright, one frame, as JPEG, PNG or WebP."""
+
+    data: bytes
+    ending: str
+    width: int  # pixels
+    height: int
+
+
+_AS_IT_IS = ImageRules()
+
+
+def plain(content: bytes | Image, rules: ImageRules = _AS_IT_IS) -> PlainImage:
+    """Returns an image as a plain file: its own, the same object, where that is one, else a PNG. Raises RowFault."""
+    from PIL import Image
+
+    try:
+        return _plain(content, rules)
     except (*_BROKEN, struct.error, zlib.error, Image.DecompressionBombError) as error:
         if isinstance(error, RowFault):
             raise
         raise RowFault(f"it cannot be decoded: {one_line(error, 200)}") from error
 
 
-def _kept(content: bytes | Image, path: Path | None, rules: ImageRules) -> ImageFile:
+def _plain(content: bytes | Image, rules: ImageRules) -> PlainImage:
     image = _opened(content) if isinstance(content, bytes) else content
     ending = _ENDINGS.get(str(image.format))
     whole = _upright_rgb(image)
     size = _size(whole.size, rules)
-    if ending is None or whole is not image or size != whole.size or not isinstance(content, bytes):
-        ending = "png"
-        path = None
-        content = _png(whole if size == whole.size else whole.resize(size, _BILINEAR))
-    digest = hashlib.sha256(content).hexdigest()
-    try:
-        place = path or keep_image(f"{digest}.{ending}", content)
-    except OSError as error:
-        raise UsageError(
-            f"an image of a row cannot be kept in the cache: {error} (SWIFT_R1_CACHE names another folder)"
-        ) from error
-    return ImageFile(str(place), digest, *size)
+    same = ending is not None and whole is image and size == whole.size
+    if ending is not None and same and isinstance(content, bytes):
+        return PlainImage(content, ending, *size)
+    made = _png(whole if size == whole.size else whole.resize(size, _BILINEAR))
+    return PlainImage(made, "png", *size)
 
 
 _BILINEAR = 2  # as torchvision's Resize, with which ms-swift scales

@@ -3,21 +3,17 @@
 from __future__ import annotations
 
 import hashlib
-import io
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from swift_r1.data.images import decoded
-from swift_r1.errors import one_line
+from swift_r1.data.image_files import PlainImage, plain
+from swift_r1.data.preprocessors import RowFault
 from swift_r1.serving.engines.base import PromptImage
 from swift_r1.wire.protocol import HTTPError, ImagesMissing, StoredImage
 
-MAX_IMAGE_BYTES = 32 << 20
-MAX_IMAGE_PIXELS = 1 << 26
 _KEPT_BYTES = 2 << 30
-_FORMATS = ("JPEG", "PNG", "WEBP")  # no format whose reader starts a program
 
 
 @dataclass(slots=True)
@@ -78,30 +74,23 @@ class ImageStore:
                 self.bytes -= len(one.data)
 
 
-def check_size(size: int) -> None:
-    """Raises HTTPError (413) for a file that is too large."""
-    if size > MAX_IMAGE_BYTES:
-        raise HTTPError(413, f"an image of {size} bytes: at most {MAX_IMAGE_BYTES} are taken")
-
-
-def checked(data: bytes, name: str | None = None) -> StoredImage:
-    """Decodes an image to see that an engine will be able to, which takes a while. Raises HTTPError: 413 where it is too
-    large, 400 where it is no image, or its SHA-256 is not `name`."""
-    from PIL import Image
-
-    check_size(len(data))
-    if name is not None and hashlib.sha256(data).hexdigest() != name:
+def checked(data: bytes, name: str) -> StoredImage:
+    """Decodes an image to see that an engine will be able to, which takes a while. Raises HTTPError (400) where it is
+    none that trainers send, or its SHA-256 is not `name`."""
+    if hashlib.sha256(data).hexdigest() != name:
         raise HTTPError(400, f"the bytes are not those of image {name}: their SHA-256 is another")
+    made = plain_image(data)
+    if made.data is not data:
+        raise HTTPError(
+            400,
+            "the image is not what all read alike: RGB, upright, one frame, in JPEG, PNG or WebP",
+        )
+    return StoredImage(width=made.width, height=made.height)
+
+
+def plain_image(data: bytes) -> PlainImage:
+    """Returns an image as rows keep it. Raises HTTPError (400) as rows are left out."""
     try:
-        width, height = Image.open(io.BytesIO(data), formats=_FORMATS).size
-        if width * height > MAX_IMAGE_PIXELS:
-            raise HTTPError(
-                413, f"an image of {width} x {height} pixels: at most {MAX_IMAGE_PIXELS} are taken"
-            )
-        decoded(data)
-    except Image.DecompressionBombError as error:
-        raise HTTPError(413, f"an image is too large: {one_line(error)}") from error
-    # SyntaxError: Pillow's word for a broken PNG
-    except (OSError, ValueError, SyntaxError) as error:
-        raise HTTPError(400, f"an image cannot be read: {one_line(error)}") from error
-    return StoredImage(width=width, height=height)
+        return plain(data)
+    except RowFault as error:
+        raise HTTPError(400, f"of an image: {error}") from error

@@ -103,9 +103,7 @@ def _add_generation(app: FastAPI, lifecycle: Lifecycle) -> None:
     @app.put(
         "/v1/images/{sha256}",
         response_model=wire.StoredImage,
-        responses=refusals(
-            (400, "it is no image, or its SHA-256 is another"), (413, "it is too large"), 503
-        ),
+        responses=refusals((400, "it is no plain image, or its SHA-256 is another"), 503),
         openapi_extra={
             "requestBody": {"content": {"application/octet-stream": {}}, "required": True}
         },

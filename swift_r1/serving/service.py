@@ -37,7 +37,7 @@ from swift_r1.serving.engines.base import (
     Replicas,
     Scored,
 )
-from swift_r1.serving.images import ImageStore, checked
+from swift_r1.serving.images import ImageStore, checked, plain_image
 from swift_r1.serving.metrics import ServerMetrics
 from swift_r1.serving.openai_messages import ToolCalls
 from swift_r1.serving.pieces import EnginePieces, Pieces
@@ -253,11 +253,10 @@ class RolloutService:
         self, unexpanded_ids: tuple[int, ...], files: Sequence[bytes]
     ) -> tuple[tuple[int, ...], tuple[str, ...]]:
         """Returns the token ids of a prompt with images, and the names under which these are kept. Raises HTTPError: 422
-        where the model cannot take them, or as `checked`."""
+        where the model cannot take them, 400 where they cannot be read."""
         check_images("the conversation", len(files), self.engine.info)
-        for data in files:
-            await asyncio.to_thread(checked, data)
-        names = tuple(map(self.images.add, files))
+        made = await asyncio.to_thread(lambda: list(map(plain_image, files)))
+        names = tuple(self.images.add(image.data) for image in made)
         prompt = EnginePrompt((), unexpanded_ids, self.images.of(names))
         return await self.engine.expanded(prompt), names
 

@@ -23,7 +23,7 @@ from swift_r1.launch.servers import wait_for_servers
 from swift_r1.models.expected import expected_weights
 from swift_r1.rollout.calls import OpenCalls
 from swift_r1.rollout.pool.session import Expected
-from swift_r1.serving.images import MAX_IMAGE_BYTES, ImageStore
+from swift_r1.serving.images import ImageStore
 from swift_r1.wire.client import RolloutClient
 from swift_r1.wire.protocol import (
     ImagesMissing,
@@ -231,11 +231,13 @@ def test_files_that_are_no_images_are_refused(serve: Callable[..., str]) -> None
     animated = io.BytesIO()
     Image.new("RGB", (8, 8)).save(animated, "GIF")
     assert put(animated.getvalue())[0] == 400
-    assert put(b"\0" * (MAX_IMAGE_BYTES + 1))[0] == 413
     large = io.BytesIO()
-    Image.new("1", (9000, 9000)).save(large, "PNG")
+    Image.new("1", (9500, 9500)).save(large, "PNG")
     status, why = put(large.getvalue())
-    assert status == 413 and "9000 x 9000" in why
+    assert status == 400 and "9,500 x 9,500" in why
+    grey = io.BytesIO()
+    Image.new("L", (8, 8)).save(grey, "PNG")
+    assert "RGB, upright" in put(grey.getvalue())[1]
 
 
 def test_what_is_used_is_not_forgotten() -> None:
@@ -279,6 +281,11 @@ def test_chats_with_data_urls_are_those_of_rollouts(
     text = tokenizer.decode(output.completions[0].token_ids, skip_special_tokens=True)
     assert answer["choices"][0]["message"]["content"] == text
     assert answer["usage"]["prompt_tokens"] == len(request.prompt_token_ids)
+    # One that is not plain is made so, as rows are.
+    clear = io.BytesIO()
+    Image.open(io.BytesIO(TALL)).convert("RGBA").save(clear, "PNG")
+    same = chat(url, [data_url(WIDE), data_url(clear.getvalue())], temperature=0.0).json()
+    assert same["choices"] == answer["choices"]
     swapped = chat(url, [data_url(TALL), data_url(WIDE)], temperature=0.0, logprobs=True).json()
     straight = chat(url, [data_url(WIDE), data_url(TALL)], temperature=0.0, logprobs=True).json()
     assert swapped["choices"][0]["logprobs"] != straight["choices"][0]["logprobs"]
@@ -294,7 +301,7 @@ def test_chats_refuse_images_in_a_sentence(serve: Callable[..., str]) -> None:
 
     assert "nothing is fetched" in refusal(["https://example.com/cat.png"])
     assert "not base64" in refusal(["data:image/png;base64,%%"])
-    assert "cannot be read" in refusal([data_url(SMALL[:200])])
+    assert "cannot be decoded" in refusal([data_url(SMALL[:200])])
     assert "--vllm_limit_mm_per_prompt" in refusal([data_url(SMALL)] * 3)
     session = httpx.post(f"{url}/v1/sessions", json={"id": "s"}).json()
     answer = httpx.post(

@@ -76,6 +76,38 @@ def test_a_whole_update_serves_the_next_version(
         machine.begin(token, 1)
 
 
+def test_parts_of_a_tower_come_whole_or_not_at_all(clock: Clock) -> None:
+    shapes: dict[str, tuple[int, ...]] = {
+        name: (2,)
+        for name in (
+            "model.layers.0.up.weight",
+            "visual.blocks.0.up.weight",
+            "visual.blocks.0.up.bias",
+            "visual.merger.up.weight",
+        )
+    }
+    language, weight, bias, merger = shapes
+    machine = UpdateMachine(shapes, clock, 60)
+    token = machine.take_lease("trainer", 10)
+
+    def sent(*names: str) -> str:
+        machine.begin(token, machine.version + 1)
+        tensors = {name: TensorEntry("BF16", (2,)) for name in names}
+        part = StagedBucket(0, Path("/nowhere"), bucket_digest(str(names).encode()), tensors)
+        machine.add_bucket(token, machine.version + 1, part)
+        try:
+            machine.start_loading(token, machine.version + 1, 1, content_hash([part.digest]))
+        except HTTPError as error:
+            return error.message.rpartition(": ")[2]
+        machine.loaded()
+        return ""
+
+    assert sent(language) == sent(language, merger) == sent(language, weight, bias) == ""
+    assert sent(language, weight, merger) == bias
+    assert sent(weight, bias, merger) == language
+    assert sent(*shapes) == ""
+
+
 def test_a_failed_load_is_broken_until_one_succeeds(machine: UpdateMachine) -> None:
     token = machine.take_lease("trainer", 10)
     whole = bucket(0, "a", "b")
