@@ -65,7 +65,7 @@ def learned(tiny_model):
         texts = []
         for sequence in one.sequences:
             stretches = [""]
-            for token, is_learned in zip(*sequence, strict=True):
+            for token, is_learned in zip(*sequence[:2], strict=True):
                 if is_learned:
                     stretches[-1] += tokenizer.decode([token])
                 elif stretches[-1]:

@@ -6,10 +6,13 @@ import base64
 import io
 import json
 import os
+import random
 import threading
 import zlib
+from collections import Counter
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, HTTPServer
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -18,13 +21,21 @@ import pytest
 from PIL import Image
 
 from swift_r1.data import image_files
+from swift_r1.data.hubs import SetLocation, split_rows
 from swift_r1.data.image_files import MOST_PIXELS, ImageRules, kept
 from swift_r1.data.image_rows import place_images, take_images
 from swift_r1.data.images import ImageFile, decoded, images_of
-from swift_r1.data.loading import LoadedData, have_images, load_rows, most_images
+from swift_r1.data.loading import (
+    LoadedData,
+    have_images,
+    load_rows,
+    most_images,
+    stream_of,
+)
 from swift_r1.data.preprocessors import RowFault
 from swift_r1.data.prompts import data_columns
 from swift_r1.data.sources import DataFlags
+from swift_r1.data.streaming import chained
 from swift_r1.errors import RunFailed, UsageError
 from tests.vision import picture
 
@@ -240,6 +251,27 @@ def test_a_folder_and_a_file_that_may_not_be_read(
     monkeypatch.setattr(image_files, "MOST_BYTES", 99)
     with pytest.raises(RowFault, match="has more than"):
         kept("large", RULES, [tmp_path])
+
+
+def test_damaged_files_are_faults_or_images() -> None:
+    """Some of their bytes are other ones: whatever Pillow raises is a fault of the row."""
+    rng = random.Random(0)
+    own = gradient(20, 24)
+    whole = [
+        *(saved(own, kind) for kind in ("PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF")),
+        *(saved(own.convert(mode), "PNG") for mode in ("P", "LA", "RGBA")),
+    ]
+    found = Counter[str]()
+    for _ in range(300):
+        content = bytearray(rng.choice(whole))
+        for place in rng.choices(range(len(content)), k=rng.choice((1, 5, 20))):
+            content[place] = rng.randrange(256)
+        try:
+            image = kept(bytes(content[: rng.choice((len(content), 99))]), RULES, [])
+            found[str(pixels_of(image).shape == (image.height, image.width, 3))] += 1
+        except RowFault:
+            found["fault"] += 1
+    assert found.keys() == {"True", "fault"} and min(found.values()) > 20
 
 
 def test_nothing_is_held_of_a_bomb() -> None:
@@ -501,6 +533,37 @@ def test_a_folder_of_datasets(tmp_path: Path) -> None:
     data = load_rows(DataFlags([str(tmp_path / "set")]))
     assert [image.read() for image in images_of(data.train[0])] == [picture(), picture()]
     assert (len(data.train), data.drops.broken) == (1, 1)
+
+
+def test_a_stream_of_rows(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    (tmp_path / "a.png").write_bytes(picture())
+    rows = [{"images": [name], "query": "q"} for name in ("a.png", "none.png", "a.png")]
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    flags = DataFlags([str(tmp_path / "rows.jsonl")], streaming=True, dataset_shuffle=False)
+    assert have_images(load_rows(flags).train)
+    first, second = islice(stream_of(flags, 2, lambda row: True), 2)
+    assert [row["prompt_id"] for row in (first, second)] == ["rows:0", "rows:2"]
+    assert images_of(first) == images_of(second)
+    assert "a row is left out: " in caplog.text and "there is no file none.png" in caplog.text
+    elsewhere = {**first, "images": [{**first["images"][0], "path": "/other.png"}]}
+    assert chained("", first) == chained("", elsewhere)
+
+
+@pytest.mark.parametrize("streaming", [False, True])
+def test_a_hubs_columns_of_images_come_as_files(tmp_path: Path, streaming: bool) -> None:
+    import datasets
+    import pyarrow as pa
+    from pyarrow import parquet
+
+    features = datasets.Features({"image": datasets.Image(), "query": datasets.Value("string")})
+    table = pa.Table.from_pylist(
+        [{"image": {"bytes": picture(), "path": None}, "query": "q"}],
+        schema=features.arrow_schema,
+    )
+    (tmp_path / "data").mkdir()
+    parquet.write_table(table, tmp_path / "data" / "train-0.parquet")
+    (row,) = split_rows(SetLocation(str(tmp_path)), "default", "train", streaming=streaming)
+    assert row["image"] == {"bytes": picture(), "path": None}
 
 
 def test_columns_rename_images(tmp_path: Path) -> None:

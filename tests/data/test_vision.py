@@ -17,6 +17,8 @@ from swift_r1.data.prompts import Prompt, PromptEncoder, Wording
 from swift_r1.data.rows import prompt_key
 from swift_r1.data.vision import VisionProcessor
 from swift_r1.errors import UsageError
+from swift_r1.flags.eval_tasks import EvalTask
+from swift_r1.training.evaluation.questions import load_questions, prompts_of, shared_questions
 from tests.vision import SIGHTS, picture, write_processor
 
 FAMILIES = sorted(SIGHTS)
@@ -227,6 +229,32 @@ def test_a_template_that_numbers_images(folder_of: Any, tmp_path: Path) -> None:
     own = encoder(folder_of("qwen2_5_vl"), wording=Wording(template=str(file)))
     with pytest.raises(UsageError, match="set:0: the chat template has 2 places for 1 images"):
         own.encode(row("<image>", picture()))
+
+
+def test_questions_with_images(folder_of: Any, tmp_path: Path) -> None:
+    """Of an evaluation in a run: what is asked, and which questions the training rows have too."""
+    from transformers import AutoTokenizer
+
+    folder = folder_of("gemma3")
+    for number in range(2):
+        (tmp_path / f"{number}.png").write_bytes(picture(seed=number))
+    lines = [{"images": [f"{number}.png"], "query": "how many?"} for number in range(2)]
+    file = tmp_path / "asked.jsonl"
+    file.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    task = EvalTask("asked", str(file), None, instruction="Count.")
+    questions = load_questions(task)
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    prompts = prompts_of(questions, tokenizer, None, str(folder))
+    assert [len(prompt.images) for prompt in prompts] == [1, 1]
+    assert prompts[0].messages[0]["content"] == "<image>how many?\nCount."
+    small = load_questions(task, image_rules=ImageRules(max_pixels=100)).rows
+    assert images_of(small[0])[0].width == 10
+    trained = [row("<image>how many?", picture(seed=seed)) for seed in (1, 2)]
+    assert shared_questions(questions, trained) == 1
+    with pytest.raises(
+        UsageError, match="asked: its rows have images, which are asked about while"
+    ):
+        prompts_of(questions, tokenizer, None)
 
 
 def test_a_model_without_a_processor(folder_of: Any, tmp_path: Path) -> None:

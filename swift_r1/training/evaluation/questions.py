@@ -12,7 +12,7 @@ from itertools import islice
 from typing import Any
 
 from swift_r1.data.image_files import ImageRules
-from swift_r1.data.images import placeless
+from swift_r1.data.images import images_of, placeless
 from swift_r1.data.loading import have_images
 from swift_r1.data.preprocessors import Row
 from swift_r1.data.prompt_templates import template_arguments
@@ -170,10 +170,12 @@ def unfit_rewards(questions: Questions, rewards: Sequence[str], args: Any) -> li
 
 
 def shared_questions(questions: Questions, training: Iterable[Row]) -> int:
-    """Returns how many of the questions are among the training rows: the user's text, without the instruction."""
+    """Returns how many of the questions are among the training rows: the user's text, without the instruction, and the
+    images."""
 
-    def asked(row: Row, instruction: str = "") -> str:
-        return " ".join(row["messages"][-1]["content"].removesuffix(instruction).split())
+    def asked(row: Row, instruction: str = "") -> tuple[str, ...]:
+        text = " ".join(row["messages"][-1]["content"].removesuffix(instruction).split())
+        return (text, *(image.sha256 for image in images_of(row)))
 
     known = set(map(asked, training))
     return sum(asked(row, questions.task.instruction) in known for row in questions.rows)
