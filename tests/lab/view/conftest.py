@@ -143,7 +143,8 @@ def series(page: Any, title: str) -> dict[str, list[list[float | None]]]:
         """(title) => {
           const place = [...document.querySelectorAll(".view-chart")].find((one) => one.ariaLabel === title);
           const chart = place && getElement(place.id.slice(1)).chart;
-          return chart?.getOption()?.series.filter((one) => one.type === "line").map((one) => [one.name, one.data]);
+          const lines = chart?.getOption()?.series.filter((one) => one.type === "line");
+          return lines?.map((one) => [one.name, one.data.map((point) => point.slice(0, 2))]);
         }""",
         title,
     )
