@@ -82,7 +82,11 @@ def line_options(
     series: list[dict[str, Any]] = []
     for number, line in enumerate(lines):
         series.append(_curve(line, log, area))
-        series[-1]["z"] -= number / len(lines)
+        beside = "hours of training" if x_name == "step" else "step"
+        series[-1] |= {
+            "z": series[-1]["z"] - number / len(lines),
+            "dimensions": [x_name, "value", beside, "low", "high"],
+        }
         if line.band:
             series.append(_band(line))
     if series:
@@ -157,7 +161,6 @@ def _curve(line: Line, log: bool, area: bool) -> dict[str, Any]:
     options = {
         "type": "line",
         "name": line.name,
-        "dimensions": ["x", "value", "beside", "low", "high"],
         "encode": {"x": 0, "y": 1},
         "data": [
             [x, None if log and y is not None and y <= 0 else y]

@@ -132,6 +132,7 @@ const view = (() => {
     mouse.on("click", ({ offsetX, offsetY, event }) => {
       const found = pointAt(chart, offsetX, offsetY);
       const elsewhere = event.ctrlKey || event.metaKey;
+      clearTimeout(click); // it may be the second of two
       if (found) click = setTimeout(() => open(chart, ...found, elsewhere), elsewhere ? 0 : 300);
     });
     mouse.on("mousemove", ({ offsetX, offsetY }) => {
