@@ -1,5 +1,6 @@
 // Keys, theme and address. Pages say what a key does by `data-key`, `data-go` and `data-search` on their elements.
 "use strict";
+document.documentElement.lang = "en";
 const view = (() => {
   const themes = ["auto", "light", "dark"];
   let awaitsPage = false;
@@ -84,6 +85,7 @@ const view = (() => {
     if (!document.querySelector(".view-header, .view-main") || !window.Quasar) return;
     clearInterval(started);
     applyTheme();
+    document.querySelector(".q-loading-bar")?.setAttribute("aria-label", "loading");
   }, 20);
 
   // Changes parameters of the address; null leaves one out.
