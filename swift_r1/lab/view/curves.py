@@ -266,9 +266,7 @@ def _lines_of(
         values = list(series.values)
         low, high = _around(panel, logs[0], metric, series)
     xs = [float(step) for step in steps]
-    beside = at_steps(logs[0].hours(), steps)
     if shown.per_hour:
-        beside = xs
         xs = [shown.per_hour * hours for hours in at_steps(logs[0].hours(), steps)]
     weight = 0.0 if metric.startswith("eval/") else shown.smooth
     mean = smoothed(values, weight)
@@ -285,11 +283,13 @@ def _lines_of(
         band = [(x, max(bottom, least), top) for x, bottom, top in band if top > least]
     band = band[:: -(-len(band) // MOST_POINTS) or 1]
     points = thinned(xs, mean)
-    kept = dict(zip(xs, beside, strict=True))
-    return [
-        *faint,
-        replace(line, points=points, band=band, beside={x: kept[x] for x, _ in points}),
-    ]
+    kept = [x for x, _ in points]
+    if shown.per_hour:
+        step_at = dict(zip(xs, steps, strict=True))
+        beside = {x: float(step_at[x]) for x in kept}
+    else:
+        beside = dict(zip(kept, at_steps(logs[0].hours(), map(int, kept)), strict=True))
+    return [*faint, replace(line, points=points, band=band, beside=beside)]
 
 
 def _around(
@@ -305,6 +305,9 @@ def _around(
         found = [ends.get(step, (None, None)) for step in series.steps]
         return [_number(low) for low, _ in found], [_number(high) for _, high in found]
     error = log.get(panel.error or "")
+    if not error:
+        nowhere = [math.nan] * len(series)
+        return nowhere, nowhere
     halves = {step: NORMAL_95 * one for step, one in zip(error.steps, error.values, strict=True)}
     least, most = _possible(log, metric, series)
     pairs = list(zip(series.steps, series.values, strict=True))
