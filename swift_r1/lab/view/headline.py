@@ -47,10 +47,14 @@ class Headline:
         facts = "".join(f"<span>{markup(one)}</span>" for one in now)
         text = verdict.reward.text if verdict is not None else NO_VERDICT
         causes = verdict.causes if verdict is not None else []
+        evaluated = verdict.evaluations if verdict is not None else []
+        learned = "".join(
+            f"<p>{markup(one)}</p>" for one in (text, *(e.text for e in evaluated[:2]))
+        )
         self.head.content = (
             f"<h2>Reward: {markup(brief(verdict))} "
             f"<span class='view-status'>{markup(standing['status'])}</span></h2>"
-            f"<p class=view-now>{facts}</p><p>{markup(text)}</p>"
+            f"<p class=view-now>{facts}</p>{learned}"
             + "".join(
                 f"<p><b>Why:</b> {markup(one.name)}: {markup(one.evidence)}</p>"
                 f"<p><b>Try:</b> {markup(one.advice)}</p>"
@@ -61,7 +65,7 @@ class Headline:
 
     def _show_rest(self, verdict: Verdict | None, log: Diagnosis) -> None:
         causes = verdict.causes[1:] if verdict is not None else []
-        trends = verdict.trends if verdict is not None else []
+        trends = verdict.functions if verdict is not None else []
         findings = list(log.findings.values())
         ran = len(DETECTORS) - len(log.not_judged) - len(log.too_early)
         found = [f"{len(causes)} more cause{'s' * (len(causes) > 1)}"] if causes else []
@@ -70,7 +74,7 @@ class Headline:
         elif ran:
             found.append(f"✓ no sign of trouble ({ran} of {len(DETECTORS)} checks ran)")
         if trends:
-            found.append("each reward and evaluation")
+            found.append("each reward")
         self.summary.text = ", ".join(found)
         self.more.set_visibility(bool(found))
         rows = [{"why": one.name, "evidence": one.evidence, "try": one.advice} for one in causes]

@@ -283,7 +283,7 @@ def test_the_verdict_is_the_headline_and_follows_the_run(
     until(lambda: re.search("Reward: (solved|rises)", headline.inner_text()), 20)
     assert "(95 %: +" in headline.inner_text() and "Why" not in headline.inner_text()
     assert "reward format" not in headline.inner_text()
-    headline.get_by_text("each reward and evaluation").click()
+    headline.get_by_text("each reward").click()
     until(lambda: "reward format" in headline.inner_text())
 
     page.goto(f"{url}/?run=silent")
@@ -345,3 +345,98 @@ def test_what_the_curves_mean_is_below_them(
     page.click("text=what the curves mean")
     shown = until(lambda: page.locator("details:has-text('what the curves mean')").inner_text())
     assert "mean reward of the completions" in shown and "explained_variance" not in shown
+
+
+_POINT = """(number) => {
+  const chart = getElement(document.querySelector(".view-chart").id.slice(1)).chart;
+  const [x, y] = chart.convertToPixel({ gridIndex: 0 }, chart.getOption().series[0].data[number]);
+  return { x, y };
+}"""
+_POINTED = """() => [...document.querySelectorAll(".view-chart")].filter((one) =>
+  [...one.querySelectorAll("div")].some((tip) => tip.innerText.startsWith("step 20") && tip.style.opacity !== "0")
+).length"""
+
+
+def test_a_point_leads_to_its_completions_and_all_charts_are_pointed_at(
+    viewer: Callable[..., Viewer], tab: Callable[..., Any], made: Path
+) -> None:
+    page, url = tab(), viewer(made).url
+    page.goto(url)
+    chart = page.locator(".view-chart[data-ready]").first
+    chart.wait_for()
+    chart.hover(position=page.evaluate(_POINT, 19))
+    until(lambda: page.evaluate(_POINTED) > 2, 10)
+    # a round has two steps, and is called after its first
+    chart.click(position=page.evaluate(_POINT, 19))
+    page.wait_for_url("**/completions?run=a+run&step=19")
+    page.goto(url)
+    chart.wait_for()
+    chart.focus()
+    for key in ("ArrowRight", "ArrowRight", "ArrowRight", "Enter"):
+        page.keyboard.press(key)
+    page.wait_for_url("**/completions?run=a+run&step=3")
+
+
+def test_a_chart_is_saved_as_numbers_and_as_a_picture(
+    viewer: Callable[..., Viewer], tab: Callable[..., Any], made: Path, tmp_path: Path
+) -> None:
+    page = tab()
+    page.goto(viewer(made).url)
+    page.locator(".view-chart[aria-label=Loss][data-ready]").wait_for()
+    kept = {}
+    for what in ("numbers as CSV", "picture as PNG"):
+        with page.expect_download() as saved:
+            page.get_by_label(f"{what}: Loss").click()
+        kept[saved.value.suggested_filename] = tmp_path / saved.value.suggested_filename
+        saved.value.save_as(kept[saved.value.suggested_filename])
+    head, *lines = kept["Loss.csv"].read_text().splitlines()
+    assert head.startswith("series,step,value,hours of training")
+    assert [[float(cell) for cell in line.split(",")[1:3]] for line in lines] == logged(
+        made, "loss"
+    )
+    assert kept["Loss.png"].read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
+    assert kept["Loss.png"].stat().st_size > 10_000
+
+
+def test_new_charts_take_the_window_of_those_that_are_there(
+    viewer: Callable[..., Viewer], tab: Callable[..., Any], made: Path
+) -> None:
+    page, url = tab(), viewer(made).url
+    page.goto(f"{url}/?from=10&to=20")
+    until(lambda: series(page, "Reward"))
+    page.locator(".view-chart[data-ready]").first.dblclick(position={"x": 150, "y": 100})
+    until(lambda: query(page) == {})
+    page.get_by_label("find a metric").fill("reward_std")
+    until(lambda: series(page, "Spread of rewards") and not series(page, "Loss"))
+    page.get_by_label("find a metric").fill("")
+    until(lambda: series(page, "Loss"))
+    assert zoom(page, "Loss") == (0, 30)
+
+
+def test_a_run_is_renamed_isolated_and_compared(
+    viewer: Callable[..., Viewer], tab: Callable[..., Any], tmp_path: Path
+) -> None:
+    for name, steps in (("one", 4), ("other", 8)):
+        make_run(tmp_path / "runs" / name, steps=steps, per_group=steps)
+    page, url = tab(), viewer(tmp_path / "runs").url
+    page.goto(f"{url}/?metrics=entropy")
+    row = page.locator(".view-run-table tr", has_text="other")
+    until(lambda: "0.25" in row.locator("td").all_inner_texts())  # the last entropy
+    page.get_by_role("button", name="entropy", exact=True).click()
+    page.get_by_label("rename other").click()
+    page.get_by_label("name (empty").fill("the better")
+    page.keyboard.press("Enter")
+    legend = page.locator(".view-legend button", has_text="the better")
+    legend.wait_for()
+    assert (tmp_path / "runs" / "other" / "name.txt").read_text() == "the better\n"
+    hidden = """() => Object.values(getElement(document.querySelector(".view-chart").id.slice(1)).chart
+      .getOption().legend[0].selected).filter((one) => !one).length"""
+    until(lambda: page.locator(".view-chart[data-ready]").count())
+    legend.click()
+    until(lambda: page.evaluate(hidden) == 1)
+    legend.click()
+    until(lambda: page.evaluate(hidden) == 0)
+    page.get_by_label("filter the runs").fill("better")
+    until(lambda: page.locator(".view-run-table tbody tr").count() == 1)
+    page.locator(".view-run-table a", has_text="the better").click()
+    page.wait_for_url("**/?run=other")

@@ -350,7 +350,7 @@ def _facts(run: RunFolder) -> str:
         for what in ("prompts", "completions", "optimizer steps"):
             count = plan.get(f"{what.replace(' ', '_')}_per_round")
             if isinstance(count, int):
-                parts.append(f"{count:,} {what}")
+                parts.append(f"{count:,} {what.removesuffix('s') if count == 1 else what}")
         found["plan"] = f"{plan.get('total_steps')} steps" + (
             f"; a round: {', '.join(parts)}" if parts else ""
         )
