@@ -148,7 +148,7 @@ class MetricLog:
 
     def get(self, name: str) -> Series:
         """Returns a series by name; an empty one where the run has none."""
-        return self.series.get(name, Series())
+        return self.series.get(name) or Series()
 
     @property
     def last_step(self) -> int:

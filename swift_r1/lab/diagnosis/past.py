@@ -8,6 +8,7 @@ from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
+from functools import cached_property
 from statistics import fmean, pstdev
 from typing import Any, NamedTuple
 
@@ -49,7 +50,7 @@ class Past:
     args: Mapping[str, Any]  # of args.json, as far as they are known
     plan: Mapping[str, Any]
 
-    @property
+    @cached_property
     def round(self) -> int:
         """Returns the optimizer steps of a round."""
         return _count(self.plan.get("optimizer_steps_per_round")) or 1
@@ -112,7 +113,8 @@ class Past:
     def values(self, name: str, after: float, until: float = math.inf) -> list[float]:
         """Returns a metric's known values of the steps after one, until another."""
         series = self.log.get(name)
-        begin, end = (bisect_right(series.steps, step) for step in (after, until))
+        begin = bisect_right(series.steps, after)
+        end = len(series.steps) if until == math.inf else bisect_right(series.steps, until)
         return [value for value in series.values[begin:end] if not math.isnan(value)]
 
     def of_rounds(self, name: str) -> list[tuple[int, float]]:

@@ -79,6 +79,9 @@ RUN: Sequence[WrittenFile] = (
             "started": "start time in Unix seconds",
         },
     ),
+    WrittenFile(
+        "name.txt", "name that was given to the run in `swift view`", "text", "`swift view`"
+    ),
     WrittenFile("args-node<k>.json", "args.json of the other nodes", "JSON"),
     WrittenFile(
         "logging.jsonl",

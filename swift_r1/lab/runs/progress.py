@@ -16,7 +16,12 @@ def progress_of(run: RunFolder, log: MetricLog) -> dict[str, str]:
     benchmark."""
     total = run.plan.get("total_steps")
     done = log.last_step
-    found = {"run": run.name, "status": run.status, "progress": f"step {done:,}", "time": ""}
+    found = {
+        "run": run.name,
+        "status": status_of(run, log),
+        "progress": f"step {done:,}",
+        "time": "",
+    }
     if isinstance(total, int) and total > 0:
         found["progress"] += f" of {total:,}, {100 * min(1.0, done / total):.0f} %"
         if run.status == "running" and (left := seconds_left(run, log)) is not None:
@@ -35,6 +40,13 @@ def progress_of(run: RunFolder, log: MetricLog) -> dict[str, str]:
                 text += f" [{last.low:.3g}, {last.high:.3g}]"
             found[f"{benchmark}: {name}"] = text
     return found
+
+
+def status_of(run: RunFolder, log: MetricLog) -> str:
+    """Returns the status in a word: a run of an older version says nothing of its end, but all its steps do."""
+    total = run.plan.get("total_steps")
+    is_whole = isinstance(total, int) and 0 < total <= log.last_step
+    return "ended" if run.status == "killed" and is_whole and not run.events else run.status
 
 
 def seconds_left(run: RunFolder, log: MetricLog) -> float | None:

@@ -121,6 +121,14 @@ class Timeline:
         times += [mark.time for mark in self._happened]
         return (min(times), max(times)) if times else None
 
+    @property
+    def last(self) -> Span | None:
+        """Returns what the trainer did last; None without spans."""
+        lanes = [
+            lane for lane in self._lanes.values() if len(lane) and lane.name.startswith("rank")
+        ]
+        return max((lane[len(lane) - 1] for lane in lanes), key=lambda span: span.end, default=None)
+
     def spans(self, lane: str, start: float = -math.inf, end: float = math.inf) -> Iterator[Span]:
         """Returns the spans of a lane that are in a window, at least in part, in their order."""
         found = self._lanes[lane]

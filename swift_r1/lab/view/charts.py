@@ -1,10 +1,14 @@
 """Charts: ECharts options whose colours are the page's CSS variables, so that a theme changes them without a message;
-zoom that all charts of a page share, that the address holds, and that new points leave alone."""
+zoom and pointer that all charts of a page share; the buttons of each, for its full size, its numbers and its picture.
+
+A point of a line leads on: a click on it, or Enter once the arrow keys have reached it, opens `Line.opens`."""
 
 from __future__ import annotations
 
+import html
+import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from nicegui import ui
@@ -13,6 +17,8 @@ from swift_r1.lab.report.colours import SERIES_LIGHT
 from swift_r1.lab.view.shell import Page
 
 Point = tuple[float, float | None]
+DASHES: Sequence[Any] = ("solid", "dashed", "dotted", [10, 3, 2, 3])
+"""The strokes of the metrics of a chart that shows several runs."""
 _TEXT = {"color": "var(--muted)", "fontSize": 11, "textBorderWidth": 0}
 
 
@@ -24,15 +30,22 @@ class Line:
         points: x and y; None leaves a gap.
         colour: number of its colour in the palette.
         band: x, low and high of what is drawn around it.
+        dash: number of its kind of stroke, 0 for a solid one.
         faint: drawn thin and pale, as the values under a smoothed line.
+        beside: by x its other measure: the time of a step, or the step of a time.
+        opens: address that a click on a point opens, with `step`; empty for none.
+        every: steps that share what is opened: those of a round.
     """
 
     name: str
     points: Sequence[Point]
     colour: int = 0
     band: Sequence[tuple[float, float, float]] = ()
-    dashed: bool = False
+    dash: int = 0
     faint: bool = False
+    beside: Mapping[float, float] = field(default_factory=dict)
+    opens: str = ""
+    every: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,17 +74,25 @@ def line_options(
     extent: tuple[float, float] | None = None,
     zoom: tuple[float, float] | None = None,
     area: bool = False,
+    legend: bool = True,
 ) -> dict[str, Any]:
-    """Returns the options of a line chart. `area` stacks the lines as areas; `extent` is the x axis (by default from
-    the first point to the last), `zoom` the part of it in view."""
+    """Returns the options of a line chart, the first line on top. `area` stacks the lines as areas; `extent` is the x
+    axis (by default from the first point to the last), `zoom` the part of it in view; without `legend` the page has
+    one for all charts."""
     series: list[dict[str, Any]] = []
-    for line in lines:
+    for number, line in enumerate(lines):
         series.append(_curve(line, log, area))
+        beside = "hours of training" if x_name == "step" else "step"
+        series[-1] |= {
+            "z": series[-1]["z"] - number / len(lines),
+            "dimensions": [x_name, "value", beside, "low", "high"],
+        }
         if line.band:
             series.append(_band(line))
     if series:
         series[0]["markLine"] = mark_lines(ticks)
     shown = [line.name for line in lines if not line.faint]
+    has_legend = legend and len(set(shown)) > 1
     return {
         "animation": False,
         "title": {
@@ -80,11 +101,17 @@ def line_options(
             "left": 0,
             "top": 0,
             "itemGap": 3,
-            "textStyle": {"color": "var(--ink)", "fontSize": 13, "lineHeight": 16},
+            "textStyle": {
+                "color": "var(--ink)",
+                "fontSize": 13,
+                "lineHeight": 16,
+                "width": 240,  # beside the buttons
+                "overflow": "truncate",
+            },
             "subtextStyle": {"color": "var(--muted)", "fontSize": 11, "lineHeight": 13},
         },
         "legend": {
-            "show": len(set(shown)) > 1,
+            "show": has_legend,
             "data": list(dict.fromkeys(shown)),
             "type": "scroll",
             "top": 36 if about else 22,
@@ -94,8 +121,17 @@ def line_options(
             "itemWidth": 12,
             "itemHeight": 4,
         },
-        "grid": {"left": 52, "right": 12, "top": 64 if about else 50, "bottom": 30},
-        "tooltip": {**TOOLTIP, "trigger": "axis", ":valueFormatter": "view.number"},
+        "grid": {
+            "left": 52,
+            "right": 12,
+            "top": 30 + 16 * bool(about) + 20 * has_legend,
+            "bottom": 30,
+        },
+        "tooltip": {
+            **TOOLTIP,
+            "trigger": "axis",
+            ":formatter": f"(all) => view.tip(all, {json.dumps(x_name)})",
+        },
         "xAxis": {
             **axis(),
             "type": "value",
@@ -119,13 +155,22 @@ def _curve(line: Line, log: bool, area: bool) -> dict[str, Any]:
         "width": 1 if line.faint else 2,
         "opacity": 0.3 if line.faint else 1,
     }
-    if line.dashed:
-        style["type"] = "dashed"
+    if line.dash:
+        style["type"] = DASHES[line.dash % len(DASHES)]
+    around = {x: (low, high) for x, low, high in line.band}
     options = {
         "type": "line",
         "name": line.name,
-        "data": [[x, None if log and y is not None and y <= 0 else y] for x, y in line.points],
+        "encode": {"x": 0, "y": 1},
+        "data": [
+            [x, None if log and y is not None and y <= 0 else y]
+            + ([line.beside.get(x), *around.get(x, ())] if line.beside or line.band else [])
+            for x, y in line.points
+        ],
+        "opens": line.opens,
+        "every": line.every,
         "showSymbol": len(line.points) < 40 and not line.faint and not area,
+        "symbol": "circle",
         "symbolSize": 5,
         "lineStyle": style,
         "itemStyle": {"color": colour},
@@ -196,14 +241,48 @@ def zooming(zoom: tuple[float, float] | None) -> dict[str, Any]:
     }
 
 
+_TOOLS = (
+    ("full", "⤢", "full size"),
+    ("csv", "csv", "numbers as CSV"),
+    ("png", "png", "picture as PNG"),
+)
+
+
 def chart(options: dict[str, Any], label: str, height: int = 240) -> ui.echart:
-    """Shows a chart; `label` is what a screen reader says. Those of a page share the zoom of their x axes, which goes
-    into the address as `from` and `to`: dragging and Ctrl with the wheel zoom, a double click shows all."""
-    shown = ui.echart(options, renderer="svg").classes("view-chart").style(f"height: {height}px")
-    shown.props["role"], shown.props["aria-label"] = "img", label
-    shown.on("chart:finished", js_handler=f"() => view.zoomable({shown.id})")
+    """Shows a chart with its buttons; `label` is what a screen reader says. Those of a page share the zoom of their x
+    axes, which goes into the address as `from` and `to`: dragging and Ctrl with the wheel zoom, a double click shows
+    all."""
+    with ui.element("figure").classes("view-figure"):
+        shown = ui.echart(options, renderer="svg").classes("view-chart")
+        buttons = "".join(
+            f'<button data-chart="{what}" title="{title}" aria-label="{title}: {html.escape(label)}">{text}</button>'
+            for what, text, title in _TOOLS
+        )
+        ui.html(buttons, sanitize=False).classes("view-chart-tools")
+    shown.style(f"height: {height}px")
+    # arrow keys go from point to point
+    shown.props["role"], shown.props["tabindex"], shown.props["aria-label"] = "img", "0", label
+    shown.on("chart:finished", js_handler=f"() => view.chart({shown.id})")
     shown.on("chart:datazoom", js_handler=f"() => view.zoomed({shown.id})")
     return shown
+
+
+def remove(shown: ui.echart) -> None:
+    """Takes a chart off the page."""
+    _figure(shown).delete()
+
+
+def place(shown: ui.echart, number: int, heading: str) -> None:
+    """Puts a chart at a place among the others, with a heading above it, which may be empty."""
+    figure = _figure(shown).style(f"order: {number}")
+    if figure.props.get("data-heading", "") != heading:
+        figure.props["data-heading"] = heading
+        figure.update()
+
+
+def _figure(shown: ui.echart) -> ui.element:
+    assert shown.parent_slot is not None
+    return shown.parent_slot.parent
 
 
 def zoom_of(page: Page) -> tuple[float, float] | None:

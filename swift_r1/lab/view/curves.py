@@ -1,10 +1,12 @@
-"""The curves of runs: which metrics share a chart, and their lines for one run, several runs, or several seeds."""
+"""The curves of runs: which metrics share a chart, in the order of what is asked of a run, and their lines for one run,
+several runs, or several seeds."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from itertools import cycle
 
 from swift_r1.lab.diagnosis.trend import NORMAL_95
 from swift_r1.lab.view.charts import Line
@@ -18,23 +20,33 @@ from swift_r1.record.metric_log import (
     thinned,
 )
 
+LEARNING, HEALTHY, FAST, OTHER = (
+    "Is it learning?",
+    "Is it healthy?",
+    "Is it fast?",
+    "Other metrics",
+)
+_INTERVAL = "band: the 95 % interval"
+_STROKES = ("solid", "dashed", "dotted", "dot and dash")
+QUESTIONS = (LEARNING, HEALTHY, FAST, OTHER)
 
-@dataclass(frozen=True, slots=True)
+
+@dataclass(frozen=True, slots=True, eq=False)
 class Panel:
     """One chart.
 
     Attributes:
         metrics: names in logging.jsonl, and what the chart calls each.
-        spread: the metric that says how wide a band is around the only metric, to each side.
-        widths: that many of it are drawn.
+        error: the metric that is the standard error of the only metric: its 95 % interval is drawn.
         about: a sentence on what is drawn, for those who do not know it.
+        question: what it answers.
     """
 
     title: str
     metrics: Mapping[str, str]
-    spread: str | None = None
+    error: str | None = None
     about: str = ""
-    widths: float = 1.0
+    question: str = HEALTHY
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,27 +65,15 @@ class RunGroup:
 
     name: str
     logs: Sequence[MetricLog] = field(default_factory=tuple)
+    opens: str = ""  # address of its completions, to which `step` is added
+    every: int = 1  # optimizer steps of a round
 
 
 _PANELS = (
-    Panel("KL to the reference", {"kl": "KL"}),
     Panel(
-        "Change of the policy since the start",
-        {"policy/moved": "log-prob of a token", "policy/kl_to_start": "KL to the start"},
-        about="nats, on tokens of the first round",
-    ),
-    Panel("Pull of the KL", {"kl/pull": "pull"}, about="against an advantage of 1, per token"),
-    Panel("KL to the teacher", {"teacher_kl": "KL"}),
-    Panel("Entropy of the policy", {"entropy": "entropy"}, about="nats per token"),
-    Panel(
-        "Clipped ratios",
-        {"clip_ratio/low": "low", "clip_ratio/high": "high"},
-        about="share of tokens",
-    ),
-    Panel(
-        "Completion length",
-        {"completions/mean_length": "mean", "completions/max_length": "longest"},
-        about="tokens",
+        "Groups without signal",
+        {"frac_reward_zero_std": "share"},
+        about="share whose rewards are equal: nothing to learn",
     ),
     Panel(
         "Truncated completions",
@@ -81,9 +81,23 @@ _PANELS = (
         about="share that reached the limit",
     ),
     Panel(
-        "Groups without signal",
-        {"frac_reward_zero_std": "share"},
-        about="share whose rewards are equal: nothing to learn",
+        "Completion length",
+        {"completions/mean_length": "mean", "completions/max_length": "longest"},
+        about="tokens",
+    ),
+    Panel("Entropy of the policy", {"entropy": "entropy"}, about="nats per token"),
+    Panel(
+        "Policy change since the start",
+        {"policy/moved": "log-prob of a token", "policy/kl_to_start": "KL to the start"},
+        about="nats, on tokens of the first round",
+    ),
+    Panel("KL to the reference", {"kl": "KL"}),
+    Panel("Pull of the KL", {"kl/pull": "pull"}, about="against an advantage of 1, per token"),
+    Panel("KL to the teacher", {"teacher_kl": "KL"}),
+    Panel(
+        "Clipped ratios",
+        {"clip_ratio/low": "low", "clip_ratio/high": "high"},
+        about="share of tokens",
     ),
     Panel(
         "Equal completions",
@@ -101,16 +115,6 @@ _PANELS = (
         {"rollout/staleness/mean": "mean", "rollout/staleness/max": "oldest"},
         about="rounds behind",
     ),
-    Panel("Tokens per second", {"tokens_per_second": "tokens/s"}),
-    Panel(
-        "Seconds of a step",
-        {
-            "time/generate": "generate",
-            "time/reward": "reward",
-            "time/train": "train",
-            "time/sync": "sync",
-        },
-    ),
     Panel("Loss", {"loss": "loss"}),
     Panel("Token accuracy", {"token_accuracy": "share"}, about="share that were the likeliest"),
     Panel("Perplexity", {"perplexity": "perplexity"}),
@@ -121,7 +125,18 @@ _PANELS = (
         about="of the returns, by the critic",
     ),
     Panel("Learning rate", {"learning_rate": "learning rate"}),
-    Panel("Memory", {"memory/peak_gib": "peak"}, about="GiB of the rank with most"),
+    Panel(
+        "Seconds of a step",
+        {
+            "time/generate": "generate",
+            "time/reward": "reward",
+            "time/train": "train",
+            "time/sync": "sync",
+        },
+        question=FAST,
+    ),
+    Panel("Tokens per second", {"tokens_per_second": "tokens/s"}, question=FAST),
+    Panel("Memory", {"memory/peak_gib": "peak"}, about="GiB of the rank with most", question=FAST),
 )
 
 
@@ -130,19 +145,8 @@ def panels(groups: Sequence[RunGroup], everything: bool = False) -> list[Panel]:
     other."""
     logs = [log for group in groups for log in group.logs]
     rewards = sorted({name for log in logs for name in log.rewards()})
-    within = "the standard deviation within groups"
-    found = [_mean("Reward", {"reward": "reward"}, ("reward_stderr", "reward_std"), logs, within)]
-    found += [
-        _mean(
-            f"Reward {name}",
-            {f"rewards/{name}/mean": name},
-            (f"rewards/{name}/stderr", f"rewards/{name}/std"),
-            logs,
-            "the standard deviation",
-        )
-        for name in rewards
-        if len(rewards) > 1
-    ]
+    several = rewards if len(rewards) > 1 else []
+    found = [_mean("Reward", "reward", "reward", "reward_stderr", logs)]
     benchmarks = {name: estimates for log in logs for name, estimates in log.benchmarks().items()}
     for name, estimates in sorted(benchmarks.items()):
         if "perplexity" in estimates:  # of answers that are learned
@@ -155,34 +159,50 @@ def panels(groups: Sequence[RunGroup], everything: bool = False) -> list[Panel]:
             one for one in estimates if one in ("accuracy", f"pass@{_most(estimates)}")
         ] or estimates[:1]
         metrics = {f"eval/{name}/{one}": one for one in wanted}
-        found.append(Panel(f"Evaluation: {name}", metrics, about="band: the 95 % interval"))
+        found.append(Panel(f"Evaluation: {name}", metrics, about=_INTERVAL, question=LEARNING))
+    found += [
+        _mean(f"Reward {one}", f"rewards/{one}/mean", one, f"rewards/{one}/stderr", logs)
+        for one in several
+    ]
+    spreads = {"reward_std": "within groups"}
+    spreads |= {f"rewards/{name}/std": name for name in rewards}
+    found.append(Panel("Spread of rewards", spreads, about="standard deviation"))
     invalid = {f"rewards/{name}/invalid": name for name in rewards}
     found += [*_PANELS, Panel("Invalid rewards", invalid, about="share of completions")]
     if everything:
         found += [_asked_again(name, logs) for name in rewards]
-        drawn = {name for panel in found for name in (*panel.metrics, panel.spread)} | {"step"}
+        drawn = {name for panel in found for name in (*panel.metrics, panel.error)} | {"step"}
         others = sorted({name for log in logs for name in log.series} - drawn)
-        found += [Panel(name, {name: name}) for name in others if not name.endswith("stderr")]
-    return [
+        found += [
+            Panel(name, {name: name}, question=OTHER)
+            for name in others
+            if not name.endswith("stderr")
+        ]
+    known = [
         panel
         for panel in found
         if any(len(log.get(name)) for log in logs for name in panel.metrics)
     ]
+    return sorted(known, key=lambda panel: QUESTIONS.index(panel.question))
 
 
-def _mean(
-    title: str,
-    metrics: Mapping[str, str],
-    spreads: tuple[str, str],
-    logs: Sequence[MetricLog],
-    deviation: str,
-) -> Panel:
-    """Returns the chart of a mean: around it the 95 % interval, or where its standard error is not logged the standard
-    deviation. `spreads` are the metrics of both."""
-    error, spread = spreads
-    if any(len(log.get(error)) for log in logs):
-        return Panel(title, metrics, error, "band: the 95 % interval of the mean", NORMAL_95)
-    return Panel(title, metrics, spread, f"band: {deviation}")
+def constant(panel: Panel, groups: Sequence[RunGroup]) -> str:
+    """Returns what is to be said of a chart that shows nothing: the one value of each metric; empty where a metric
+    changes, or the chart tells whether the run learns."""
+    found = []
+    for metric, label in panel.metrics.items():
+        logged = [log.get(metric).values for group in groups for log in group.logs]
+        values = {value for series in logged for value in series}
+        if len(values) > 1 or max(map(len, logged)) == 1 or panel.question == LEARNING:
+            return ""
+        found += [f"{label} {value:.4g}" for value in values]
+    return f"{panel.title}: {', '.join(found)}"
+
+
+def _mean(title: str, metric: str, label: str, error: str, logs: Sequence[MetricLog]) -> Panel:
+    """Returns the chart of a mean, with its interval where its standard error is logged."""
+    about = _INTERVAL if any(len(log.get(error)) for log in logs) else ""
+    return Panel(title, {metric: label}, error, about, LEARNING)
 
 
 def _asked_again(name: str, logs: Sequence[MetricLog]) -> Panel:
@@ -190,7 +210,7 @@ def _asked_again(name: str, logs: Sequence[MetricLog]) -> Panel:
     prefix = f"recheck/{name}/"
     metrics = sorted({one for log in logs for one in log.series if one.startswith(prefix)})
     shown = {one: one.removeprefix(prefix) for one in metrics}
-    return Panel(f"Reward {name}, asked again", shown, about="share of completions")
+    return Panel(f"Reward {name}, asked again", shown, about="share of completions", question=OTHER)
 
 
 def _most(estimates: Sequence[str]) -> int:
@@ -200,23 +220,32 @@ def _most(estimates: Sequence[str]) -> int:
     )
 
 
+def about(panel: Panel, groups: Sequence[RunGroup]) -> str:
+    """Returns what a chart says of itself: what its band is, and what its strokes are where colours are runs."""
+    seeds = any(len(group.logs) > 1 for group in groups)
+    found = [panel.about.replace(_INTERVAL, "band: lowest to highest seed" if seeds else _INTERVAL)]
+    if len(groups) > 1 and len(panel.metrics) > 1:
+        strokes = zip(panel.metrics.values(), cycle(_STROKES), strict=False)
+        found.append(", ".join(f"{label} {stroke}" for label, stroke in strokes))
+    return "; ".join(filter(None, found))
+
+
 def lines(panel: Panel, groups: Sequence[RunGroup], shown: CurveControls) -> list[Line]:
-    """Returns the lines of a chart. Of one group each metric has a colour; of several each group, and further metrics
-    are dashed."""
+    """Returns the lines of a chart, the first group on top. Of one group each metric has a colour; of several each
+    group, and further metrics other strokes."""
     found = []
+    alone = len(groups) == 1
     for place, group in enumerate(groups):
         for number, (metric, label) in enumerate(panel.metrics.items()):
-            alone = len(groups) == 1
-            name = label if alone else group.name + (f" · {label}" if number else "")
-            colour = number if alone else place
-            found += _lines_of(
-                panel,
-                group,
-                metric,
-                shown,
-                alone,
-                Line(name, (), colour, dashed=bool(number) and not alone),
+            line = Line(
+                label if alone else group.name + (f" · {label}" if number else ""),
+                (),
+                number if alone else place,
+                dash=0 if alone else number,
+                opens=group.opens + ("&of=eval" if metric.startswith("eval/") else ""),
+                every=1 if metric.startswith("eval/") else group.every,
             )
+            found += _lines_of(panel, group, metric, shown, alone, line)
     return found
 
 
@@ -257,10 +286,18 @@ def _lines_of(
         for x, bottom, top in zip(xs, smoothed(low, weight), smoothed(high, weight), strict=True)
         if math.isfinite(bottom) and math.isfinite(top)
     ]
-    if shown.log and any(bottom <= 0 for _, bottom, _ in band):
-        band = []  # a logarithm has no place for its lower end
+    if shown.log:  # a logarithm has no place for 0: the band ends at the lowest value
+        least = min((value for value in mean if value > 0), default=math.inf)
+        band = [(x, max(bottom, least), top) for x, bottom, top in band if top > least]
     band = band[:: -(-len(band) // MOST_POINTS) or 1]
-    return [*faint, Line(line.name, thinned(xs, mean), line.colour, band, line.dashed)]
+    points = thinned(xs, mean)
+    kept = [x for x, _ in points]
+    if shown.per_hour:
+        step_at = dict(zip(xs, steps, strict=True))
+        beside = {x: float(step_at[x]) for x in kept}
+    else:
+        beside = dict(zip(kept, at_steps(logs[0].hours(), map(int, kept)), strict=True))
+    return [*faint, replace(line, points=points, band=band, beside=beside)]
 
 
 def _around(
@@ -273,17 +310,36 @@ def _around(
     if metric.startswith("eval/"):
         benchmark, name = metric.removeprefix("eval/").rsplit("/", 1)
         ends = {one.step: (one.low, one.high) for one in log.evaluations(benchmark, name)}
-    else:
-        spread = log.get(panel.spread or "")
-        widths = dict(zip(spread.steps, spread.values, strict=True))
-        pairs = zip(series.steps, series.values, strict=True)
-        ends = {
-            step: (value - panel.widths * widths[step], value + panel.widths * widths[step])
-            for step, value in pairs
-            if step in widths
-        }
-    found = [ends.get(step, (None, None)) for step in series.steps]
-    return [_number(low) for low, _ in found], [_number(high) for _, high in found]
+        found = [ends.get(step, (None, None)) for step in series.steps]
+        return [_number(low) for low, _ in found], [_number(high) for _, high in found]
+    error = log.get(panel.error or "")
+    if not error:
+        nowhere = [math.nan] * len(series)
+        return nowhere, nowhere
+    halves = {step: NORMAL_95 * one for step, one in zip(error.steps, error.values, strict=True)}
+    least, most = _possible(log, metric, series)
+    pairs = list(zip(series.steps, series.values, strict=True))
+    return (
+        [max(value - halves.get(step, math.nan), least) for step, value in pairs],
+        [min(value + halves.get(step, math.nan), most) for step, value in pairs],
+    )
+
+
+def _possible(log: MetricLog, metric: str, series: Series) -> tuple[float, float]:
+    """Returns the values that a mean may have: 0 to 1 for a reward function that gives nothing but 0 and 1, whose
+    variance is mean (1 - mean), by a little more as it is estimated; else any."""
+    functions = log.rewards()
+    if metric == "reward" and len(functions) == 1:
+        metric = f"rewards/{functions[0]}/mean"
+    deviations = log.get(metric.removesuffix("mean") + "std")
+    known = dict(zip(deviations.steps, deviations.values, strict=True))
+    both = [
+        (known[step] ** 2, value * (1 - value))
+        for step, value in zip(series.steps, series.values, strict=True)
+        if step in known
+    ]
+    is_binary = all(math.isclose(*pair, rel_tol=0.1, abs_tol=1e-6) for pair in both)
+    return (0.0, 1.0) if both and is_binary else (-math.inf, math.inf)
 
 
 def _number(value: float | None) -> float:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import html
 import re
+from collections.abc import Mapping, Sequence
 
 from swift_r1.runtime.visible import UNSEEN, visible
 
@@ -21,6 +22,15 @@ def markup(text: str, longest: int = KEPT) -> str:
         return f"{markup(text[:longest], longest)}<b class=unseen>… {len(text) - longest:,} more characters</b>"
     escaped = html.escape(text.replace("\r\n", "\n"))
     return UNSEEN.sub(lambda found: f"<b class=unseen>{visible(found[0])}</b>", escaped)
+
+
+def table(rows: Sequence[Mapping[str, str]]) -> str:
+    """Returns the rows as HTML, a column for each key."""
+    names = list(dict.fromkeys(name for row in rows for name in row))
+    lines = ["".join(f"<th>{markup(name)}</th>" for name in names)]
+    lines += ["".join(f"<td>{markup(row.get(name, ''))}</td>" for name in names) for row in rows]
+    body = "".join(f"<tr>{line}</tr>" for line in lines)
+    return f"<table class=view-table>{body}</table>"
 
 
 def token_markup(text: str) -> str:

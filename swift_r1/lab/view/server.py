@@ -69,10 +69,11 @@ def _app(listener: socket.socket, runs: Sequence[str], api_key: str | None) -> G
     # What NiceGUI takes from the environment: a file or a Redis server to keep settings in, of which the page has none.
     os.environ.pop("NICEGUI_REDIS_URL", None)
     from fastapi import FastAPI
+    from nicegui import app as pages_app
     from nicegui import ui
 
     from swift_r1.lab.view import pages
-    from swift_r1.lab.view.shell import FAVICON, add_static, set_runs
+    from swift_r1.lab.view.shell import FAVICON, add_static, no_such_page, set_runs
 
     set_runs(runs)
     pages.load()
@@ -83,6 +84,7 @@ def _app(listener: socket.socket, runs: Sequence[str], api_key: str | None) -> G
         return {"status": "ok"}
 
     add_static(app)
+    pages_app.exception_handler(404)(no_such_page)
     ui.run_with(
         app,
         title="swift view",

@@ -22,13 +22,15 @@ from pathlib import Path
 from typing import Any, TypeVar
 from urllib.parse import urlencode
 
-from fastapi import FastAPI, Request
-from nicegui import ui
+from fastapi import FastAPI, Request, Response
+from nicegui import Client, ui
 from starlette.staticfiles import StaticFiles
 
 from swift_r1.errors import UsageError
 from swift_r1.lab.report.colours import SERIES_DARK, SERIES_LIGHT
+from swift_r1.lab.runs.names import names_of
 from swift_r1.record.folder import RunFolder, find_runs
+from swift_r1.runtime.processes import run_folder_is_held
 
 T = TypeVar("T")
 logger = logging.getLogger(__name__)
@@ -109,15 +111,23 @@ class Page:
         chosen: those that `?run=` names, in its order; without it those that `swift view` was given, the newest first,
             or the newest alone where it was given none.
         query: the other parameters of the address.
+        names: by `RunFolder.name` what each run is called here (`lab/runs/names.py`).
     """
 
     path: str
     runs: list[RunFolder]
     chosen: list[RunFolder]
     query: dict[str, str]
+    names: dict[str, str] = field(init=False)
     _callbacks: list[Callable[[], Any]] = field(default_factory=list)
     _problems: dict[Hashable, list[str]] = field(default_factory=dict)
     _problem_lines: ui.column | None = None
+    _following: ui.button | None = None
+
+    def __post_init__(self) -> None:
+        self.names = {}
+        for runs in (self.runs, self.chosen):  # the chosen are told apart from one another
+            self.names |= zip((run.name for run in runs), names_of(runs), strict=True)
 
     @property
     def run(self) -> RunFolder:
@@ -157,6 +167,13 @@ class Page:
         given = [(name, value) for name, value in values.items() if value is not None]
         return f"{path}?{urlencode([*(('run', run.name) for run in self.chosen), *given], errors='replace')}"
 
+    def link_of(self, run: RunFolder, path: str, **values: object) -> str:
+        """Returns the same with `run`, one of the chosen, before the others."""
+        others = [("run", other.name) for other in self.chosen if other is not run]
+        return (
+            f"{path}?{urlencode([('run', run.name), *others, *values.items()], errors='replace')}"
+        )
+
     def follow(self, callback: Callable[[], Awaitable[None] | None]) -> None:
         """Calls `callback` every `FOLLOW_S` seconds, unless the page is paused."""
         self._callbacks.append(callback)
@@ -173,16 +190,28 @@ class Page:
 
     def _problems_of_runs(self) -> None:
         for run in self.chosen:
-            self.problems(run, [f"{run.name}: {line}" for line in run.problems])
+            self.problems(run, [f"{self.names[run.name]}: {line}" for line in run.problems])
 
     async def _tick(self) -> None:
-        if not self.flag("follow", True):
+        self._show_following()
+        gone = [run for run in self.chosen if not run.path.is_dir()]
+        self.problems(
+            "gone", [f"{run.path} was removed: this is what was read of it before" for run in gone]
+        )
+        if gone or not self.flag("follow", True):
             return
         for callback in self._callbacks:
             result = callback()
             if inspect.isawaitable(result):
                 await result
         self._problems_of_runs()
+
+    def _show_following(self) -> None:
+        """Says whether the page follows the runs, and by a click stops or goes on."""
+        assert self._following is not None
+        follows = self.flag("follow", True)
+        is_live = any(run_folder_is_held(run.path) for run in self.chosen)
+        self._following.text = ("● following" if is_live else "ended") if follows else "▮▮ paused"
 
 
 def view_page(
@@ -204,11 +233,11 @@ def view_page(
             try:
                 page = await asyncio.to_thread(_page, path, request)
             except UsageError as error:
-                _empty(error)
+                ui.context.client.status_code = 404
+                _not_found(error.faults)
                 return
-            _frame(
-                page, title if compares or len(page.chosen) == 1 else f"{title}: {page.run.name}"
-            )
+            of_one = compares or len(page.chosen) == 1
+            _frame(page, title if of_one else f"{title}: {page.names[page.run.name]}")
             with ui.column().classes("view-main"):
                 try:
                     result = build(page)
@@ -246,10 +275,15 @@ def _gone() -> list[str]:
     return [folder for folder in _folders if not Path(folder).expanduser().exists()]
 
 
+def _found_runs() -> list[RunFolder]:
+    """Returns the runs that are there, the newest first. Raises UsageError: there is none."""
+    gone = _gone()
+    return find_runs([folder for folder in _folders if folder not in gone] or _folders)[::-1]
+
+
 def _page(path: str, request: Request) -> Page:
     """Returns the page that an address shows. Raises UsageError: there is no run, or none of a name in it."""
-    gone = _gone()
-    runs = find_runs([folder for folder in _folders if folder not in gone] or _folders)[::-1]
+    runs = _found_runs()
     by_name = {run.name: run for run in runs}
     names = request.query_params.getlist("run")
     unknown = [name for name in names if name not in by_name]
@@ -263,12 +297,22 @@ def _page(path: str, request: Request) -> Page:
     return Page(path, runs, [by_name[name] for name in dict.fromkeys(names)] or given, query)
 
 
-def _empty(error: UsageError) -> None:
-    """The page where there is nothing to show."""
-    with ui.column().classes("view-main"):
-        for fault in error.faults:
-            ui.label(fault).classes("view-problem")
-        ui.link("all runs", "/")
+def _not_found(faults: Sequence[str]) -> None:
+    """Builds the page where there is nothing to show: the frame, and why."""
+    try:
+        runs = _found_runs()
+    except UsageError:
+        runs = []
+    page = Page("", runs, [], {})
+    _frame(page, "Not found")
+    page.problems("not found", faults)
+
+
+async def no_such_page(request: Request, error: Exception) -> Response:
+    """Answers for an address that is no page, within the frame of those that are."""
+    with Client(ui.page(""), request=request) as client:
+        _not_found([f"There is no page {request.url.path}."])
+    return client.build_response(request, 404)
 
 
 def _frame(page: Page, title: str) -> None:
@@ -282,33 +326,34 @@ def _frame(page: Page, title: str) -> None:
                     shown.props('aria-current="page"')
         with ui.element("div").classes("view-tools"):
             _run_choice(page)
-            follow = ui.button("live" if page.flag("follow", True) else "paused").props(
-                "flat dense no-caps size=sm"
-            )
-            follow.props('data-key="p" title="follow the run while it trains, or pause"').classes(
-                "view-follow"
-            )
+            follow = ui.button().props("flat dense no-caps").classes("view-follow")
+            follow.props('data-key="p" title="follow the run while it trains, or pause"')
+            page._following = follow
+            page._show_following()
 
             def toggle() -> None:
                 page.set(follow=not page.flag("follow", True))
-                follow.text = "live" if page.flag("follow", True) else "paused"
+                page._show_following()
 
             follow.on_click(toggle)
             ui.html(
-                '<button class="view-theme" data-key="t" title="theme: as the system, light, dark"></button>'
-                '<button class="view-keys" data-key="?" title="these keys">?</button>',
+                '<button class="view-theme" data-key="t" title="theme: as the system, light, dark" '
+                'aria-label="theme: as the system, light, dark"></button>'
+                '<button class="view-keys" data-key="?" title="these keys" aria-label="keys">?</button>',
                 sanitize=False,
             )
     page._problem_lines = ui.column().classes("view-problems")
-    ui.label(title).classes("view-title").props('role="heading" aria-level="1"')
+    style = "view-title" if page.path != "/" else "view-title-hidden"  # the headline says more
+    ui.label(title).classes(style).props('role="heading" aria-level="1"')
 
 
 def _run_choice(page: Page) -> None:
     names = [run.name for run in page.chosen]
     choice = ui.select(
-        [run.name for run in page.runs],
+        {run.name: page.names[run.name] for run in page.runs},
         value=names,
         multiple=True,
+        with_input=len(page.runs) > _MOST_COMPARED,
         label="runs",
     )
     choice.props(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,10 +21,26 @@ def write_spans(
         for number, name in enumerate(PHASES)
         for now in [first + length * (4 * (step - 1) + number)]
     ]
+    _append(run, lane, rows)
+    return rows
+
+
+def write_lane(run: Path, lane: str, spans: Sequence[tuple[float, float, str, int]]) -> None:
+    """Spans of a lane: start and end in seconds since the start, name, step."""
+    _append(
+        run,
+        lane,
+        [
+            {"start": START + start, "end": START + end, "name": name, "step": step}
+            for start, end, name, step in spans
+        ],
+    )
+
+
+def _append(run: Path, lane: str, rows: list[dict[str, Any]]) -> None:
     (run / "spans").mkdir(exist_ok=True)
     with (run / "spans" / f"{lane}.jsonl").open("a") as file:
         file.writelines(json.dumps(row) + "\n" for row in rows)
-    return rows
 
 
 def write_events(run: Path, *events: tuple[float, int, str]) -> None:

@@ -91,15 +91,21 @@ def first_line(
 
 # while it is there, no other test of the process can run an event loop
 @pytest.fixture(scope="module")
-def chromium() -> Iterator[Any]:
+def playwright() -> Iterator[Any]:
+    """What starts browsers."""
+    found = pytest.importorskip("playwright.sync_api", reason="pip install playwright")
+    with found.sync_playwright() as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def chromium(playwright: Any) -> Iterator[Any]:
     """A browser, without a screen."""
-    playwright = pytest.importorskip("playwright.sync_api", reason="pip install playwright")
     if CHROMIUM is None:
         pytest.skip("there is no chromium here: apt-get install chromium")
-    with playwright.sync_playwright() as running:
-        browser = running.chromium.launch(executable_path=CHROMIUM, args=_FLAGS)
-        yield browser
-        browser.close()
+    browser = playwright.chromium.launch(executable_path=CHROMIUM, args=_FLAGS)
+    yield browser
+    browser.close()
 
 
 @pytest.fixture
@@ -143,7 +149,8 @@ def series(page: Any, title: str) -> dict[str, list[list[float | None]]]:
         """(title) => {
           const place = [...document.querySelectorAll(".view-chart")].find((one) => one.ariaLabel === title);
           const chart = place && getElement(place.id.slice(1)).chart;
-          return chart?.getOption()?.series.filter((one) => one.type === "line").map((one) => [one.name, one.data]);
+          const lines = chart?.getOption()?.series.filter((one) => one.type === "line");
+          return lines?.map((one) => [one.name, one.data.map((point) => point.slice(0, 2))]);
         }""",
         title,
     )

@@ -55,15 +55,15 @@ def test_the_page_follows_a_run_that_trains_and_shows_what_its_files_say(
         page = tab()
         page.goto(viewer(run).url)
         seen = until(lambda: series(page, "Reward").get("reward"))
-        assert "running" in page.inner_text(".view-table")
+        assert "running" in page.inner_text(".view-verdict")
         later = until(lambda: (more := series(page, "Reward")["reward"]) != seen and more)
         assert later[: len(seen)] == seen
         assert len(rows(run)) > 12 or until(lambda: len(rows(run)) > 12)
         training.terminate()
         assert training.wait(60) == 143
         last = rows(run)[-1]["step"]
-        until(lambda: f"step {last} of 400" in page.inner_text(".view-table"))
-        until(lambda: "interrupted" in page.inner_text(".view-table"))
+        until(lambda: f"step {last} of 400" in page.inner_text(".view-verdict"))
+        until(lambda: "interrupted" in page.inner_text(".view-verdict"))
         for title, name, metric in (
             ("Reward", "reward", "reward"),
             ("Entropy of the policy", "entropy", "entropy"),
@@ -87,7 +87,7 @@ def test_zoom_and_scroll_stay_while_a_run_grows_and_a_link_restores_them(
     page, url = tab(), viewer(made).url
     page.goto(url)
     until(lambda: series(page, "Reward"))
-    place = page.locator(".view-chart[aria-label=Reward][data-zoomable]")
+    place = page.locator(".view-chart[aria-label=Reward][data-ready]")
     place.scroll_into_view_if_needed()
     box = place.bounding_box()
     page.mouse.move(box["x"] + 150, box["y"] + 120)
@@ -99,12 +99,12 @@ def test_zoom_and_scroll_stay_while_a_run_grows_and_a_link_restores_them(
     assert 0 < low < high < 30
     # all charts of the page follow
     assert zoom(page, "Loss") == pytest.approx((low, high), rel=1e-4)
-    page.evaluate("window.scrollTo(0, 300)")
+    page.evaluate("window.scrollTo(0, 60)")
     with (made / "logging.jsonl").open("a") as file:
         file.write(json.dumps({"step": 31, "loss": 5, "reward": 0.5}) + "\n")
     until(lambda: series(page, "Loss")["loss"][-1] == [31, 5])
     assert zoom(page, "Loss") == pytest.approx((low, high), rel=1e-4)
-    assert page.evaluate("window.scrollY") == 300
+    assert page.evaluate("window.scrollY") == 60
     other = tab()
     other.goto(page.url)
     until(lambda: series(other, "Reward"))
@@ -136,14 +136,14 @@ def test_what_a_control_changes_is_in_the_link(
     page.locator(".q-slider__track-container").press("ArrowRight")
     until(lambda: query(page).get("smooth") == "0.01")
     page.locator(".q-slider__track-container").press("ArrowLeft")
-    until(lambda: query(page).get("smooth") == "0")
+    until(lambda: "smooth" not in query(page))
     until(
         lambda: (
             series(page, "Entropy of the policy")["entropy"][-1][0] == pytest.approx(30 * 2.5 / 60)
         )
     )
     other = tab()
-    other.goto(page.url.replace("smooth=0", "smooth=0.6"))
+    other.goto(page.url + "&smooth=0.6")
     smooth = until(lambda: series(other, "Entropy of the policy"))["entropy"]
     assert [x for x, _ in smooth] == pytest.approx([step * 2.5 / 60 for step, _ in raw])
     mean = share = 0.0
@@ -231,12 +231,18 @@ def test_the_keys_are_listed_and_the_theme_is_kept(
     until(lambda: query(page).get("log") == "1")
 
 
-def test_an_address_that_names_no_run_says_so(
+def test_an_address_that_names_nothing_says_so_within_the_frame(
     viewer: Callable[..., Viewer], tab: Callable[..., Any], made: Path
 ) -> None:
-    page = tab()
-    page.goto(f"{viewer(made).url}/?run=<b>none</b>")
-    assert page.inner_text(".view-problem") == "there is no run '<b>none</b>' here: a run"
+    page, url = tab(calm=False), viewer(made).url
+    for address, said in (
+        ("/?run=<b>none</b>", "there is no run '<b>none</b>' here: a run"),
+        ("/nosuchpage", "There is no page /nosuchpage."),
+    ):
+        assert page.goto(url + address).status == 404
+        assert page.inner_text(".view-problem") == said
+        page.get_by_role("link", name="Overview").click()
+        until(lambda: series(page, "Reward"))
 
 
 def test_damage_is_said_in_one_line(
@@ -248,15 +254,15 @@ def test_damage_is_said_in_one_line(
     page.goto(viewer(made).url)
     until(lambda: series(page, "Loss")["loss"][-1] == [31, 1])
     assert page.locator(".view-problem").all_inner_texts() == [
-        "logging.jsonl: 1 damaged line is left out",
-        "logging.jsonl: the last line is half-written, and left out",
+        "a run: logging.jsonl: 1 damaged line is left out",
+        "a run: logging.jsonl: the last line is half-written, and left out",
     ]
     with (made / "logging.jsonl").open("a") as file:
         file.write('ss": 2}\n')
     until(
         lambda: (
             page.locator(".view-problem").all_inner_texts()
-            == ["logging.jsonl: 1 damaged line is left out"]
+            == ["a run: logging.jsonl: 1 damaged line is left out"]
         )
     )
 
@@ -277,7 +283,7 @@ def test_the_verdict_is_the_headline_and_follows_the_run(
     until(lambda: re.search("Reward: (solved|rises)", headline.inner_text()), 20)
     assert "(95 %: +" in headline.inner_text() and "Why" not in headline.inner_text()
     assert "reward format" not in headline.inner_text()
-    headline.get_by_text("each reward and evaluation").click()
+    headline.get_by_text("each reward").click()
     until(lambda: "reward format" in headline.inner_text())
 
     page.goto(f"{url}/?run=silent")
@@ -289,9 +295,8 @@ def test_the_verdict_is_the_headline_and_follows_the_run(
     assert page.evaluate("document.documentElement.scrollWidth") <= 400
 
     page.goto(f"{url}/?run=rising&run=silent")
-    cells = until(lambda: page.locator(".view-table td").all_inner_texts())
-    at = cells.index("silent")
-    assert cells[at + 1 : at + 3] == ["flat", "no signal"]
+    row = page.locator(".view-run-table tr", has_text="silent")
+    until(lambda: {"flat", "no signal"} <= set(row.locator("td").all_inner_texts()))
 
 
 CONTRAST = """() => {
@@ -323,7 +328,8 @@ def test_two_tabs_follow_a_run_until_its_folder_is_gone(
             until(lambda one=one, step=step: series(one, "Loss")["loss"][-1] == [step, 5], 10)
     shutil.rmtree(made)
     for one in (page, second):
-        until(lambda one=one: not series(one, "Loss"))
+        until(lambda one=one: "was removed" in one.inner_text(".view-problems"))
+        assert series(one, "Loss")["loss"][-1] == [32, 5]  # what was read stays
     page.goto(url)
     until(lambda: series(page, "Loss"))
     assert page.locator(".view-problem").all_inner_texts() == [
@@ -339,3 +345,98 @@ def test_what_the_curves_mean_is_below_them(
     page.click("text=what the curves mean")
     shown = until(lambda: page.locator("details:has-text('what the curves mean')").inner_text())
     assert "mean reward of the completions" in shown and "explained_variance" not in shown
+
+
+_POINT = """(number) => {
+  const chart = getElement(document.querySelector(".view-chart").id.slice(1)).chart;
+  const [x, y] = chart.convertToPixel({ gridIndex: 0 }, chart.getOption().series[0].data[number]);
+  return { x, y };
+}"""
+_POINTED = """() => [...document.querySelectorAll(".view-chart")].filter((one) =>
+  [...one.querySelectorAll("div")].some((tip) => tip.innerText.startsWith("step 20") && tip.style.opacity !== "0")
+).length"""
+
+
+def test_a_point_leads_to_its_completions_and_all_charts_are_pointed_at(
+    viewer: Callable[..., Viewer], tab: Callable[..., Any], made: Path
+) -> None:
+    page, url = tab(), viewer(made).url
+    page.goto(url)
+    chart = page.locator(".view-chart[data-ready]").first
+    chart.wait_for()
+    chart.hover(position=page.evaluate(_POINT, 19))
+    until(lambda: page.evaluate(_POINTED) > 2, 10)
+    # a round has two steps, and is called after its first
+    chart.click(position=page.evaluate(_POINT, 19))
+    page.wait_for_url("**/completions?run=a+run&step=19")
+    page.goto(url)
+    chart.wait_for()
+    chart.focus()
+    for key in ("ArrowRight", "ArrowRight", "ArrowRight", "Enter"):
+        page.keyboard.press(key)
+    page.wait_for_url("**/completions?run=a+run&step=3")
+
+
+def test_a_chart_is_saved_as_numbers_and_as_a_picture(
+    viewer: Callable[..., Viewer], tab: Callable[..., Any], made: Path, tmp_path: Path
+) -> None:
+    page = tab()
+    page.goto(viewer(made).url)
+    page.locator(".view-chart[aria-label=Loss][data-ready]").wait_for()
+    kept = {}
+    for what in ("numbers as CSV", "picture as PNG"):
+        with page.expect_download() as saved:
+            page.get_by_label(f"{what}: Loss").click()
+        kept[saved.value.suggested_filename] = tmp_path / saved.value.suggested_filename
+        saved.value.save_as(kept[saved.value.suggested_filename])
+    head, *lines = kept["Loss.csv"].read_text().splitlines()
+    assert head.startswith("series,step,value,hours of training")
+    assert [[float(cell) for cell in line.split(",")[1:3]] for line in lines] == logged(
+        made, "loss"
+    )
+    assert kept["Loss.png"].read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
+    assert kept["Loss.png"].stat().st_size > 10_000
+
+
+def test_new_charts_take_the_window_of_those_that_are_there(
+    viewer: Callable[..., Viewer], tab: Callable[..., Any], made: Path
+) -> None:
+    page, url = tab(), viewer(made).url
+    page.goto(f"{url}/?from=10&to=20")
+    until(lambda: series(page, "Reward"))
+    page.locator(".view-chart[data-ready]").first.dblclick(position={"x": 150, "y": 100})
+    until(lambda: query(page) == {})
+    page.get_by_label("find a metric").fill("reward_std")
+    until(lambda: series(page, "Spread of rewards") and not series(page, "Loss"))
+    page.get_by_label("find a metric").fill("")
+    until(lambda: series(page, "Loss"))
+    assert zoom(page, "Loss") == (0, 30)
+
+
+def test_a_run_is_renamed_isolated_and_compared(
+    viewer: Callable[..., Viewer], tab: Callable[..., Any], tmp_path: Path
+) -> None:
+    for name, steps in (("one", 4), ("other", 8)):
+        make_run(tmp_path / "runs" / name, steps=steps, per_group=steps)
+    page, url = tab(), viewer(tmp_path / "runs").url
+    page.goto(f"{url}/?metrics=entropy")
+    row = page.locator(".view-run-table tr", has_text="other")
+    until(lambda: "0.25" in row.locator("td").all_inner_texts())  # the last entropy
+    page.get_by_role("button", name="entropy", exact=True).click()
+    page.get_by_label("rename other").click()
+    page.get_by_label("name (empty").fill("the better")
+    page.keyboard.press("Enter")
+    legend = page.locator(".view-legend button", has_text="the better")
+    legend.wait_for()
+    assert (tmp_path / "runs" / "other" / "name.txt").read_text() == "the better\n"
+    hidden = """() => Object.values(getElement(document.querySelector(".view-chart").id.slice(1)).chart
+      .getOption().legend[0].selected).filter((one) => !one).length"""
+    until(lambda: page.locator(".view-chart[data-ready]").count())
+    legend.click()
+    until(lambda: page.evaluate(hidden) == 1)
+    legend.click()
+    until(lambda: page.evaluate(hidden) == 0)
+    page.get_by_label("filter the runs").fill("better")
+    until(lambda: page.locator(".view-run-table tbody tr").count() == 1)
+    page.locator(".view-run-table a", has_text="the better").click()
+    page.wait_for_url("**/?run=other")

@@ -3,27 +3,38 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from itertools import chain
 from typing import Any
 
 from nicegui import ui
 
-from swift_r1.lab.diagnosis.verdict import Verdict, brief, headline
-from swift_r1.lab.diagnosis.watch import Diagnosis, Finding
+from swift_r1.lab.diagnosis.verdict import Verdict, brief
+from swift_r1.lab.diagnosis.watch import Diagnosis
 from swift_r1.lab.report.parts import command, facts
 from swift_r1.lab.runs.progress import progress_of
 from swift_r1.lab.runs.timeline import Mark, Timeline
 from swift_r1.lab.view import charts
-from swift_r1.lab.view.curves import CurveControls, RunGroup, lines, panels
+from swift_r1.lab.view.curves import (
+    CurveControls,
+    Panel,
+    RunGroup,
+    about,
+    constant,
+    lines,
+    panels,
+)
 from swift_r1.lab.view.event_ticks import ticks
-from swift_r1.lab.view.markup import markup
+from swift_r1.lab.view.headline import Headline, signs
+from swift_r1.lab.view.markup import markup, table
+from swift_r1.lab.view.run_table import RunTable
 from swift_r1.lab.view.shell import Page, in_order, opened, view_page
 from swift_r1.record.folder import RunFolder
 from swift_r1.record.glossary import GROUPS
 from swift_r1.record.metric_log import at_steps, same_but_seed
 
 _ANSWER_S = 5.0  # that the first look at the logs may take before the page is answered without it
+_HEIGHT = 220  # pixels of a chart
 
 
 @view_page("/", "Overview", go="o", compares=True)
@@ -41,19 +52,23 @@ class _Overview:
         self.charts: dict[str, ui.echart] = {}
         self.verdicts: list[Verdict | None] = []
         self.judged: list[tuple[int, int]] = []  # states of the logs that the verdicts are of
+        self.shown: object = None
 
     async def build(self) -> None:
         await self._first_read()
-        self.verdict = _Headline() if len(self.page.chosen) == 1 else None
-        self.state = ui.html("", sanitize=False).classes("view-scroll")
-        self.rows: tuple[list[Any], ...] = ()
+        if len(self.page.chosen) == 1:
+            self.headline = Headline(self.page)
+        else:
+            self.table = RunTable(self.page, self.logs)
+            self.signs = ui.html("", sanitize=False).classes("view-scroll")
         self._show_state()
-        ui.html(_facts(self.page.run, shown=len(self.page.chosen) == 1), sanitize=False).classes(
-            "view-run"
-        )
         self._controls()
-        self.grid = ui.element("div").classes("view-charts")
+        self.grid = ui.element("div").classes("view-charts view-questions")
+        self.constant = ui.label().classes("view-constant")
+        self.empty = ui.label().classes("view-empty")
         self.meanings = ui.html("", sanitize=False).classes("view-scroll")
+        for run in self.page.chosen[:1]:
+            ui.html(_facts(run), sanitize=False).classes("view-run")
         await self._draw()
         self.page.follow(self._look)
 
@@ -83,11 +98,6 @@ class _Overview:
         )
         # A folder is read once: another object looks again.
         self.found = [RunFolder(run.path, run.name) for run in self.page.chosen]
-        self.diagnoses = [
-            _finding(run, one)
-            for run, log in zip(self.found, self.logs, strict=True)
-            for one in log.findings.values()
-        ]
         states = [log.state for log in self.logs]
         if self.judged != states:
             self.judged = states
@@ -97,40 +107,53 @@ class _Overview:
         ]
 
     def _show_state(self) -> None:
-        rows = self.standings
-        if self.verdict is not None:
-            self.verdict.show(self.verdicts[0], self.logs[0])
-        if (rows, self.diagnoses, self.judged) != self.rows:
-            self.rows = rows, self.diagnoses, self.judged
-            if len(rows) > 1:
-                colours = [0] * len(rows)
-                for number, places in enumerate(self._seeds().values()):
-                    for place in places:
-                        colours[place] = number
-                shown = [
-                    {"run": row["run"], "verdict": brief(verdict), "why": _first(verdict)} | row
-                    for row, verdict in zip(rows, self.verdicts, strict=True)
-                ]
-                self.state.content = _table(shown, colours) + _different(self.found)
-            else:
-                self.state.content = _table(rows)
-            self.state.content += _table(self.diagnoses) if self.diagnoses else ""
-        for log in self.logs:
-            self.page.problems(log, log.problems)
+        now = (self.standings, self.judged, self.page.flag("seeds", True))
+        if len(self.logs) == 1:
+            last = self.timelines[0].last
+            if self.shown != (*now, last) or self.found[0].status == "running":
+                self.shown = (*now, last)
+                self.headline.show(self.verdicts[0], self.logs[0], self.standings[0], last)
+        elif self.shown != now:
+            self.shown = now
+            self._show_runs()
+        for run, log in zip(self.page.chosen, self.logs, strict=True):
+            name = self.page.names[run.name]
+            self.page.problems(log, [f"{name}: {line}" for line in log.problems])
+
+    def _show_runs(self) -> None:
+        colours = [0] * len(self.standings)
+        for number, places in enumerate(self._seeds().values()):
+            for place in places:
+                colours[place] = number
+        rows = [
+            {"run": row["run"], "verdict": brief(verdict), "why": _first(verdict)} | row
+            for row, verdict in zip(self.standings, self.verdicts, strict=True)
+        ]
+        self.table.show(rows, colours)
+        found = ""
+        count = 0
+        for run, log in zip(self.page.chosen, self.logs, strict=True):
+            of_run = signs(self.page, run, list(log.findings.values()))
+            found += f"<h3>{markup(self.page.names[run.name])}</h3>{of_run}" if of_run else ""
+            count += len(log.findings)
+        summary = f"{count} sign{'s' if count != 1 else ''} of trouble"
+        self.signs.content = (
+            f"<details><summary>{summary}</summary>{found}</details>" if found else ""
+        )
 
     def _controls(self) -> None:
         page = self.page
 
         def changes(name: str, value_of: str = "value") -> Any:
             async def change(event: Any) -> None:
-                page.set(**{name: getattr(event, value_of)})
-                self.rows = ()  # colours go by what is drawn as one
+                page.set(**{name: getattr(event, value_of) or None})
                 self._show_state()
                 await self._draw()
 
             return change
 
-        with ui.element("div").classes("view-row"):
+        with ui.element("div").classes("view-row view-controls view-sticky"):
+            self.legend = ui.html("", sanitize=False).classes("view-legend")
             ui.label("smoothing").props('id="smoothing"')
             slider = ui.slider(min=0, max=0.99, step=0.01, value=page.number("smooth", 0))
             slider.classes("view-slider").props('aria-labelledby="smoothing" label')
@@ -145,10 +168,17 @@ class _Overview:
                 on_change=changes("x"),
             ).props("dense no-caps")
             if any(len(group) > 1 for group in self._seeds().values()):
-                ui.checkbox(
-                    "seeds as one", value=page.flag("seeds", True), on_change=changes("seeds")
-                )
+                seeds = ui.checkbox("seeds as one", value=page.flag("seeds", True))
+
+                async def divide() -> None:
+                    page.set(seeds=seeds.value)
+                    self._show_state()
+                    await self._draw()
+
+                seeds.on_value_change(divide)
             ui.checkbox("all metrics", value=page.flag("all"), on_change=changes("all"))
+            find = ui.input("find a metric", value=page.text("find"), on_change=changes("find"))
+            find.props("dense clearable debounce=250 data-search").classes("view-find")
 
     def _seeds(self) -> dict[str, list[int]]:
         """Returns the places of the chosen runs, by what they have in common but for the seed."""
@@ -161,12 +191,23 @@ class _Overview:
         return found
 
     def _groups(self) -> list[RunGroup]:
-        runs = self.page.chosen
+        page = self.page
         found = []
         for places in self._seeds().values():
-            more = f" and {len(places) - 1} other seeds" if len(places) > 1 else ""
+            runs = [page.chosen[place] for place in places]
+            name = page.names[runs[0].name]
+            if len(runs) > 1:
+                seeds = ", ".join(str(run.args.get("seed")) for run in runs)
+                name += f" and {len(runs) - 1} more (seeds {seeds})"
+            opens = page.link_of(runs[0], "/completions")
+            every = runs[0].plan.get("optimizer_steps_per_round")
             found.append(
-                RunGroup(runs[places[0]].name + more, [self.logs[place] for place in places])
+                RunGroup(
+                    name,
+                    [self.logs[place] for place in places],
+                    opens,
+                    every if isinstance(every, int) and every > 0 else 1,
+                )
             )
         return found
 
@@ -187,20 +228,38 @@ class _Overview:
 
     async def _draw(self) -> None:
         self.drawn = self.seen
-        drawn = await in_order(self._options)
-        for title in self.charts.keys() - drawn.keys():
-            self.charts.pop(title).delete()
-        with self.grid:
-            for title, options in drawn.items():
-                if title in self.charts:
-                    charts.refresh(self.charts[title], options)
-                else:
-                    options |= charts.zooming(charts.zoom_of(self.page))
-                    self.charts[title] = charts.chart(options, title)
+        groups = self._groups()
+        drawn, still = await in_order(self._options, groups)
+        for title in self.charts.keys() - {panel.title for panel in drawn}:
+            charts.remove(self.charts.pop(title))
+        for panel, options in drawn.items():
+            if panel.title in self.charts:
+                charts.refresh(self.charts[panel.title], options)
+                continue
+            with self.grid:
+                self.charts[panel.title] = charts.chart(options, panel.title, _HEIGHT)
+        first = {panel.question: panel.title for panel in reversed(drawn)}
+        for place, panel in enumerate(drawn):
+            asks = panel.question if first[panel.question] == panel.title else ""
+            charts.place(self.charts[panel.title], place, asks)
+        self.legend.content = _legend(groups) if len(groups) > 1 else ""
+        self.constant.text = f"Constant: {'; '.join(still)}" if still else ""
+        self.constant.set_visibility(bool(still))
+        self._say_empty(bool(drawn))
         self.meanings.content = _meanings({name for log in self.logs for name in log.series})
 
-    def _options(self) -> dict[str, dict[str, Any]]:
-        """Returns ECharts' options by the chart's title."""
+    def _say_empty(self, is_drawn: bool) -> None:
+        is_live = any(run.status == "running" for run in self.found)
+        if self.page.text("find"):
+            self.empty.text = "No metric is called so."
+        elif is_live:
+            self.empty.text = "No steps yet: the first curves appear after step 1."
+        else:
+            self.empty.text = "This run has logged no steps."
+        self.empty.set_visibility(not is_drawn)
+
+    def _options(self, groups: Sequence[RunGroup]) -> tuple[dict[Panel, dict[str, Any]], list[str]]:
+        """Returns ECharts' options of each chart, and what is to be said of those that would show nothing."""
         page = self.page
         per_hour = 0.0
         if page.text("x") == "time":
@@ -208,54 +267,25 @@ class _Overview:
         shown = CurveControls(
             min(0.99, max(0.0, page.number("smooth", 0))), page.flag("log"), per_hour
         )
-        return _options(self._groups(), shown, page.flag("all"), self._ticks(shown))
-
-
-class _Headline:
-    """The verdict on the run: what it is, its first cause with what to try, and below them, folded, the others."""
-
-    def __init__(self) -> None:
-        with ui.element("section").props('aria-label="verdict"') as self.frame:
-            self.head = ui.html("", sanitize=False)
-            with ui.element("details") as self.more:
-                with ui.element("summary"):
-                    self.summary = ui.label()
-                self.rest = ui.html("", sanitize=False).classes("view-scroll")
-
-    def show(self, verdict: Verdict | None, log: Diagnosis) -> None:
-        """Shows it; what is unfolded stays so."""
-        kind = verdict.reward.kind.replace(" ", "-") if verdict is not None else "too-early"
-        self.frame.classes(replace=f"view-verdict view-{kind}")
-        title = f"Reward: {brief(verdict)}"
-        if verdict is None and log.get("token_accuracy"):
-            title = "Answers"
-        head = f"<h2>{markup(title)}</h2><p>{markup(headline(verdict, log))}</p>"
-        causes = verdict.causes if verdict is not None else []
-        for one in causes[:1]:
-            head += f"<p><b>Why:</b> {markup(one.name)}: {markup(one.evidence)}</p>"
-            head += f"<p><b>Try:</b> {markup(one.advice)}</p>"
-        trends = verdict.trends if verdict is not None else []
-        others = len(causes) - 1
-        found = [f"{others} more cause{'s' if others > 1 else ''}"] if others > 0 else []
-        if trends:
-            found.append("each reward and evaluation")
-        rows = [
-            {"why": one.name, "evidence": one.evidence, "try": one.advice} for one in causes[1:]
+        wanted = page.text("find").casefold()
+        found = [
+            panel
+            for panel in panels(groups, page.flag("all") or bool(wanted))
+            if wanted in " ".join([panel.title, *panel.metrics]).casefold()
         ]
-        lines = "".join(f"<li>{markup(trend.text)}</li>" for trend in trends)
-        self.head.content = head
-        self.summary.text = ", ".join(found)
-        self.more.set_visibility(bool(found))
-        self.rest.content = (_table(rows) if rows else "") + (f"<ul>{lines}</ul>" if lines else "")
+        still = {panel: constant(panel, groups) for panel in found if not wanted}
+        drawn = [panel for panel in found if not still.get(panel)]
+        options = _options(drawn, groups, shown, self._ticks(shown))
+        return options, [text for text in still.values() if text]
 
 
 def _options(
+    drawn: Sequence[Panel],
     groups: Sequence[RunGroup],
     shown: CurveControls,
-    everything: bool,
     happened: Sequence[charts.Tick],
-) -> dict[str, dict[str, Any]]:
-    """Returns ECharts' options by the chart's title."""
+) -> dict[Panel, dict[str, Any]]:
+    """Returns ECharts' options of each chart."""
     logs = [log for group in groups for log in group.logs]
     unit = {
         0.0: "step",
@@ -266,18 +296,29 @@ def _options(
         lasts = [shown.per_hour * sum(log.hours().values[-1:]) for log in logs]
     else:
         lasts = [float(log.last_step) for log in logs]
-    found = {}
-    for panel in panels(groups, everything):
-        found[panel.title] = charts.line_options(
+    return {
+        panel: charts.line_options(
             panel.title,
             lines(panel, groups, shown),
-            about=panel.about,
+            about=about(panel, groups),
             x_name=unit,
             log=shown.log,
             extent=(0.0, max(lasts, default=0.0)),
             ticks=happened,
+            legend=len(groups) == 1,
         )
-    return found
+        for panel in drawn
+    }
+
+
+def _legend(groups: Sequence[RunGroup]) -> str:
+    """Returns the legend of all charts as HTML; a click on a run leaves it alone in them."""
+    return "".join(
+        f'<button data-run="{markup(group.name)}" aria-pressed="false" title="this one alone">'
+        f'<span class=view-mark style="background: {charts.series_colour(number)}"></span>'
+        f"{markup(group.name)}</button>"
+        for number, group in enumerate(groups)
+    )
 
 
 def _meanings(names: Collection[str]) -> str:
@@ -292,37 +333,7 @@ def _meanings(names: Collection[str]) -> str:
                 "healthy": metric.healthy,
             }
             rows.append({name: text.replace("`", "") for name, text in row.items()})
-    text = _table(rows)
-    return f"<details><summary>what the curves mean</summary>{text}</details>"
-
-
-def _different(runs: Sequence[RunFolder]) -> str:
-    """Returns the flags that not all of the runs have alike, a row each, as HTML."""
-    rows = []
-    for name in sorted({name for run in runs for name in run.args} - {"output_dir"}):
-        values = {repr(run.args.get(name)) for run in runs}
-        if len(values) > 1:
-            rows.append(
-                {"flag": f"--{name}"} | {run.name: str(run.args.get(name, "")) for run in runs}
-            )
-    number = "no flag differs"
-    if rows:
-        number = f"{len(rows)} flag{'s differ' if len(rows) > 1 else ' differs'}"
-    return f"<details><summary>{number}</summary>{_table(rows)}</details>"
-
-
-def _table(rows: Sequence[Mapping[str, str]], colours: Sequence[int] = ()) -> str:
-    """Returns the rows as HTML; with `colours`, their numbers, each row begins with that of its curves."""
-    names = list(dict.fromkeys(name for row in rows for name in row))
-    heads = "".join(f"<th>{markup(name)}</th>" for name in names)
-    lines = [f"<tr>{heads}</tr>"]
-    for number, row in enumerate(rows):
-        mark = ""
-        if colours:
-            mark = f'<span class="view-mark" style="background: {charts.series_colour(colours[number])}"></span>'
-        cells = "</td><td>".join(markup(row.get(name, "")) for name in names)
-        lines.append(f"<tr><td>{mark}{cells}</td></tr>")
-    return f'<table class="view-table">{"".join(lines)}</table>'
+    return f"<details><summary>what the curves mean</summary>{table(rows)}</details>"
 
 
 def _first(verdict: Verdict | None) -> str:
@@ -330,17 +341,7 @@ def _first(verdict: Verdict | None) -> str:
     return verdict.causes[0].name if verdict is not None and verdict.causes else ""
 
 
-def _finding(run: RunFolder, one: Finding) -> dict[str, str]:
-    return {
-        "run": run.name,
-        "sign": one.name,
-        "steps": "{} to {}".format(*one.steps),
-        "evidence": one.evidence,
-        "try": one.advice,
-    }
-
-
-def _facts(run: RunFolder, shown: bool) -> str:
+def _facts(run: RunFolder) -> str:
     """Returns what a run is, and below it its command, as HTML."""
     found = facts(run) | {"folder": str(run.path)}
     plan = run.plan
@@ -349,7 +350,7 @@ def _facts(run: RunFolder, shown: bool) -> str:
         for what in ("prompts", "completions", "optimizer steps"):
             count = plan.get(f"{what.replace(' ', '_')}_per_round")
             if isinstance(count, int):
-                parts.append(f"{count:,} {what}")
+                parts.append(f"{count:,} {what.removesuffix('s') if count == 1 else what}")
         found["plan"] = f"{plan.get('total_steps')} steps" + (
             f"; a round: {', '.join(parts)}" if parts else ""
         )
@@ -359,5 +360,5 @@ def _facts(run: RunFolder, shown: bool) -> str:
     code = ""
     for block in command(run):
         code += f"<details><summary>command</summary><pre>{markup(block.text)}</pre></details>"
-    summary = f"<summary>run {markup(run.name)}</summary>"
-    return f"<details{' open' if shown else ''}>{summary}<dl class=view-facts>{rows}</dl>{code}</details>"
+    summary = f"<summary>what was run: {markup(run.name)}</summary>"
+    return f"<details>{summary}<dl class=view-facts>{rows}</dl>{code}</details>"

@@ -1,5 +1,6 @@
 // Keys, theme and address. Pages say what a key does by `data-key`, `data-go` and `data-search` on their elements.
 "use strict";
+document.documentElement.lang = "en";
 const view = (() => {
   const themes = ["auto", "light", "dark"];
   let awaitsPage = false;
@@ -75,11 +76,16 @@ const view = (() => {
   document.addEventListener("click", (event) => {
     if (event.target.closest?.(".view-theme")) nextTheme();
     if (event.target.closest?.(".view-keys")) help();
+    const button = event.target.closest?.("[data-chart]");
+    if (button) chartButton(button);
+    const run = event.target.closest?.("[data-run]");
+    if (run) isolate(run);
   });
   const started = setInterval(() => {
     if (!document.querySelector(".view-header, .view-main") || !window.Quasar) return;
     clearInterval(started);
     applyTheme();
+    document.querySelector(".q-loading-bar")?.setAttribute("aria-label", "loading");
   }, 20);
 
   // Changes parameters of the address; null leaves one out.
@@ -100,33 +106,188 @@ const view = (() => {
     location.assign(url);
   }
 
-  const charts = () =>
+  const all = () =>
     [...document.querySelectorAll(".view-chart")].map((one) => getElement(one.id.slice(1))?.chart).filter(Boolean);
+  const chartOf = (place) => getElement(place.id.slice(1)).chart;
   const zoomOf = (chart) => chart.getOption()?.dataZoom?.[0];
+  const linesOf = (chart) => chart.getOption().series.filter((one) => one.type === "line" && one.tooltip?.show);
   let zooming = false;
 
-  function zoomable(id) {
+  // What a chart can do, once it is drawn.
+  function chart(id) {
     const { chart, $el: place } = getElement(id);
-    if (!zoomOf(chart) || "zoomable" in place.dataset) return;
-    place.dataset.zoomable = "";
+    if (!zoomOf(chart) || "ready" in place.dataset) return;
+    place.dataset.ready = "";
     chart.dispatchAction({ type: "takeGlobalCursor", key: "dataZoomSelect", dataZoomSelectActive: true });
-    place.addEventListener("dblclick", () => chart.dispatchAction({ type: "dataZoom", start: 0, end: 100 }));
+    const asked = new URL(location).searchParams;
+    if (asked.has("from") && asked.has("to")) {
+      // the window that the other charts show, which the address knows and the server may not
+      const window = { startValue: Number(asked.get("from")), endValue: Number(asked.get("to")) };
+      quietly(() => chart.dispatchAction({ type: "dataZoom", ...window }));
+    }
+    let click = 0;
+    place.addEventListener("dblclick", () => {
+      clearTimeout(click);
+      chart.dispatchAction({ type: "dataZoom", start: 0, end: 100 });
+    });
+    const mouse = chart.getZr();
+    mouse.on("click", ({ offsetX, offsetY, event }) => {
+      const found = pointAt(chart, offsetX, offsetY);
+      const elsewhere = event.ctrlKey || event.metaKey;
+      clearTimeout(click); // it may be the second of two
+      if (found) click = setTimeout(() => open(chart, ...found, elsewhere), elsewhere ? 0 : 300);
+    });
+    mouse.on("mousemove", ({ offsetX, offsetY }) => {
+      const inside = chart.containPixel({ gridIndex: 0 }, [offsetX, offsetY]);
+      point(chart, inside ? chart.convertFromPixel({ xAxisIndex: 0 }, offsetX) : null);
+      mouse.setCursorStyle(inside && pointAt(chart, offsetX, offsetY) ? "pointer" : "crosshair");
+    });
+    mouse.on("globalout", () => point(chart, null));
+    let at = -1;
+    place.addEventListener("keydown", (event) => {
+      const [line] = linesOf(chart);
+      const by = { ArrowLeft: -1, ArrowRight: 1 }[event.key];
+      if (line && by) {
+        at = Math.max(0, Math.min(line.data.length - 1, at + by));
+        point(null, line.data[at][0]);
+      } else if (line && event.key === "Enter" && at >= 0) open(chart, line, line.data[at], false);
+      else return;
+      event.stopPropagation();
+      event.preventDefault();
+    });
+    place.addEventListener("blur", () => point(null, null));
+  }
+
+  // Other charts are pointed at where one is.
+  let asked = 0;
+  function point(source, x) {
+    cancelAnimationFrame(asked);
+    asked = requestAnimationFrame(() => {
+      for (const other of all()) {
+        const { top, bottom } = other.getDom().getBoundingClientRect();
+        if (other === source || bottom < 0 || top > innerHeight || !linesOf(other).length) continue;
+        const pixel = x === null ? null : other.convertToPixel({ xAxisIndex: 0 }, x);
+        if (pixel !== null && other.containPixel({ gridIndex: 0 }, [pixel, other.getHeight() / 2]))
+          other.dispatchAction({ type: "showTip", x: pixel, y: other.getHeight() / 2 });
+        else other.dispatchAction({ type: "hideTip" });
+      }
+    });
+  }
+
+  // The line and the point of it that is nearest to a place, of those within reach that lead on.
+  function pointAt(chart, x, y) {
+    if (!chart.containPixel({ gridIndex: 0 }, [x, y])) return null;
+    let found = null, least = 30;
+    for (const line of linesOf(chart).filter((one) => one.opens)) {
+      for (const value of line.data) {
+        if (value[1] === null) continue;
+        const [right, down] = chart.convertToPixel({ gridIndex: 0 }, value);
+        const far = Math.hypot(right - x, down - y);
+        if (far < least) [found, least] = [[line, value], far];
+      }
+    }
+    return found;
+  }
+
+  function open(chart, line, value, elsewhere) {
+    if (!line.opens) return;
+    const step = chart.getOption().xAxis[0].name === "step" ? value[0] : value[2];
+    const url = new URL(line.opens, location);
+    url.searchParams.set("step", step - ((step - 1) % line.every));
+    if (elsewhere) window.open(url, "_blank");
+    else location.assign(url);
+  }
+
+  const duration = (hours) =>
+    hours >= 1 ? `${number(hours)} h` : hours * 60 >= 1 ? `${number(hours * 60)} min` : `${number(hours * 3600)} s`;
+
+  // What is said where a chart is pointed at: `unit` is that of its x axis.
+  function tip(shown, unit) {
+    const points = shown.filter((one) => one.value[1] !== null && one.value[1] !== undefined);
+    if (!points.length) return "";
+    const [x, , beside] = points[0].value;
+    let head = unit === "step" ? `step ${number(x)}` : `${number(x)} ${escape(unit)}`;
+    if (typeof beside === "number") head += unit === "step" ? ` · ${duration(beside)}` : ` · step ${number(beside)}`;
+    const lines = points.map(({ marker, seriesName, value: [, y, , low, high] }) => {
+      const interval = typeof low === "number" ? ` [${number(low)}, ${number(high)}]` : "";
+      return `${marker}${escape(seriesName)} <b>${number(y)}</b>${interval}`;
+    });
+    return [head, ...lines].join("<br>");
+  }
+
+  function save(name, url) {
+    const link = document.createElement("a");
+    link.download = name;
+    link.href = url;
+    link.click();
+  }
+
+  // The numbers of a chart, a line for each point of each series.
+  function csv(chart) {
+    const cell = (value) => (/[",\n]/.test(`${value ?? ""}`) ? `"${String(value).replaceAll('"', '""')}"` : `${value ?? ""}`);
+    const drawn = chart.getOption().series.filter((one) => one.tooltip?.show !== false && one.data?.length);
+    const lines = drawn.flatMap((one) => one.data.map((item) => [one.name, ...(item.value ?? item)]));
+    const head = ["series", ...(drawn[0]?.dimensions ?? ["x", "y", "value"]).map((one) => one.name ?? one)];
+    return [head, ...lines].map((line) => line.map(cell).join(",")).join("\n") + "\n";
+  }
+
+  // The picture of a chart in the colours of the theme that is on; a browser draws no variables in a picture.
+  function png(place, name) {
+    const style = getComputedStyle(document.body), { width, height } = place.getBoundingClientRect(), scale = 2;
+    const drawn = place.querySelector("svg").outerHTML.replace(/var\((--[\w-]+)\)/g, (_, one) => style.getPropertyValue(one));
+    const picture = new Image();
+    picture.onload = () => {
+      const canvas = Object.assign(document.createElement("canvas"), { width: width * scale, height: height * scale });
+      const paper = canvas.getContext("2d");
+      paper.fillStyle = style.backgroundColor;
+      paper.fillRect(0, 0, canvas.width, canvas.height);
+      paper.drawImage(picture, 0, 0, canvas.width, canvas.height);
+      save(name, canvas.toDataURL("image/png"));
+    };
+    picture.src = `data:image/svg+xml;charset=utf-8,${encodeURIComponent(drawn)}`;
+  }
+
+  // Leaves one run in all charts, or shows all again.
+  function isolate(button) {
+    const alone = button.getAttribute("aria-pressed") === "false";
+    for (const one of document.querySelectorAll("[data-run]")) one.setAttribute("aria-pressed", alone && one === button);
+    const own = (name) => name === button.dataset.run || name.startsWith(`${button.dataset.run} · `);
+    for (const chart of all()) {
+      for (const { name } of linesOf(chart))
+        chart.dispatchAction({ type: alone && !own(name) ? "legendUnSelect" : "legendSelect", name });
+    }
+  }
+
+  function chartButton(button) {
+    const figure = button.closest("figure"), place = figure.querySelector(".view-chart");
+    const name = place.ariaLabel.replace(/[^\w.-]+/g, "-");
+    if (button.dataset.chart === "csv")
+      save(`${name}.csv`, `data:text/csv;charset=utf-8,${encodeURIComponent(csv(chartOf(place)))}`);
+    else if (button.dataset.chart === "png") png(place, `${name}.png`);
+    else if (document.fullscreenElement) document.exitFullscreen();
+    else figure.requestFullscreen();
+  }
+
+  function quietly(work) {
+    zooming = true;
+    work();
+    zooming = false;
   }
 
   // One chart was zoomed: the others follow.
   function zoomed(id) {
     if (zooming) return;
-    zooming = true;
     const source = getElement(id).chart;
     const { start, end, startValue, endValue } = zoomOf(source);
-    const all = start <= 0 && end >= 100;
-    for (const other of charts()) {
-      if (other === source || !zoomOf(other)) continue;
-      other.dispatchAction(all ? { type: "dataZoom", start, end } : { type: "dataZoom", startValue, endValue });
-    }
+    const whole = start <= 0 && end >= 100;
+    quietly(() => {
+      for (const other of all()) {
+        if (other === source || !zoomOf(other)) continue;
+        other.dispatchAction(whole ? { type: "dataZoom", start, end } : { type: "dataZoom", startValue, endValue });
+      }
+    });
     const short = (value) => Number(value.toPrecision(6));
-    address(all ? { from: null, to: null } : { from: short(startValue), to: short(endValue) });
-    zooming = false;
+    address(whole ? { from: null, to: null } : { from: short(startValue), to: short(endValue) });
   }
 
   const escape = (text) => String(text).replace(/[&<>"']/g, (one) => `&#${one.charCodeAt(0)};`);
@@ -151,5 +312,5 @@ const view = (() => {
     return { type: "polygon", shape: { points: [...upper, ...lower] }, style: api.style() };
   }
 
-  return { address, choose, zoomable, zoomed, escape, number, band };
+  return { address, choose, chart, zoomed, tip, escape, number, band };
 })();
