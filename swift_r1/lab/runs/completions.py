@@ -192,6 +192,13 @@ class CompletionTable(StoredLines):
     def group(self, step: int, group: int, longest: int | None = None) -> list[dict[str, Any]]:
         """Returns a group's completions in their order; where the file lacks `number` they are numbered."""
         query = CompletionQuery(steps=(step, step), group=group, order_by="number")
+        return self._numbered(query, longest)
+
+    def group_of_prompt(self, step: int, prompt_id: str) -> list[dict[str, Any]]:
+        """Returns the completions of a prompt in a step, as `group`; older versions did not number groups."""
+        return self._numbered(CompletionQuery((step, step), prompt_id, order_by="number"), None)
+
+    def _numbered(self, query: CompletionQuery, longest: int | None) -> list[dict[str, Any]]:
         return [
             {"number": place} | row
             for place, row in enumerate(self.page(query, 0, 10_000, longest))
@@ -232,6 +239,13 @@ class CompletionTable(StoredLines):
             return [
                 found[place] | {"prompt": texts.get(found[place]["prompt_id"])} for place in best
             ]
+
+    def high_advantage(self) -> float | None:
+        """Returns the advantage, to three decimals, that a tenth of the completions has or exceeds; None where it is
+        not above 0."""
+        [(found,)] = self._rows("SELECT quantile_disc(advantage, 0.9) FROM completions")
+        high = math.floor((found or 0.0) * 1_000) / 1_000
+        return high if high > 0 else None
 
     def steps(self) -> list[int]:
         return [

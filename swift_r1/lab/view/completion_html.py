@@ -5,12 +5,14 @@ from __future__ import annotations
 import html
 import json
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import chain
 from typing import Any
 
+from swift_r1.lab.report.colours import CLASSES
+from swift_r1.lab.runs.failures import answer_place
 from swift_r1.lab.runs.query import FAILURE, LENGTH, clean
-from swift_r1.lab.view.markup import KEPT, markup
+from swift_r1.lab.view.markup import KEPT, excerpt, highlighted, markup, matches
 from swift_r1.record.recorded import FIELDS
 
 Row = Mapping[str, Any]
@@ -18,15 +20,18 @@ Row = Mapping[str, Any]
 _CELL = 160  # characters
 _VALUE = 2_000
 _CARD = 12_000
-_ENDS = (
-    "failure",
-    "turns",
-    "sequences",
-    "tokens",
-    "finish_reason",
-    "weight_version",
-    "newest_weight_version",
-)
+_THOUGHT_END = "</think>"
+_LONG_THOUGHT = 600  # characters, from which on it is folded
+_ENDS = {
+    "finish_reason": "ended by",
+    "turns": "turns",
+    "sequences": "sequences",
+    "weight_version": "weights",
+    "newest_weight_version": "newest weights",
+    "failure": "failure",
+}
+_SHORT = {FAILURE: "class", LENGTH: "characters"}
+_GOLD = frozenset(("solution", "answer", "target", "gold", "ground_truth", "label"))
 
 
 def shown(value: Any) -> str:
@@ -56,40 +61,66 @@ def data_columns(row: Row) -> dict[str, Any]:
     }
 
 
+def short(name: str) -> str:
+    """Returns the name of a column as headings have it."""
+    return _SHORT.get(name, name.removeprefix("rewards/"))
+
+
 def rows_table(
     rows: Sequence[Row],
     columns: Sequence[str],
     sort: str | None,
     descending: bool,
-    link: Callable[[Row], str],
+    links: Mapping[str, Callable[[Row], str]],
+    words: str = "",
 ) -> str:
-    """Returns a table of completions: a click on a heading sorts (`data-sort`), the completion's text leads to
-    `link(row)`."""
-    heads = "".join(_head(name, sort, descending) for name in columns)
-    body = "".join(f"<tr>{''.join(_cells(row, columns, link(row)))}</tr>" for row in rows)
+    """Returns a table: a click on a heading sorts (`data-sort`), one on a row goes where the first column of `links`
+    leads to, and one on another such column where that does. `words` are marked in prompts and completions."""
+    numbers = {
+        name for name in columns if any(isinstance(row.get(name), int | float) for row in rows)
+    }
+    heads = "".join(_head(name, sort, descending, name in numbers) for name in columns)
+    body = "".join(
+        f"<tr>{''.join(_cell(row, name, links, words, name in numbers) for name in columns)}</tr>"
+        for row in rows
+    )
     return f'<table class="rows"><thead><tr>{heads}</tr></thead><tbody>{body}</tbody></table>'
 
 
-def _head(name: str, sort: str | None, descending: bool) -> str:
+def _head(name: str, sort: str | None, descending: bool, number: bool) -> str:
     arrow = ""
     state = "none"
     if name == sort:
         arrow = " ▼" if descending else " ▲"
         state = "descending" if descending else "ascending"
     label = html.escape(clean(name))
-    return f'<th aria-sort="{state}"><button type="button" data-sort="{label}">{markup(name)}{arrow}</button></th>'
+    return (
+        f'<th aria-sort="{state}" class="{"number" if number else ""}"><button type="button" data-sort="{label}" '
+        f'title="sort by {label}">{markup(short(name))}{arrow}</button></th>'
+    )
 
 
-def _cells(row: Row, columns: Sequence[str], href: str) -> Iterator[str]:
-    for name in columns:
-        value = row.get(name)
-        text = shown(value)
-        cut = markup(text[:_CELL]) + ("…" if len(text) > _CELL else "")
-        number = " number" if isinstance(value, int | float) else ""
-        if name == "completion":
-            cut = f'<a data-item href="{html.escape(href)}">{cut or "(empty)"}</a>'
-        kind = "long" if name in ("completion", "prompt") else "short"
-        yield f'<td class="{kind}{number}" data-name="{html.escape(clean(name))}">{cut}</td>'
+def _cell(
+    row: Row, name: str, links: Mapping[str, Callable[[Row], str]], words: str, number: bool
+) -> str:
+    text = shown(row.get(name))
+    long = name in ("completion", "prompt")
+    if name == "prompt" and not matches(text, words):
+        cut = ("…" if len(text) > _CELL else "") + markup(text[-_CELL:])  # questions end prompts
+    else:
+        cut = excerpt(text, words if long else "", _CELL)
+    if name == FAILURE:
+        cut = kind_tag(text)
+    if name in links:
+        first = " data-item" if name == next(iter(links)) else ""
+        cut = f'<a{first} href="{html.escape(links[name](row))}">{cut or "(empty)"}</a>'
+    kind = "long" if long else "short number" if number else "short"
+    return f'<td class="{kind}" data-name="{html.escape(clean(short(name)))}">{cut}</td>'
+
+
+def kind_tag(kind: str) -> str:
+    """Returns a class of `FAILURES` with its colour."""
+    return f'<span class="kind k{CLASSES.get(kind, 0)}">{markup(kind)}</span>'
 
 
 def facts(values: Mapping[str, Any]) -> str:
@@ -106,15 +137,10 @@ def card(
     reasons: Sequence[Row],
     links: Mapping[str, str],
     whole: bool = False,
+    words: str = "",
 ) -> str:
     """Returns one completion of a group: its rewards, why each that is invalid is so, its advantage, how it ended, its
-    text or its turns. `links` are texts and addresses; without `whole` a long text is cut."""
-    values = {
-        name: row[name]
-        for name in ("reward", *reward_columns(row), "advantage", FAILURE)
-        if name in row
-    }
-    ends = {name: row[name] for name in _ENDS if name in row}
+    text or its turns. `links` are texts and addresses; without `whole` a long text is cut; `words` are marked."""
     why = "".join(
         f"<p class=why>{markup(shown(one.get('reward')))} is invalid ({markup(shown(one.get('kind')))}): "
         f"{markup(shown(one.get('cause')), _VALUE)}</p>"
@@ -125,25 +151,91 @@ def card(
     )
     number = row.get("number")
     place = f' id="n{number}"' if isinstance(number, int) else ""
-    title = f"completion {markup(shown(number))}"
-    if row.get("dropped"):
-        title += ", not trained: its group had no signal"
     messages = row.get("messages")
     others = _others(row)
-    text = turns(messages, whole) if isinstance(messages, list) else completion(row, whole)
+    text = (
+        turns(messages, whole, words)
+        if isinstance(messages, list)
+        else completion(row, whole, words)
+    )
     for number, other in enumerate(others, 1):
         summary = f"conversation {number} of {len(others) + 1}: ended before this one"
-        text += f"<details><summary>{summary}</summary>{turns(other, whole)}</details>"
+        text += f"<details><summary>{summary}</summary>{turns(other, whole, words)}</details>"
     return (
-        f'<article class="card" data-item tabindex="-1"{place}><h3>{title}</h3>{facts(values | ends)}{why}'
-        f'<nav class="links">{lead}</nav>{text}</article>'
+        f'<article class="card kind-edge k{CLASSES.get(str(row.get(FAILURE)), 0)}" data-item tabindex="-1"{place}>'
+        f'<h3>{_result(row)}</h3><p class="said">{_details(row)}</p>{why}<nav class="links">{lead}</nav>{text}</article>'
     )
 
 
-def completion(row: Row, whole: bool = False) -> str:
+def _result(row: Row) -> str:
+    """Returns the line of a completion: its reward, advantage, class and length."""
+    parts = [f"reward {markup(shown(row.get('reward')))}"]
+    advantage = row.get("advantage")
+    if isinstance(advantage, int | float):
+        parts.append(f"adv {advantage:+.3g}")
+    if FAILURE in row:
+        parts.append(kind_tag(shown(row[FAILURE])))
+    length = length_column(row)
+    if length in row:
+        parts.append(
+            f"{markup(shown(row[length]))} {'tok' if length == 'tokens' else 'characters'}"
+        )
+    return " · ".join(parts)
+
+
+def _details(row: Row) -> str:
+    parts = [f"{short(name)} {shown(row[name])}" for name in reward_columns(row)]
+    parts += [
+        f"{title} {shown(row[name])}" for name, title in _ENDS.items() if row.get(name) is not None
+    ]
+    parts.append(f"completion {shown(row.get('number'))}")
+    if row.get("dropped"):
+        parts.append("not trained: its group had no signal")
+    return " · ".join(markup(part, _VALUE) for part in parts)
+
+
+def completion(row: Row, whole: bool = False, words: str = "") -> str:
+    """Returns the completion's text with the answer that is graded marked."""
+    text = shown(row.get("completion"))
+    first = next(iter(reward_columns(row)), "").removeprefix("rewards/")
+    return passage(text, whole, words, answer_place(first, text))
+
+
+def passage(text: str, whole: bool, words: str, answer: tuple[int, int] | None = None) -> str:
+    """Returns what a model wrote; a long thought is folded, unless it holds the answer or the words."""
+    kept = text[: KEPT if whole else _CARD]
+    if answer is not None and answer[1] > len(kept):
+        answer = None
+    end = kept.find(_THOUGHT_END) + len(_THOUGHT_END)
+    start = end if end > _LONG_THOUGHT else 0
+    inside = answer is not None and answer[0] < start
+    after = None if answer is None or inside else (answer[0] - start, answer[1] - start)
+    left = len(text) - len(kept)
+    more = f"<b class=unseen>… {left:,} more characters</b>" if left else ""
+    said = f'<pre class="text">{highlighted(kept[start:], words, after)}{more}</pre>'
+    if not start:
+        return said
+    thought = highlighted(kept[:start], words, answer if inside else None)
+    seen = " open" if inside or matches(kept[:start], words) else ""
     return (
-        f'<pre class="text">{markup(shown(row.get("completion")), KEPT if whole else _CARD)}</pre>'
+        f'<details class="thought"{seen}><summary>thought, {start:,} characters</summary>'
+        f'<pre class="text">{thought}</pre></details>{said}'
     )
+
+
+def prompt_block(row: Row, words: str = "") -> str:
+    """Returns the prompt as the model saw it."""
+    return f'<pre class="text prompt">{highlighted(shown(row.get("prompt")), words)}</pre>'
+
+
+def about_prompt(values: Mapping[str, Any]) -> str:
+    """Returns names and values in a line, the right answer among them marked."""
+    parts = []
+    for name, value in values.items():
+        said = markup(shown(value), _VALUE)
+        gold = f'<b class="answer" title="what is right">{said}</b>'
+        parts.append(f"{markup(name.replace('_', ' '))} {gold if name in _GOLD else said}")
+    return f'<p class="said">{" · ".join(parts)}</p>'
 
 
 def is_long(row: Row) -> bool:
@@ -159,21 +251,21 @@ def _others(row: Row) -> list[list[Any]]:
     return [one for one in found if isinstance(one, list)] if isinstance(found, list) else []
 
 
-def turns(messages: Sequence[Any], whole: bool = False) -> str:
+def turns(messages: Sequence[Any], whole: bool = False, words: str = "") -> str:
     """Returns the messages of a conversation, each with its role; the tools that it calls, and their answers."""
     parts = []
     for message in messages:
         message = message if isinstance(message, dict) else {"content": message}
         role = shown(message.get("role"))
         kind = role if role in ("system", "user", "assistant", "tool") else "user"
-        content = markup(shown(message.get("content")), KEPT if whole else _CARD)
+        content = passage(shown(message.get("content")), whole, words)
         more = {
             name: value
             for name, value in message.items()
             if name not in ("role", "content") and value
         }
         parts.append(
-            f'<div class="turn {kind}"><b>{markup(role)}</b><pre class="text">{content}</pre>'
+            f'<div class="turn {kind}"><b>{markup(role)}</b>{content}'
             f"{facts(more) if more else ''}</div>"
         )
     return "".join(parts)

@@ -59,6 +59,62 @@ async def table_of(page: Page, of: str | None = None, seconds: float = math.inf)
     return found
 
 
+SORTED = "(event) => { const name = event.target.closest('[data-sort]')?.dataset.sort; if (name) emit(name); }"
+"""For clicks on a table: emits the column of a heading (`rows_table`)."""
+
+
+def sort_again(page: Page, name: str) -> dict[str, Any]:
+    """Returns the parameters `sort` and `desc` after a click on a heading: the highest first, then the other way."""
+    return {"sort": name, "desc": name != page.text("sort") or not page.flag("desc")}
+
+
+def nothing(page: Page, what: str, some: bool = False) -> str:
+    """Returns what stands in the place of rows; `some` if there are others."""
+    if some:
+        return f"No {what} match"
+    return f"No {what} yet" if page.run.status == "running" else f"This run recorded no {what}"
+
+
+def busy_bar() -> ui.linear_progress:
+    """A bar at the top of the window, for work that takes longer than a moment."""
+    bar = ui.linear_progress(show_value=False).props('indeterminate aria-label="reading"')
+    bar.classes("view-busy").set_visibility(False)
+    return bar
+
+
+class Pager:
+    """Page numbers; `turn` gets the one that was chosen, from 0. `keys` for one of those of a page."""
+
+    def __init__(self, turn: Callable[[int], Any], keys: bool = False) -> None:
+        self.numbers = ui.pagination(
+            1,
+            1,
+            direction_links=True,
+            on_change=lambda event: turn(int(event.value or 1) - 1),
+        ).props("boundary-numbers max-pages=6")
+        self.numbers.set_visibility(False)
+        for key, step, title in (
+            ("ArrowLeft [", -1, "previous page"),
+            ("ArrowRight ]", 1, "next page"),
+        ):
+            if keys:
+                hidden_key(key, title).on_click(lambda step=step: self._by(step))
+
+    def show(self, number: int, pages: int) -> None:
+        self.numbers.max = max(1, pages)
+        self.numbers.value = number + 1
+        self.numbers.set_visibility(pages > 1)
+
+    def _by(self, step: int) -> None:
+        self.numbers.value = min(self.numbers.max, max(1, int(self.numbers.value or 1) + step))
+
+
+def hidden_key(key: str, title: str) -> ui.button:
+    """A button that only keys press."""
+    button = ui.button(title).props(f'flat dense no-caps data-key="{key}" title="{title}"')
+    return button.classes("key-only")
+
+
 def of_choice(page: Page) -> None:
     """Whether the page is about completions of training or of evaluations."""
     choice = ui.toggle({"": "training", "eval": "evaluations"}, value=page.text("of")).props(
@@ -75,12 +131,7 @@ def of_choice(page: Page) -> None:
 def next_item_keys() -> None:
     """`j` and `k` go to the next and the last completion of a page (each has `data-item`)."""
     for key, step, title in (("j", 1, "next completion"), ("k", -1, "previous completion")):
-        button = (
-            ui.button(title)
-            .props(f'flat dense no-caps data-key="{key}" title="{title}"')
-            .classes("key-only")
-        )
-        button.on("click", js_handler=_NEXT % step)
+        hidden_key(key, title).on("click", js_handler=_NEXT % step)
 
 
 def rich(html: str) -> ui.html:

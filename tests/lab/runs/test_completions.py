@@ -53,7 +53,7 @@ def test_the_page_is_the_file(run, table):
 QUERIES = {
     "steps": (CompletionQuery(steps=(3, 5)), lambda row: 3 <= row["step"] <= 5),
     "prompt": (CompletionQuery(prompt_id="countdown:1"), lambda row: row["prompt_id"] == "countdown:1"),
-    "reason": (CompletionQuery(finish_reason="length"), lambda row: row["finish_reason"] == "length"),
+    "reason": (CompletionQuery(where=(("finish_reason", "=", "length"),)), lambda row: row["finish_reason"] == "length"),
     "text": (CompletionQuery(text='MAKE countdown:1.\n'), lambda row: row["prompt_id"] == "countdown:1"),
     "percent": (CompletionQuery(text="50 %</think>\n<"), lambda row: "50 %</think>\n<" in row["completion"]),
     "any": (CompletionQuery(text="%"), lambda row: "%" in row["completion"]),

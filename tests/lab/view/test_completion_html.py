@@ -21,9 +21,12 @@ from swift_r1.lab.view.answer_sources import (
     weight_bytes,
 )
 from swift_r1.lab.view.completion_html import (
+    about_prompt,
     card,
+    completion,
     data_columns,
     is_long,
+    prompt_block,
     reasons_of,
     rows_table,
     shown,
@@ -62,7 +65,7 @@ OURS = {
         "dt",
         "dd",
     )
-} | {*("pre", "div", "details", "summary")}
+} | {*("pre", "div", "details", "summary", "span", "mark")}
 
 
 class _Tags(HTMLParser):
@@ -83,14 +86,20 @@ class _Tags(HTMLParser):
 def test_any_row_is_shown_with_our_tags_alone(row: dict[str, Any], reason: dict[str, Any]) -> None:
     columns = list(row)
     html = rows_table(
-        [row], columns, columns[0] if columns else None, True, lambda _row: '/group?x="&y=<'
+        [row],
+        columns,
+        columns[0] if columns else None,
+        True,
+        {"completion": lambda _row: '/group?x="&y=<'},
+        "x",
     )
-    html += card(row, [reason], {"tokens": "/tokens?a=b&c=d"}) + card(row, [], {}, whole=True)
+    html += card(row, [reason], {"tokens": "/tokens?a=b&c=d"}) + card(row, [], {}, True, "x")
+    html += about_prompt(row) + prompt_block(row, "x")
     found = _Tags(html)
     assert found.found <= OURS
-    assert found.attributes <= {"class", "type", "href", "id", "tabindex", "aria-sort"} | {
-        name for name in found.attributes if name.startswith("data-")
-    }
+    assert found.attributes <= {
+        *("class", "type", "href", "id", "tabindex", "aria-sort", "title", "open")
+    } | {name for name in found.attributes if name.startswith("data-")}
     html.encode()
     assert is_long(row) in (True, False) and isinstance(data_columns(row), dict)
 
@@ -104,10 +113,34 @@ def test_all_conversations_of_an_episode_are_there() -> None:
     assert (
         html.index("c!") < html.index("conversation 1 of 3") < html.index("a!") < html.index("b!")
     )
-    assert "<h3>completion " in html
+    assert "<h3>reward –</h3>" in html
     assert not is_long({"messages": said[2], "other_messages": said[:2]})
     said[0][1]["content"] *= 10_000
     assert is_long({"messages": said[2], "other_messages": said[:2]})
+
+
+def test_the_graded_answer_is_marked_and_a_long_thought_folded() -> None:
+    short = "<think>1 + 2</think><answer>1 + 2</answer>"
+    assert completion({"completion": short, "rewards/countdown": 0.0}) == (
+        '<pre class="text">&lt;think&gt;1 + 2&lt;/think&gt;&lt;answer&gt;<b class="answer" title="the answer">'
+        "1 + 2</b>&lt;/answer&gt;</pre>"
+    )
+    long = {"completion": f"<think>{'word ' * 200}needle</think>so \\boxed{{7}} it is"}
+    html = completion(long)
+    assert '<details class="thought"><summary>thought, 1,021 characters</summary>' in html
+    assert html.endswith('so \\boxed{<b class="answer" title="the answer">7</b>} it is</pre>')
+    assert '<details class="thought" open>' in completion(long, words="NEEDLE")
+    inside = f"<think>{'word ' * 200}<answer>7</answer></think>"
+    assert '<details class="thought" open>' in completion(
+        {"completion": inside, "rewards/countdown": 1.0}
+    )
+
+
+def test_the_searched_words_are_in_view_and_marked() -> None:
+    row = {"completion": "a " * 400 + "Needle <b>" + " z" * 400}
+    html = rows_table([row], ["completion"], None, False, {}, "needle <")
+    assert "<mark>Needle &lt;</mark>b&gt;" in html and len(html) < 700
+    assert html.count("…") == 2
 
 
 def test_values_are_short() -> None:
@@ -134,6 +167,8 @@ def test_conditions() -> None:
     for bad in ("reward", "reward is high", "=3", "x > null"):
         with pytest.raises(UsageError, match="is not a condition"):
             read_conditions(bad)
+    with pytest.raises(UsageError, match="'reward>=': a value is missing after >="):
+        read_conditions("a=1; reward>=")
 
 
 @settings(max_examples=200, deadline=None)

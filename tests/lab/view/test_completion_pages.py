@@ -167,7 +167,20 @@ def test_the_table_shows_the_rows_of_the_file(viewer: Any, tab: Tab, run: Path) 
         "location.search.includes('sort=reward') && location.search.includes('desc=1')"
     )
     page.goto(f"{url}/completions?run=made&where=reward is high")
-    page.wait_for_function("document.querySelector('.said').innerText.includes('not a condition')")
+    page.wait_for_selector("text='reward is high' is not a condition")
+    page.get_by_label("where").fill("clas=right")
+    page.wait_for_selector("text=no column 'clas': step, prompt_id")
+    page.get_by_label("where").fill("countdown=1")
+    assert shown() == expected([row for row in rows if row["rewards/countdown"] == 1])
+    page.get_by_role("button", name="cut off").click()
+    page.wait_for_selector("text=No completions match")
+    assert page.get_by_label("where").input_value() == "countdown=1; finish_reason=length"
+    page.get_by_label("where").fill("")
+    page.get_by_role("button", name="wrong", pressed=False).press("Enter")
+    page.wait_for_selector(".rows .kind")
+    assert "right" not in page.locator(".rows .kind").all_inner_texts()
+    page.locator(".rows tbody tr").nth(1).locator("[data-name=class]").click(force=True)
+    page.wait_for_selector(".cards .card:target .answer")
 
 
 def test_new_rows_of_a_run_that_trains_are_shown(viewer: Any, tab: Tab, run: Path) -> None:
@@ -223,10 +236,10 @@ def test_a_group_says_why_each_got_what_it_got(viewer: Any, tab: Tab, run: Path)
     assert page.locator(".why").count() == 1
     for place, row in enumerate(mine):
         said = cards.nth(place).inner_text()
-        assert (
-            f"rewards/format\n{row['rewards/format']:g}" in said
-            and f"advantage\n{row['advantage']:g}" in said
-        )
+        assert f"format {row['rewards/format']:g}" in said
+        assert f"adv {row['advantage']:+g} · right" in said
+    assert page.locator(".said .answer").inner_text() == "3"
+    assert "4 completions: 4 right · mean reward 1.1" in page.locator(".said").all_inner_texts()
     assert '"3", 9 and 8' in page.locator("pre.prompt").inner_text()
     cards.nth(1).get_by_text("tokens").click()
     page.wait_for_selector(".tokens.text i")
