@@ -15,10 +15,10 @@ from swift_r1.lab.view.answer_sources import (
     AnswerSource,
     CheckpointSource,
     ServerSource,
+    needed_bytes,
     newest_checkpoint,
     own_key,
     server_urls,
-    weight_bytes,
 )
 from swift_r1.lab.view.coloured import token_css
 from swift_r1.lab.view.shell import Page, opened
@@ -170,27 +170,31 @@ def tokens_link(page: Page, row: Mapping[str, Any], of: str | None) -> str:
     return page.link("/tokens", **where, request=row["request_id"], number=row["number"])
 
 
-def source_choice(page: Page, step: int | None = None) -> Callable[[], AnswerSource | None]:
-    """Returns a choice of who answers: nobody at first, the run's server while it runs, the last checkpoint or the one
-    nearest to `step`; with a field for the server's key, which is kept nowhere. Returns what gives the chosen one."""
+def source_choice(
+    page: Page, step: int | None = None, ready: bool = False
+) -> Callable[[], AnswerSource | None]:
+    """Returns a choice of who answers: the run's server while it runs, the last checkpoint or the one nearest to `step`;
+    at first nobody, or with `ready` the checkpoint of a run that has ended. It has a field for the server's key, which
+    is kept nowhere. Returns what gives the chosen one."""
     run = page.run
     checkpoint = newest_checkpoint(run.path, step)
     urls = server_urls(run.args) if run.status == "running" else []
-    options = {"": "nobody"} | {url: f"the server at {url}" for url in urls}
+    options = {"": "choose a model" if checkpoint or urls else "no checkpoint, no server"}
+    options |= {url: f"the server at {url}" for url in urls}
     if checkpoint is not None:
-        size = weight_bytes(checkpoint) / 2**20
+        size = needed_bytes(checkpoint) / 2**20
         options[checkpoint.name] = (
-            f"{checkpoint.name}: a process of its own, about {size:,.0f} MiB of memory"
+            f"{checkpoint.name} (a process of its own, about {size:,.0f} MiB of memory)"
         )
-    asked = page.text("source")
-    with ui.element("div").classes("view-row"):
-        choice = ui.select(options, label="who answers", value=asked if asked in options else "")
-        choice.props("dense outlined options-dense").classes("source")
-        choice.on_value_change(lambda event: page.set(source=event.value or None))
-        key = ui.input("the server's key, where it wants one", password=True).props(
-            "dense outlined autocomplete=off"
-        )
-        key.bind_visibility_from(choice, "value", lambda value: value in urls)
+    first = checkpoint.name if ready and checkpoint and run.status != "running" else ""
+    asked = page.text("source", first)
+    choice = ui.select(options, label="model", value=asked if asked in options else "")
+    choice.props("dense outlined options-dense").classes("source")
+    choice.on_value_change(lambda event: page.set(source=event.value or None))
+    key = ui.input("the server's key, where it wants one", password=True).props(
+        "dense outlined autocomplete=off"
+    )
+    key.bind_visibility_from(choice, "value", lambda value: value in urls)
 
     def chosen() -> AnswerSource | None:
         if choice.value in urls:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -76,12 +77,13 @@ def test_tokens_have_the_colours_of_their_numbers(
             if scale.colouring.kind == "diverging":
                 wanted = colours.diverging(level / LEVELS - 1, dark=theme == "dark")
             else:
-                wanted = colours.sequential(level / 2 / LEVELS)
+                wanted = colours.diverging(level / 2 / LEVELS, dark=theme == "dark")
             assert background == rgb(wanted), (colour, value)
     page.hover(".tokens.text i:nth-of-type(5)")
     said = page.inner_text(".token-panel")
     assert f"id {row['token_ids'][4]}" in said and f"5 of {len(row['token_ids'])}" in said
     assert f"advantages {row['advantages'][4]:.5g}" in said
+    assert f"probability {100 * math.exp(row['rollout_logps'][4]):.3g} %" in said
     page.focus(".tokens.text")
     page.keyboard.press("ArrowRight")
     page.wait_for_function("document.querySelector('.token-panel').innerText.includes('6 of')")
@@ -105,6 +107,27 @@ def test_another_colour_is_in_the_address_and_the_next_completion_a_key_away(
     )
 
 
+def test_the_tokens_of_another_step_and_in_another_order(viewer: Any, tab: Tab, run: Path) -> None:
+    page, url = tab(), viewer(run).url
+    page.goto(f"{url}/tokens?run=made")
+    page.wait_for_selector(".legend >> text=entropy (nats): sure")  # not the advantage, one for all
+    page.get_by_label("order").click()
+    page.get_by_role("option", name="mean entropy").click()
+    page.wait_for_function("location.search.includes('order=entropy')")
+    means = {
+        number: sum(row["entropies"]) / len(row["entropies"])
+        for number in range(4)
+        for row in [recorded(run, 6, number)]
+    }
+    first = max(means, key=lambda number: means[number])
+    page.wait_for_selector(f"text=completion {first} · optimizer step 5")
+    page.get_by_label("step", exact=True).click()
+    page.get_by_role("option", name="evaluation at step 6").click()
+    page.wait_for_selector("text=recorded in the evaluation at step 6")
+    page.goto(f"{url}/tokens?run=made&step=99")
+    page.wait_for_selector("text=step 99 has no recorded tokens; recorded: 1 to 6")
+
+
 def test_each_sequence_of_an_episode_is_a_page(viewer: Any, tab: Tab, run: Path) -> None:
     row = recorded(run, 3, 2)
     own = [
@@ -120,7 +143,7 @@ def test_each_sequence_of_an_episode_is_a_page(viewer: Any, tab: Tab, run: Path)
         f"{url}/tokens?run=made&step=3&request={row['request_id'].replace('/', '%2F')}&number=2"
     )
     for number in range(3):
-        page.wait_for_selector(f"text={number + 1} of 3 that are recorded")
+        page.wait_for_selector(f"text=Completion {number + 1} of 3 recorded at step 3")
         page.wait_for_function(
             f"document.querySelector('.tokens.text').innerText.startsWith('{'abc'[number] * 3}')"
         )
@@ -330,11 +353,12 @@ def test_the_checkpoint_answers_and_is_stopped(
     (run / "tokens" / "step-000004.parquet").unlink()
     for number, said in (
         (1, "not of this model's vocabulary"),
-        (3, "instead of '\\x07' (token 3), by checkpoint-6"),
+        (3, "instead of '\\x07' (token 3), by checkpoint-6, at temperature 1:"),
     ):
         page.goto(f"{url}/tokens?run=made&step={number}&source=checkpoint-6")
         page.click(".tokens.text i:nth-of-type(3)")
         page.wait_for_selector(f"text={said}", timeout=60_000)
+    assert page.locator(".alternatives tr").count() == 5
     below = psutil.Process(served.process.pid).children()
     assert len(below) == 1
     page.goto("about:blank")
