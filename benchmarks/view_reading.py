@@ -27,6 +27,7 @@ from rich.console import Console
 from rich.table import Table
 
 from swift_r1.lab.runs.completions import CompletionTable
+from swift_r1.lab.runs.heatmap import heatmaps
 from swift_r1.lab.runs.query import FAILURE, LENGTH, CompletionQuery
 
 GROUPS, PER_GROUP = 32, 16
@@ -128,8 +129,8 @@ def measured(path: Path, line: str) -> None:
         timed("failure classes", lambda: len(table.failure_classes()))
         timed("of one class", lambda: ask(CompletionQuery(where=[(FAILURE, "=", "truncated")])))
         timed("group shares", lambda: len(table.group_shares()))
-        timed("heat map of rewards", lambda: len(table.heatmap("reward").steps))
-        timed("heat map of a column", lambda: len(table.heatmap("rewards/countdown").steps))
+        timed("heat map of rewards", lambda: len(heatmaps([table], "reward")[0].steps))
+        timed("heat map of a column", lambda: len(heatmaps([table], "rewards/countdown")[0].steps))
     seconds = time.perf_counter() - start
     done.set()
     watcher.join()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import OrderedDict
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -34,18 +34,6 @@ if TYPE_CHECKING:
     import numpy
 
 _REMEMBERED = 8  # queries whose matches are kept
-_MOST_STEPS = 200  # of a heat map, bins
-_LARGEST = 1e300  # of its values
-
-
-@dataclass(frozen=True)
-class Heatmap:
-    """Counts of completions by step and value: `counts[i][j]` from step `steps[i]` (up to the next) and from `edges[j]`
-    to `edges[j + 1]`."""
-
-    steps: list[int]
-    edges: list[float]
-    counts: list[list[int]]
 
 
 class CompletionTable(StoredLines):
@@ -252,9 +240,8 @@ class CompletionTable(StoredLines):
             step for (step,) in self._rows("SELECT DISTINCT step FROM completions ORDER BY step")
         ]
 
-    def heatmap(self, column: str, bins: int = 30) -> Heatmap:
-        """Counts the values of a column of numbers over the steps; several steps share a bin where there are very
-        many."""
+    def values(self, column: str) -> tuple[numpy.ndarray, numpy.ndarray]:
+        """Returns the step and the value of each completion, NaN where the column has no number."""
         import numpy
 
         value = as_number(column)
@@ -272,26 +259,9 @@ class CompletionTable(StoredLines):
                     one.fetchnumpy()
                     for one in self._over_lines(all_of([]), statement, value.values)
                 ]
-        if not parts:
-            return Heatmap([], [], [])
-        of_rows = numpy.concatenate([part["step"] for part in parts])
-        values = numpy.concatenate(
-            [numpy.ma.filled(part["value"].astype(float), numpy.nan) for part in parts]
-        )
-        known = numpy.abs(values) < _LARGEST
-        if not known.any():
-            return Heatmap([], [], [])
-        steps, row = numpy.unique(of_rows, return_inverse=True)
-        each = math.ceil(len(steps) / _MOST_STEPS)
-        low = values[known].min()
-        high = values[known].max()
-        edges = numpy.linspace(low, high if high > low else low + 1, bins + 1)
-        size = (math.ceil(len(steps) / each), bins)
-        place = numpy.clip(numpy.searchsorted(edges, values[known], "right") - 1, 0, bins - 1)
-        counts = numpy.bincount(
-            (row[known] // each) * bins + place, minlength=math.prod(size)
-        ).reshape(size)
-        return Heatmap(steps[::each].tolist(), edges.tolist(), counts.tolist())
+        steps = [numpy.empty(0, int), *(part["step"] for part in parts)]
+        found = [numpy.ma.filled(part["value"].astype(float), numpy.nan) for part in parts]
+        return numpy.concatenate(steps), numpy.concatenate([numpy.empty(0), *found])
 
     def group_shares(self) -> list[dict[str, Any]]:
         """Returns by `step` the number of `groups`, and the shares of them that are all `right`, all `wrong` and

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as some
 
 from swift_r1.errors import RunFailed, UsageError
-from swift_r1.lab.runs.completions import Heatmap
+from swift_r1.lab.runs.heatmap import Heatmap
 from swift_r1.lab.runs.query import read_conditions
 from swift_r1.lab.view.answer_sources import (
     check_memory,
@@ -234,7 +234,7 @@ def test_checkpoints(tmp_path: Path) -> None:
 def test_charts_of_distributions() -> None:
     pytest.importorskip("nicegui", reason="pip install 'swift-r1[view]'")
     from swift_r1.lab.runs.failures import FAILURES
-    from swift_r1.lab.view.pages.distributions import heat_options, of_all, shares
+    from swift_r1.lab.view.pages.distributions import heat_options, largest_share, of_all, shares
     from swift_r1.lab.view.pages.prompt import in_groups, mean_reward
 
     counts = {"step": 1} | dict.fromkeys(FAILURES, 0) | {"right": 3, "truncated": 1}
@@ -242,11 +242,18 @@ def test_charts_of_distributions() -> None:
         "right": 0.75,
         "truncated": 0.25,
     }
-    lines = shares([{"step": step, "a": step / 1000} for step in range(1000)], {"A": "a"})
+    rows = [{"step": step, "right": step / 1000} for step in range(1000)]
+    lines = shares(rows, {"all right": "right"})
     assert len(lines[0].points) == 334 and lines[0].points[1] == (3.0, pytest.approx(0.004))
-    heat = heat_options("x", Heatmap([1, 5], [0.0, 0.5, 1.0], [[3, 1], [0, 2]]))
-    assert heat["series"][0]["data"] == [[0, 0, 0.75], [0, 1, 0.25], [1, 1, 1.0]]
-    assert heat["xAxis"]["data"] == [1, 5] and heat["yAxis"]["data"] == ["0.25", "0.75"]
+    found = Heatmap([1, 5], [(0.0, 0.5), (1.0, 1.0)], [[3, 1], [0, 2]])
+    heat = heat_options("x", found, largest_share(found))
+    assert heat["series"][0]["data"] == [
+        [0, 0, 0.75, "0 to 0.5", 4],
+        [0, 1, 0.25, "1", 4],
+        [1, 1, 1.0, "1", 2],
+    ]
+    assert heat["xAxis"]["data"] == [1, 5] and heat["yAxis"]["data"] == ["0 to 0.5", "1"]
+    assert heat["visualMap"]["max"] == 1.0
     rows = [
         {"step": 5, "number": 1, "reward": None},
         {"step": 5, "number": 0, "reward": 1.0},

@@ -151,5 +151,11 @@ const view = (() => {
     return { type: "polygon", shape: { points: [...upper, ...lower] }, style: api.style() };
   }
 
-  return { address, choose, zoomable, zoomed, escape, number, band };
+  // What a heat map says of a cell: [step's place, row's place, share, row, completions of the step].
+  function cell({ name, seriesName, value }) {
+    const [, , share, row, all] = value;
+    return `step ${escape(name)}, ${escape(seriesName)} ${escape(row)}: ${number(100 * share)} % of ${all}`;
+  }
+
+  return { address, choose, zoomable, zoomed, escape, number, band, cell };
 })();
