@@ -218,7 +218,7 @@ def test_new_rows_of_a_run_that_trains_are_shown(viewer: Any, tab: Tab, run: Pat
     begun = run / "eval_completions.jsonl"
     begun.unlink()
     page.goto(f"{url}/distributions?run=made&of=eval")
-    page.wait_for_selector("text=no completions yet")
+    page.wait_for_selector("text=This run recorded no completions")
     write_rows(begun, [row])
     page.wait_for_selector(".view-chart")
 

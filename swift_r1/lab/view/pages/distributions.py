@@ -159,7 +159,11 @@ def shares(rows: Sequence[Mapping[str, Any]], names: Mapping[str, str]) -> list[
             (float(part[0]["step"]), sum(row[column] for row in part) / len(part)) for part in parts
         ]
 
-    return [Line(title, points(column), colour=CLASSES[column]) for title, column in names.items()]
+    return [
+        Line(title, points(column), colour=CLASSES[column])
+        for title, column in names.items()
+        if any(row[column] for row in rows)
+    ]
 
 
 def largest_share(heat: Heatmap) -> float:
