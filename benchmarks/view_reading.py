@@ -124,7 +124,7 @@ def measured(path: Path, line: str) -> None:
         timed("one step", lambda: ask(CompletionQuery(steps=(7, 7))))
         timed("a group", lambda: len(table.group(7, 3)))
         timed("columns", lambda: len(table.columns))
-        timed("prompts", lambda: len(table.prompts("237")))
+        timed("prompts", lambda: table.prompts("237")[0])
         timed("failure classes, first time", lambda: len(table.failure_classes()))
         timed("failure classes", lambda: len(table.failure_classes()))
         timed("of one class", lambda: ask(CompletionQuery(where=[(FAILURE, "=", "truncated")])))

@@ -36,6 +36,20 @@ if TYPE_CHECKING:
 _REMEMBERED = 8  # queries whose matches are kept
 
 
+PROMPT_COLUMNS = ("prompt_id", "steps", "completions", "first", "last", "change", "mean")
+"""What prompts can be ordered by."""
+_PROMPTS = """
+    SELECT min(id) AS id, prompt_id, CAST(sum(rows) AS BIGINT) AS completions, count(*) AS steps,
+        arg_min(reward, step) AS first, arg_max(reward, step) AS last, last - first AS change,
+        sum(total) / nullif(sum(rated), 0) AS mean, list(reward ORDER BY step) AS curve
+    FROM (
+        SELECT prompt_id, step, min(id) AS id, count(*) AS rows, count(reward) AS rated, sum(reward) AS total,
+            avg(reward) AS reward
+        FROM completions WHERE prompt_id IS NOT NULL GROUP BY prompt_id, step
+    ) GROUP BY prompt_id
+"""
+
+
 class CompletionTable(StoredLines):
     """The rows of a `completions.jsonl` or `eval_completions.jsonl`."""
 
@@ -198,35 +212,41 @@ class CompletionTable(StoredLines):
         """Returns the completions of a prompt, the first step first."""
         return self.page(CompletionQuery(prompt_id=prompt_id, order_by="step"), 0, limit, longest)
 
-    def prompts(self, search: str = "", limit: int = 100) -> list[dict[str, Any]]:
-        """Returns the prompts whose id or text has `search`, those seen at most steps first: `prompt_id`, `prompt`,
-        `completions`, `steps` (how many), `first`, `last` (steps), `reward` (the mean)."""
-        names = ("id", "prompt_id", "completions", "steps", "first", "last", "reward")
+    def prompts(
+        self,
+        search: str = "",
+        limit: int = 100,
+        offset: int = 0,
+        order_by: str = "steps",
+        descending: bool = True,
+    ) -> tuple[int, list[dict[str, Any]]]:
+        """Returns how many prompts have `search` in their id or text, and `limit` of them from `offset` on: `prompt_id`,
+        `prompt`, `completions`, `steps` (how many), their rewards `first`, `last`, `change`, `mean`, and `curve` (the
+        mean of each step). `order_by` is one of `PROMPT_COLUMNS`."""
+        way = "DESC" if descending else "ASC"
         with self._lock:
-            found = {
-                row[0]: dict(zip(names, row, strict=True))
-                for row in self._rows(
-                    """
-                    SELECT min(id) AS id, prompt_id, count(*), count(DISTINCT step) AS steps, min(step), max(step),
-                        avg(reward)
-                    FROM completions WHERE prompt_id IS NOT NULL GROUP BY prompt_id ORDER BY steps DESC, id
-                    """
-                )
-            }
+            ordered = f'SELECT id FROM ({_PROMPTS}) ORDER BY "{order_by}" {way} NULLS LAST, id'
+            ids = self._arrays(ordered if order_by in PROMPT_COLUMNS else _PROMPTS)["id"].tolist()
             if search:
                 has = "contains(lower(json_extract_string(line, ?)), lower(?))"
                 values = ["/prompt", clean(search), "/prompt_id", clean(search)]
-                which = Sql("id IN (SELECT unnest(?))", [list(found)])
+                which = Sql("id IN (SELECT unnest(?))", [ids])
                 matches = self._over_lines(
                     which, f"SELECT id FROM lines WHERE {has} OR {has}", values
                 )
                 kept = {place for cursor in matches for (place,) in cursor.fetchall()}
-                found = {place: prompt for place, prompt in found.items() if place in kept}
-            best = list(found)[: max(0, limit)]
-            texts = {str(row["prompt_id"]): row.get("prompt") for row in self._rows_of(best)}
-            return [
-                found[place] | {"prompt": texts.get(found[place]["prompt_id"])} for place in best
-            ]
+                ids = [place for place in ids if place in kept]
+            shown = ids[max(0, offset) : max(0, offset) + max(0, limit)]
+            names = ("id", *PROMPT_COLUMNS, "curve")
+            statement = (
+                f"SELECT {', '.join(names)} FROM ({_PROMPTS}) WHERE id IN (SELECT unnest(?))"
+            )
+            found = {
+                row[0]: dict(zip(names, row, strict=True)) for row in self._rows(statement, [shown])
+            }
+            texts = {str(row["prompt_id"]): row.get("prompt") for row in self._rows_of(shown)}
+            rows = [found[place] for place in shown]
+            return len(ids), [row | {"prompt": texts.get(row["prompt_id"])} for row in rows]
 
     def high_advantage(self) -> float | None:
         """Returns the advantage, to three decimals, that a tenth of the completions has or exceeds; None where it is

@@ -5,7 +5,7 @@ from __future__ import annotations
 import html
 import json
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from itertools import chain
 from typing import Any
 
@@ -73,13 +73,20 @@ def rows_table(
     descending: bool,
     links: Mapping[str, Callable[[Row], str]],
     words: str = "",
+    plain: Collection[str] = (),
 ) -> str:
-    """Returns a table: a click on a heading sorts (`data-sort`), one on a row goes where the first column of `links`
-    leads to, and one on another such column where that does. `words` are marked in prompts and completions."""
+    """Returns a table: a click on a heading that is not `plain` sorts (`data-sort`), one on a row goes where the first
+    column of `links` leads to, and one on another such column where that does. `words` are marked in prompts and
+    completions."""
     numbers = {
         name for name in columns if any(isinstance(row.get(name), int | float) for row in rows)
     }
-    heads = "".join(_head(name, sort, descending, name in numbers) for name in columns)
+    heads = "".join(
+        f"<th>{markup(name)}</th>"
+        if name in plain
+        else _head(name, sort, descending, name in numbers)
+        for name in columns
+    )
     body = "".join(
         f"<tr>{''.join(_cell(row, name, links, words, name in numbers) for name in columns)}</tr>"
         for row in rows
@@ -146,11 +153,6 @@ def card(
         f"{markup(shown(one.get('cause')), _VALUE)}</p>"
         for one in reasons
     )
-    lead = "".join(
-        f'<a href="{html.escape(href)}">{html.escape(text)}</a>' for text, href in links.items()
-    )
-    number = row.get("number")
-    place = f' id="n{number}"' if isinstance(number, int) else ""
     messages = row.get("messages")
     others = _others(row)
     text = (
@@ -161,9 +163,20 @@ def card(
     for number, other in enumerate(others, 1):
         summary = f"conversation {number} of {len(others) + 1}: ended before this one"
         text += f"<details><summary>{summary}</summary>{turns(other, whole, words)}</details>"
+    return card_of(row, links, _details(row), why + text)
+
+
+def card_of(row: Row, links: Mapping[str, str], details: str, body: str) -> str:
+    """Returns a card with the colour of the completion's class; `body` is HTML."""
+    number = row.get("number")
+    place = f' id="n{number}"' if isinstance(number, int) else ""
+    lead = "".join(
+        f'<a href="{html.escape(href)}">{html.escape(text)}</a>' for text, href in links.items()
+    )
     return (
         f'<article class="card kind-edge k{CLASSES.get(str(row.get(FAILURE)), 0)}" data-item tabindex="-1"{place}>'
-        f'<h3>{_result(row)}</h3><p class="said">{_details(row)}</p>{why}<nav class="links">{lead}</nav>{text}</article>'
+        f'<h3>{_result(row)}</h3><p class="said">{markup(details, _VALUE)}</p><nav class="links">{lead}</nav>{body}'
+        "</article>"
     )
 
 
@@ -191,7 +204,7 @@ def _details(row: Row) -> str:
     parts.append(f"completion {shown(row.get('number'))}")
     if row.get("dropped"):
         parts.append("not trained: its group had no signal")
-    return " · ".join(markup(part, _VALUE) for part in parts)
+    return " · ".join(parts)
 
 
 def completion(row: Row, whole: bool = False, words: str = "") -> str:

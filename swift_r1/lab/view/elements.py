@@ -125,7 +125,7 @@ def of_choice(page: Page) -> None:
     )
 
     def to(value: str | None) -> None:
-        page.set(of=value or None, page=None)
+        page.set(of=value, page=None)  # where it is not said, a page may choose
         ui.navigate.reload()
 
     choice.on_value_change(lambda event: to(event.value))

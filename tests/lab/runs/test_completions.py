@@ -285,16 +285,23 @@ def test_groups_and_prompts(run, table, tmp_path):
     assert plain(table.group(3, 2)) == own
     of_prompt = [row for row in rows if row["prompt_id"] == "countdown:2"]
     assert plain(table.of_prompt("countdown:2")) == of_prompt
-    [found] = table.prompts("Make countdown:2")
+    count, [found] = table.prompts("Make countdown:2")
+    assert count == 1
     known = [row["reward"] for row in of_prompt if row["reward"] is not None]
     steps = {row["step"] for row in of_prompt}
     assert found["prompt"] == of_prompt[0]["prompt"]
-    assert (found["completions"], found["steps"], found["last"]) == (
-        len(of_prompt),
-        len(steps),
-        max(steps),
-    )
-    assert found["reward"] == pytest.approx(sum(known) / len(known))
+    assert (found["completions"], found["steps"]) == (len(of_prompt), len(steps))
+    assert found["mean"] == pytest.approx(sum(known) / len(known))
+    means = []
+    for step in sorted(steps):
+        own = [row["reward"] for row in of_prompt if row["step"] == step]
+        means.append(sum(filter(None, own)) / sum(one is not None for one in own))
+    assert found["curve"] == pytest.approx(means)
+    assert [found["first"], found["last"]] == pytest.approx([means[0], means[-1]])
+    assert found["change"] == pytest.approx(means[-1] - means[0])
+    count, ordered = table.prompts(order_by="change", descending=False, limit=3, offset=1)
+    changes = [prompt["change"] for prompt in ordered]
+    assert (count, len(changes)) == (6, 3) and changes == sorted(changes)
     old = make_run(tmp_path / "old", old=True)
     with CompletionTable(old / "completions.jsonl") as other:
         other.refresh()

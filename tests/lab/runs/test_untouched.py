@@ -35,7 +35,7 @@ for name in ("completions", "eval_completions"):
     with CompletionTable(runs[0].path / f"{name}.jsonl") as table:
         assert table.refresh() > 0
         assert table.page(CompletionQuery(text="make", order_by="target", where=[("nums", "!=", 5)]))
-        assert table.failure_classes() and table.prompts("c") and heatmaps([table], "reward")[0].steps
+        assert table.failure_classes() and table.prompts("c")[1] and heatmaps([table], "reward")[0].steps
         assert table.problems == []
 record = TokenRecord(runs[0].path)
 assert record.probes_at(record.probe_steps()[-1]) and record.text(record.completions(1)[0].token_ids or [65])

@@ -280,11 +280,16 @@ def test_a_prompt_over_time_and_what_changed(viewer: Any, tab: Tab, run: Path) -
     steps = sorted({row["step"] for row in rows})
     page, url = tab(), viewer(run).url
     page.goto(f"{url}/prompt?run=made")
+    assert page.get_by_role("button", name="evaluations", pressed=True).count()  # come again
+    page.get_by_role("button", name="training").click()
+    page.wait_for_selector(".rows tbody tr >> nth=5")
+    page.get_by_role("button", name="change").click()
+    page.wait_for_function("location.search.includes('sort=change&desc=1')")
     page.get_by_label("search in prompts").fill("countdown:1.")
-    page.wait_for_function("document.querySelectorAll('.rows tbody tr').length == 2")
+    page.wait_for_function("document.querySelectorAll('.rows tbody tr').length == 1")
     page.get_by_text("countdown:1", exact=True).last.click()
     page.wait_for_selector(".versions .card")
-    assert page.locator(".versions .card h3 a").all_inner_texts() == [
+    assert page.locator(".versions .card nav a:first-child").all_inner_texts() == [
         f"step {step}" for step in steps
     ]
     first, second = [
@@ -297,6 +302,29 @@ def test_a_prompt_over_time_and_what_changed(viewer: Any, tab: Tab, run: Path) -
     assert texts[:2] == [first["completion"], second["completion"]]
     assert page.locator(".versions .card").nth(1).locator("ins").count() > 0
     assert page.locator(".versions script, .versions img").count() == 0
+
+
+def test_a_prompt_and_distributions_of_two_runs_side_by_side(
+    viewer: Any, tab: Tab, run: Path
+) -> None:
+    make_run(run.parent / "other", steps=2, seed=1)
+    page, url = tab(), viewer(run.parent).url
+    page.goto(f"{url}/prompt?run=made&run=other&prompt=countdown:5")
+    page.wait_for_selector(".versions .card")
+    assert page.locator(".versions .of-run").all_inner_texts() == ["made", "other"]
+    cards = page.locator(".versions .card")
+    assert cards.count() == 4 and cards.nth(3).inner_text().split() == ["step", "5", "none"]
+    link = cards.nth(2).get_by_role("link").first.get_attribute("href")
+    assert link.startswith("/group?run=other&run=made&step=1")
+    other = next(
+        row["completion"]
+        for row in lines(run.parent / "other" / "completions.jsonl")
+        if row["prompt_id"] == "countdown:5"
+    )
+    assert other in page.locator(".versions pre").all_text_contents()
+    page.goto(f"{url}/distributions?run=made&run=other")
+    page.wait_for_selector("[aria-label='heat map of rewards/format over the steps (other)']")
+    assert page.locator(".view-chart").count() == 2 * 6
 
 
 @pytest.mark.long
