@@ -48,8 +48,9 @@ class PageQuestion:
 
 @dataclass(frozen=True, slots=True)
 class ModelAnswer:
-    """One completion: its tokens' text and log-probs (natural log, after temperature)."""
+    """One completion: its text, and its tokens' text and log-probs (natural log, after temperature)."""
 
+    text: str  # without special tokens
     pieces: tuple[str, ...]
     logps: tuple[float, ...]
     finish_reason: str
@@ -160,6 +161,7 @@ class ServerSource:
         else:
             pairs = list(zip(logprobs["tokens"], logprobs["token_logprobs"], strict=True))
         return ModelAnswer(
+            choice["message"]["content"] if "message" in choice else choice["text"],
             tuple(text for text, _ in pairs),
             tuple(value for _, value in pairs),
             choice["finish_reason"] or "stop",
@@ -186,7 +188,9 @@ class CheckpointSource:
     async def ask(self, question: PageQuestion) -> list[ModelAnswer]:
         answers = await self._answer({"ask": asdict(question)})
         return [
-            ModelAnswer(tuple(one["pieces"]), tuple(one["logps"]), one["finish_reason"])
+            ModelAnswer(
+                one["text"], tuple(one["pieces"]), tuple(one["logps"]), one["finish_reason"]
+            )
             for one in answers
         ]
 

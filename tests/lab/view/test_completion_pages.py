@@ -362,12 +362,14 @@ def test_the_checkpoint_answers_and_is_stopped(
     shutil.copytree(tiny_model, run / "checkpoint-6")
     served = viewer(run)
     page, url = tab(), served.url
-    page.goto(f"{url}/try?run=made&source=checkpoint-6&max_tokens=7&n=2&text=what is 3 + 9?")
+    page.goto(f"{url}/try?run=made&max_tokens=7&n=2")  # the checkpoint and a prompt are chosen
     page.wait_for_function("document.body.innerText.includes('MiB of memory')")
+    assert page.locator("textarea").input_value().startswith('Use "3", 9 and 8 to make countdown:')
     page.get_by_role("button", name="ask").dblclick()
     page.wait_for_selector("text=by checkpoint-6", timeout=60_000)
     page.wait_for_selector(".tokens.text i")
     assert page.locator(".tokens.text").count() == 2
+    assert page.get_by_text("· countdown 0 · format 0").count() == 2  # what a random model says
     assert all(1 <= one.locator("i").count() <= 7 for one in page.locator(".tokens.text").all())
     page.goto(f"{url}/try?run=made&source=checkpoint-6&max_tokens=900&n=16&text=x")
     page.get_by_role("button", name="ask").click()
