@@ -1,10 +1,8 @@
-"""Completions as HTML: rows of a table, a card each beside the others of the group, turns of a conversation."""
+"""Completions as HTML: rows of a table, a card each beside the others of the group."""
 
 from __future__ import annotations
 
 import html
-import json
-import math
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from itertools import chain
 from typing import Any
@@ -12,16 +10,13 @@ from typing import Any
 from swift_r1.lab.report.colours import CLASSES
 from swift_r1.lab.runs.failures import answer_place
 from swift_r1.lab.runs.query import FAILURE, LENGTH, clean
-from swift_r1.lab.view.markup import KEPT, excerpt, highlighted, markup, matches
+from swift_r1.lab.view.markup import excerpt, markup, matches
+from swift_r1.lab.view.message_html import AS_WRITTEN, CARD, VALUE, Look, passage, shown, turns
 from swift_r1.record.recorded import FIELDS
 
 Row = Mapping[str, Any]
 
 _CELL = 160  # characters
-_VALUE = 2_000
-_CARD = 12_000
-_THOUGHT_END = "</think>"
-_LONG_THOUGHT = 600  # characters, from which on it is folded
 _ENDS = {
     "finish_reason": "ended by",
     "turns": "turns",
@@ -32,15 +27,6 @@ _ENDS = {
 }
 _SHORT = {FAILURE: "class", LENGTH: "characters"}
 _GOLD = frozenset(("solution", "answer", "target", "gold", "ground_truth", "label"))
-
-
-def shown(value: Any) -> str:
-    """Returns the value in a few characters: numbers to four digits, None as –."""
-    if value is None:
-        return "–"
-    if isinstance(value, float):
-        return f"{value:.4g}" if math.isfinite(value) else "invalid"
-    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
 
 
 def reward_columns(names: Iterable[str]) -> list[str]:
@@ -130,39 +116,25 @@ def kind_tag(kind: str) -> str:
     return f'<span class="kind k{CLASSES.get(kind, 0)}">{markup(kind)}</span>'
 
 
-def facts(values: Mapping[str, Any]) -> str:
-    """Returns the names and values, one below the other."""
-    lines = (
-        f"<dt>{markup(name)}</dt><dd>{markup(shown(value), _VALUE)}</dd>"
-        for name, value in values.items()
-    )
-    return f'<dl class="facts">{"".join(lines)}</dl>'
-
-
 def card(
     row: Row,
     reasons: Sequence[Row],
     links: Mapping[str, str],
-    whole: bool = False,
-    words: str = "",
+    look: Look = AS_WRITTEN,
 ) -> str:
     """Returns one completion of a group: its rewards, why each that is invalid is so, its advantage, how it ended, its
-    text or its turns. `links` are texts and addresses; without `whole` a long text is cut; `words` are marked."""
+    text or its turns. `links` are texts and addresses."""
     why = "".join(
         f"<p class=why>{markup(shown(one.get('reward')))} is invalid ({markup(shown(one.get('kind')))}): "
-        f"{markup(shown(one.get('cause')), _VALUE)}</p>"
+        f"{markup(shown(one.get('cause')), VALUE)}</p>"
         for one in reasons
     )
     messages = row.get("messages")
     others = _others(row)
-    text = (
-        turns(messages, whole, words)
-        if isinstance(messages, list)
-        else completion(row, whole, words)
-    )
+    text = turns(messages, look) if isinstance(messages, list) else completion(row, look)
     for number, other in enumerate(others, 1):
         summary = f"conversation {number} of {len(others) + 1}: ended before this one"
-        text += f"<details><summary>{summary}</summary>{turns(other, whole, words)}</details>"
+        text += f"<details><summary>{summary}</summary>{turns(other, look)}</details>"
     return card_of(row, links, _details(row), why + text)
 
 
@@ -175,7 +147,7 @@ def card_of(row: Row, links: Mapping[str, str], details: str, body: str) -> str:
     )
     return (
         f'<article class="card kind-edge k{CLASSES.get(str(row.get(FAILURE)), 0)}" data-item tabindex="-1"{place}>'
-        f'<h3>{_result(row)}</h3><p class="said">{markup(details, _VALUE)}</p><nav class="links">{lead}</nav>{body}'
+        f'<h3>{_result(row)}</h3><p class="said">{markup(details, VALUE)}</p><nav class="links">{lead}</nav>{body}'
         "</article>"
     )
 
@@ -207,45 +179,18 @@ def _details(row: Row) -> str:
     return " · ".join(parts)
 
 
-def completion(row: Row, whole: bool = False, words: str = "") -> str:
+def completion(row: Row, look: Look = AS_WRITTEN) -> str:
     """Returns the completion's text with the answer that is graded marked."""
     text = shown(row.get("completion"))
     first = next(iter(reward_columns(row)), "").removeprefix("rewards/")
-    return passage(text, whole, words, answer_place(first, text))
-
-
-def passage(text: str, whole: bool, words: str, answer: tuple[int, int] | None = None) -> str:
-    """Returns what a model wrote; a long thought is folded, unless it holds the answer or the words."""
-    kept = text[: KEPT if whole else _CARD]
-    if answer is not None and answer[1] > len(kept):
-        answer = None
-    end = kept.find(_THOUGHT_END) + len(_THOUGHT_END)
-    start = end if end > _LONG_THOUGHT else 0
-    inside = answer is not None and answer[0] < start
-    after = None if answer is None or inside else (answer[0] - start, answer[1] - start)
-    left = len(text) - len(kept)
-    more = f"<b class=unseen>… {left:,} more characters</b>" if left else ""
-    said = f'<pre class="text">{highlighted(kept[start:], words, after)}{more}</pre>'
-    if not start:
-        return said
-    thought = highlighted(kept[:start], words, answer if inside else None)
-    seen = " open" if inside or matches(kept[:start], words) else ""
-    return (
-        f'<details class="thought"{seen}><summary>thought, {start:,} characters</summary>'
-        f'<pre class="text">{thought}</pre></details>{said}'
-    )
-
-
-def prompt_block(row: Row, words: str = "") -> str:
-    """Returns the prompt as the model saw it."""
-    return f'<pre class="text prompt">{highlighted(shown(row.get("prompt")), words)}</pre>'
+    return passage(text, look, answer_place(first, text))
 
 
 def about_prompt(values: Mapping[str, Any]) -> str:
     """Returns names and values in a line, the right answer among them marked."""
     parts = []
     for name, value in values.items():
-        said = markup(shown(value), _VALUE)
+        said = markup(shown(value), VALUE)
         gold = f'<b class="answer" title="what is right">{said}</b>'
         parts.append(f"{markup(name.replace('_', ' '))} {gold if name in _GOLD else said}")
     return f'<p class="said">{" · ".join(parts)}</p>'
@@ -255,33 +200,13 @@ def is_long(row: Row) -> bool:
     """Returns whether a card cuts its text."""
     messages = row.get("messages")
     texts = messages if isinstance(messages, list) else [row.get("completion")]
-    return any(len(shown(text)) > _CARD for text in [*texts, *chain.from_iterable(_others(row))])
+    return any(len(shown(text)) > CARD for text in [*texts, *chain.from_iterable(_others(row))])
 
 
 def _others(row: Row) -> list[list[Any]]:
     """Returns the other conversations of an agent's episode."""
     found = row.get("other_messages")
     return [one for one in found if isinstance(one, list)] if isinstance(found, list) else []
-
-
-def turns(messages: Sequence[Any], whole: bool = False, words: str = "") -> str:
-    """Returns the messages of a conversation, each with its role; the tools that it calls, and their answers."""
-    parts = []
-    for message in messages:
-        message = message if isinstance(message, dict) else {"content": message}
-        role = shown(message.get("role"))
-        kind = role if role in ("system", "user", "assistant", "tool") else "user"
-        content = passage(shown(message.get("content")), whole, words)
-        more = {
-            name: value
-            for name, value in message.items()
-            if name not in ("role", "content") and value
-        }
-        parts.append(
-            f'<div class="turn {kind}"><b>{markup(role)}</b>{content}'
-            f"{facts(more) if more else ''}</div>"
-        )
-    return "".join(parts)
 
 
 def reasons_of(row: Row, invalid: Sequence[Row]) -> list[Row]:

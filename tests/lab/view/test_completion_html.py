@@ -26,11 +26,11 @@ from swift_r1.lab.view.completion_html import (
     completion,
     data_columns,
     is_long,
-    prompt_block,
     reasons_of,
     rows_table,
-    shown,
 )
+from swift_r1.lab.view.markup import rendered
+from swift_r1.lab.view.message_html import Look, prompt_block, shown
 
 TEXT = some.text(some.characters(), max_size=20) | some.sampled_from(
     ["<script>x</script>", '"><img src=x>', "'", "\x00"]
@@ -48,6 +48,22 @@ NAMES = (
 )
 OURS = {
     *(
+        "h1",
+        "h2",
+        "h4",
+        "h5",
+        "h6",
+        "br",
+        "hr",
+        "em",
+        "strong",
+        "code",
+        "ul",
+        "ol",
+        "li",
+        "blockquote",
+    ),
+    *(
         "table",
         "thead",
         "tbody",
@@ -64,7 +80,7 @@ OURS = {
         "dl",
         "dt",
         "dd",
-    )
+    ),
 } | {*("pre", "div", "details", "summary", "span", "mark")}
 
 
@@ -93,8 +109,9 @@ def test_any_row_is_shown_with_our_tags_alone(row: dict[str, Any], reason: dict[
         {"completion": lambda _row: '/group?x="&y=<'},
         "x",
     )
-    html += card(row, [reason], {"tokens": "/tokens?a=b&c=d"}) + card(row, [], {}, True, "x")
-    html += about_prompt(row) + prompt_block(row, "x")
+    html += card(row, [reason], {"tokens": "/tokens?a=b&c=d"}) + about_prompt(row)
+    for look in (Look(whole=True, words="x"), Look(rendered=True)):
+        html += card(row, [], {}, look) + prompt_block(row, look)
     found = _Tags(html)
     assert found.found <= OURS
     assert found.attributes <= {
@@ -119,6 +136,63 @@ def test_all_conversations_of_an_episode_are_there() -> None:
     assert is_long({"messages": said[2], "other_messages": said[:2]})
 
 
+MARKDOWN = some.sampled_from(
+    [
+        *(
+            "# ",
+            "* ",
+            "1. ",
+            "> ",
+            "    ",
+            "\n",
+            "\n\n",
+            "`",
+            "```",
+            "```python\n",
+            "|a|b|\n|-|-|\n",
+            "**",
+            "_",
+        ),
+        *(
+            "![x](http://a/b.png)",
+            "[x](javascript:alert(1))",
+            "[a]: http://b",
+            "<http://c>",
+            "[a][b]",
+            "&lt;",
+            "\\(",
+        ),
+        *(
+            '<img src=x onerror="a()">',
+            "<script>",
+            '" onmouseover="a()',
+            "$x_1 * y_2$",
+            "\\boxed{7}",
+            "md5-",
+        ),
+    ]
+)
+
+
+@settings(max_examples=300, deadline=None)
+@given(some.lists(MARKDOWN | TEXT, max_size=12).map("".join))
+def test_rendered_text_has_no_links_no_images_and_nothing_that_acts(text: str) -> None:
+    found = _Tags(rendered(text))
+    assert found.found <= OURS - {"a", "button", "article", "nav"}
+    assert found.attributes <= {"class", "style"}
+
+
+def test_text_is_rendered() -> None:
+    html = rendered("So **7**:\n\n* $x_1 * y_2 * z_3$\n* `a < b[0]`\n\n\x1b\\boxed{7}")
+    assert "<strong>7</strong>" in html and "<code>$x_1 * y_2 * z_3$</code></li>" in html
+    assert "<code>a &lt; b[0]</code>" in html
+    assert "<b class=unseen>␛</b>" in html and "<code>\\boxed{7}</code>" in html
+    chat = "<|im_start|>system\nbe *brief*<|im_end|>\n<|im_start|>user\n1 + 2?<|im_end|>\n<|im_start|>assistant\n"
+    html = prompt_block({"prompt": chat}, Look(rendered=True))
+    assert '<div class="turn system"><b>system</b>' in html and "<em>brief</em>" in html
+    assert "im_start" not in html and "im_start" in prompt_block({"prompt": chat})
+
+
 def test_the_graded_answer_is_marked_and_a_long_thought_folded() -> None:
     short = "<think>1 + 2</think><answer>1 + 2</answer>"
     assert completion({"completion": short, "rewards/countdown": 0.0}) == (
@@ -129,7 +203,7 @@ def test_the_graded_answer_is_marked_and_a_long_thought_folded() -> None:
     html = completion(long)
     assert '<details class="thought"><summary>thought, 1,021 characters</summary>' in html
     assert html.endswith('so \\boxed{<b class="answer" title="the answer">7</b>} it is</pre>')
-    assert '<details class="thought" open>' in completion(long, words="NEEDLE")
+    assert '<details class="thought" open>' in completion(long, Look(words="NEEDLE"))
     inside = f"<think>{'word ' * 200}<answer>7</answer></think>"
     assert '<details class="thought" open>' in completion(
         {"completion": inside, "rewards/countdown": 1.0}

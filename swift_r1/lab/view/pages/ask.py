@@ -20,8 +20,9 @@ from swift_r1.lab.view.coloured import (
     tokens_html,
     values_of,
 )
-from swift_r1.lab.view.completion_html import Row, about_prompt, data_columns, shown
+from swift_r1.lab.view.completion_html import Row, about_prompt, data_columns
 from swift_r1.lab.view.elements import flag_of, rich, source_choice, table_of
+from swift_r1.lab.view.message_html import shown
 from swift_r1.lab.view.shell import Page, view_page
 from swift_r1.lab.view.token_text import TokenText
 

@@ -6,6 +6,7 @@ import asyncio
 import math
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 
 from nicegui import ui
 
@@ -18,9 +19,7 @@ from swift_r1.lab.view.completion_html import (
     data_columns,
     is_long,
     kind_tag,
-    prompt_block,
     reasons_of,
-    shown,
 )
 from swift_r1.lab.view.elements import (
     next_item_keys,
@@ -30,6 +29,7 @@ from swift_r1.lab.view.elements import (
     table_of,
     tokens_link,
 )
+from swift_r1.lab.view.message_html import Look, prompt_block, shown
 from swift_r1.lab.view.shell import Page, opened, view_page
 from swift_r1.record.token_reader import TokenRecord
 
@@ -59,14 +59,16 @@ async def group(page: Page) -> None:
             own = {"prompt": rows[0].get("prompt_id"), "of": of}
             ui.link("this prompt over time", page.link("/prompt", **own))
             ui.link("ask it again", page.link("/try", **own))
-            _order(page)
+            _choice(page, "sort", {"": "as sampled", "reward": "by reward"})
+            _choice(page, "as", {"": "as written", "rendered": "rendered"})
     if not rows:
         raise UsageError(f"step {step} has no group {of_prompt or number}")
     first = rows[0]
+    look = Look(words=page.text("q"), rendered=page.text("as") == "rendered")
     prompt_id = str(first.get("prompt_id"))
     known = {"step": step, "group": first.get("group"), "prompt": prompt_id}
     rich(about_prompt(known | data_columns(first)))
-    rich(prompt_block(first, page.text("q")))
+    rich(prompt_block(first, look))
     rich(_summary(rows))
     invalid = await asyncio.to_thread(page.run.invalid_rewards, step, prompt_id)
     there = await asyncio.to_thread(recorded, opened(TokenRecord, page.run.path), step, of)
@@ -80,7 +82,7 @@ async def group(page: Page) -> None:
         if is_long(row) and not shown_whole:
             place = page.link("/group", **page.query | {"whole": row["number"]})
             links["whole text"] = f"{place}#n{row['number']}"
-        cards.append(card(row, reasons_of(row, invalid), links, shown_whole, page.text("q")))
+        cards.append(card(row, reasons_of(row, invalid), links, replace(look, whole=shown_whole)))
     rich(f'<div class="cards">{"".join(cards)}</div>')
     next_item_keys()
 
@@ -101,19 +103,22 @@ def _summary(rows: Sequence[Row]) -> str:
     return f'<p class="said">{len(rows)} completions: {" · ".join(parts)}</p>'
 
 
-def _order(page: Page) -> None:
+def _choice(page: Page, name: str, options: dict[str, str]) -> None:
+    """A parameter of the address that has a few values."""
+
     def to(value: str | None) -> None:
-        page.set(sort=value or None)
+        page.set(**{name: value or None})
         ui.navigate.reload()
 
-    choice = ui.toggle({"": "as sampled", "reward": "by reward"}, value=page.text("sort"))
-    choice.props("dense no-caps flat").on_value_change(lambda event: to(event.value))
+    value = page.text(name) if page.text(name) in options else ""
+    choice = ui.toggle(options, value=value).props("dense no-caps flat")
+    choice.on_value_change(lambda event: to(event.value))
 
 
 def _neighbours(page: Page, steps: Sequence[int], step: int, number: int | None) -> None:
     """Links to the groups and the steps before and after."""
     place = steps.index(step) if step in steps else len(steps) - 1
-    kept = {name: page.text(name) or None for name in ("of", "sort")}
+    kept = {name: page.text(name) or None for name in ("of", "sort", "as")}
     to_group = 0 if number is None else number
     before = ("‹ step", "step before", "[", steps[max(0, place - 1)], to_group)
     after = ("step ›", "step after", "]", steps[min(len(steps) - 1, place + 1)], to_group)

@@ -19,9 +19,7 @@ from swift_r1.lab.view.completion_html import (
     about_prompt,
     card_of,
     data_columns,
-    prompt_block,
     rows_table,
-    shown,
 )
 from swift_r1.lab.view.elements import (
     SORTED,
@@ -37,6 +35,7 @@ from swift_r1.lab.view.elements import (
     tokens_link,
 )
 from swift_r1.lab.view.markup import markup, word_diff
+from swift_r1.lab.view.message_html import prompt_block, shown
 from swift_r1.lab.view.shell import Latest, Page, opened, view_page
 from swift_r1.record.token_reader import TokenRecord
 
