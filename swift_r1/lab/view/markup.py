@@ -5,8 +5,6 @@ from __future__ import annotations
 import difflib
 import html
 import re
-from functools import cache
-from typing import Any
 
 from swift_r1.runtime.visible import UNSEEN, visible
 
@@ -14,11 +12,6 @@ from swift_r1.runtime.visible import UNSEEN, visible
 _WORDS = re.compile(r"\s*(?:</?\w+>|[^\s,;<]+[,;]?|[,;<])|\s+")
 _LONG_DIFF = 6_000  # words of both texts, from which on whole lines are compared
 _SPACES = str.maketrans({" ": "·", "\t": "⇥", "\n": "⏎\n"})
-_FORMULA = re.compile(
-    r"\$\$.{1,500}?\$\$|\\\[.{1,500}?\\\]|\\\(.{1,500}?\\\)|\$[^$\n]{1,500}\$|\\boxed\{[^\n]{0,500}\}",
-    re.DOTALL,
-)
-_RENDERED = 20_000  # characters
 KEPT = 400_000  # characters of a text that are shown
 
 
@@ -62,23 +55,6 @@ def highlighted(text: str, words: str, answer: tuple[int, int] | None = None) ->
         parts.append(f"{markup(text[last:start])}<mark>{markup(text[start:end])}</mark>")
         last = end
     return "".join([*parts, markup(text[last:])])
-
-
-def rendered(text: str) -> str:
-    """Returns Markdown as HTML. There are no links and no images, and HTML is text, so that nothing of it can act or
-    fetch. Formulas stay as they are written, and so does the end of a very long text."""
-    formulas = _FORMULA.sub(lambda found: f"`{found[0]}`", text[:_RENDERED])
-    made = str(_markdown().render(formulas))
-    unseen = UNSEEN.sub(lambda found: f"<b class=unseen>{visible(found[0])}</b>", made)
-    return unseen + markup(text[_RENDERED:])
-
-
-@cache
-def _markdown() -> Any:
-    from markdown_it import MarkdownIt
-
-    with_tables = MarkdownIt("commonmark", {"html": False, "breaks": True}).enable("table")
-    return with_tables.disable(["link", "image", "autolink", "reference"])
 
 
 def token_markup(text: str) -> str:

@@ -7,9 +7,11 @@ import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
-from swift_r1.lab.view.markup import KEPT, highlighted, markup, matches, rendered
+from swift_r1.lab.view.markup import KEPT, highlighted, markup, matches
+from swift_r1.runtime.visible import UNSEEN, visible
 
 Row = Mapping[str, Any]
 
@@ -17,6 +19,11 @@ VALUE = 2_000  # characters that are shown of a value
 CARD = 12_000  # and of a text in a card
 _THOUGHT_END = "</think>"
 _LONG_THOUGHT = 600  # characters, from which on it is folded
+_FORMULA = re.compile(
+    r"\$\$.{1,500}?\$\$|\\\[.{1,500}?\\\]|\\\(.{1,500}?\\\)|\$[^$\n]{1,500}\$|\\boxed\{[^\n]{0,500}\}",
+    re.DOTALL,
+)
+_RENDERED = 20_000  # characters
 _TURN = re.compile(
     r"(?:<\|im_start\|>|<\|start_header_id\|>|<start_of_turn>)(?P<role>\w+)(?:<\|end_header_id\|>)?\s*"
     r"(?P<content>.*?)(?=<\|im_end\|>|<\|eot_id\|>|<end_of_turn>|$)",
@@ -78,6 +85,23 @@ def _block(text: str, look: Look, answer: tuple[int, int] | None, more: str = ""
     if look.rendered:
         return f'<div class="text markdown">{rendered(text)}{more}</div>'
     return f'<pre class="text">{highlighted(text, look.words, answer)}{more}</pre>'
+
+
+def rendered(text: str) -> str:
+    """Returns Markdown as HTML. There are no links and no images, and HTML is text, so that nothing of it can act or
+    fetch. Formulas stay as they are written, and so does the end of a very long text."""
+    formulas = _FORMULA.sub(lambda found: f"`{found[0]}`", text[:_RENDERED])
+    made = str(_markdown().render(formulas))
+    unseen = UNSEEN.sub(lambda found: f"<b class=unseen>{visible(found[0])}</b>", made)
+    return unseen + markup(text[_RENDERED:])
+
+
+@cache
+def _markdown() -> Any:
+    from markdown_it import MarkdownIt
+
+    with_tables = MarkdownIt("commonmark", {"html": False, "breaks": True}).enable("table")
+    return with_tables.disable(["link", "image", "autolink", "reference"])
 
 
 def prompt_block(row: Row, look: Look = AS_WRITTEN) -> str:

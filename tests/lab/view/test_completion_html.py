@@ -29,8 +29,7 @@ from swift_r1.lab.view.completion_html import (
     reasons_of,
     rows_table,
 )
-from swift_r1.lab.view.markup import rendered
-from swift_r1.lab.view.message_html import Look, prompt_block, shown
+from swift_r1.lab.view.message_html import Look, prompt_block, rendered, shown
 
 TEXT = some.text(some.characters(), max_size=20) | some.sampled_from(
     ["<script>x</script>", '"><img src=x>', "'", "\x00"]

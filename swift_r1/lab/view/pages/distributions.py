@@ -34,6 +34,9 @@ from swift_r1.lab.view.shell import Page, view_page
 
 _MOST_POINTS = 400
 _CONNECTED_S = 10.0
+# what is said of a cell: [step's place, row's place, share, row, completions of the step]
+_SAY = """({ name, seriesName, value: [, , share, row, all] }) =>
+  `step ${name}, ${view.escape(seriesName)} ${row}: ${view.number(100 * share)} % of ${all}`"""
 # pixels of a heat map: around its rows, and of each
 _FRAME = 110
 _ROW = 14
@@ -202,7 +205,7 @@ def heat_options(title: str, heat: Heatmap, most: float) -> dict[str, Any]:
             "itemGap": 3,
         },
         "grid": {"left": 76, "right": 12, "top": 40, "bottom": 60},
-        "tooltip": {**TOOLTIP, "trigger": "item", ":formatter": "view.cell"},
+        "tooltip": {**TOOLTIP, "trigger": "item", ":formatter": _SAY},
         "xAxis": {
             **plain,
             "data": heat.steps,

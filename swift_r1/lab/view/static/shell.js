@@ -151,11 +151,5 @@ const view = (() => {
     return { type: "polygon", shape: { points: [...upper, ...lower] }, style: api.style() };
   }
 
-  // What a heat map says of a cell: [step's place, row's place, share, row, completions of the step].
-  function cell({ name, seriesName, value }) {
-    const [, , share, row, all] = value;
-    return `step ${escape(name)}, ${escape(seriesName)} ${escape(row)}: ${number(100 * share)} % of ${all}`;
-  }
-
-  return { address, choose, zoomable, zoomed, escape, number, band, cell };
+  return { address, choose, zoomable, zoomed, escape, number, band };
 })();
