@@ -24,6 +24,12 @@ def markup(text: str, longest: int = KEPT) -> str:
     return UNSEEN.sub(lambda found: f"<b class=unseen>{visible(found[0])}</b>", escaped)
 
 
+def token_markup(text: str) -> str:
+    """Returns a token's text as HTML: spaces, tabs and line feeds can be seen too, and a line breaks after a line feed
+    only."""
+    return markup(text.translate(_SPACES))
+
+
 def matches(text: str, words: str) -> list[tuple[int, int]]:
     """Returns where `words` stand in the text, whatever the case."""
     found = re.finditer(re.escape(words), text, re.IGNORECASE) if words else ()
@@ -55,12 +61,6 @@ def highlighted(text: str, words: str, answer: tuple[int, int] | None = None) ->
         parts.append(f"{markup(text[last:start])}<mark>{markup(text[start:end])}</mark>")
         last = end
     return "".join([*parts, markup(text[last:])])
-
-
-def token_markup(text: str) -> str:
-    """Returns a token's text as HTML: spaces, tabs and line feeds can be seen too, and a line breaks after a line feed
-    only."""
-    return markup(text.translate(_SPACES))
 
 
 def word_diff(before: str, after: str) -> str:
