@@ -147,7 +147,7 @@ def card_of(row: Row, links: Mapping[str, str], details: str, body: str) -> str:
     )
     return (
         f'<article class="card kind-edge k{CLASSES.get(str(row.get(FAILURE)), 0)}" data-item tabindex="-1"{place}>'
-        f'<h3>{_result(row)}</h3><p class="said">{markup(details, VALUE)}</p><nav class="links">{lead}</nav>{body}'
+        f'<h2>{_result(row)}</h2><p class="said">{markup(details, VALUE)}</p><div class="links">{lead}</div>{body}'
         "</article>"
     )
 

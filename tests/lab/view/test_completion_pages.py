@@ -191,10 +191,16 @@ def test_the_table_shows_the_rows_of_the_file(viewer: Any, tab: Tab, run: Path) 
     )
     page.goto(f"{url}/completions?run=made&where=reward is high")
     page.wait_for_selector("text='reward is high' is not a condition")
+    page.goto(f"{url}/completions?run=made")
+    before = shown()
+    page.get_by_text("more filters").click()
     page.get_by_label("where").fill("clas=right")
     page.wait_for_selector("text=no column 'clas': step, prompt_id")
+    assert shown() == before
     page.get_by_label("where").fill("countdown=1")
-    assert shown() == expected([row for row in rows if row["rewards/countdown"] == 1])
+    right = [row for row in rows if row["rewards/countdown"] == 1]
+    page.wait_for_function(f"document.querySelector('.said').innerText.endsWith('of {len(right)}')")
+    assert shown() == expected(right)
     page.get_by_role("button", name="cut off").click()
     page.wait_for_selector("text=No completions match")
     assert page.get_by_label("where").input_value() == "countdown=1; finish_reason=length"
@@ -269,6 +275,21 @@ def test_a_group_says_why_each_got_what_it_got(viewer: Any, tab: Tab, run: Path)
     assert "number=1" in page.url
 
 
+def test_a_group_without_a_number_is_that_of_its_prompt(viewer: Any, tab: Tab, run: Path) -> None:
+    rows = lines(run / "completions.jsonl")
+    (run / "completions.jsonl").unlink()
+    unnumbered = [
+        {name: value for name, value in row.items() if name not in ("group", "number")}
+        for row in rows
+    ]
+    write_rows(run / "completions.jsonl", unnumbered)
+    page, url = tab(), viewer(run).url
+    page.goto(f"{url}/completions?run=made&step=3&sort=prompt_id")
+    page.locator(".rows a[data-item]").first.press("Enter")
+    page.wait_for_selector(".cards .card")
+    assert page.locator(".card").count() == 4 and page.get_by_title("group after").count() == 0
+
+
 def test_a_prompt_over_time_and_what_changed(viewer: Any, tab: Tab, run: Path) -> None:
     everything = [
         row | {"finish_reason": HOSTILE, "weight_version": HOSTILE}
@@ -289,7 +310,7 @@ def test_a_prompt_over_time_and_what_changed(viewer: Any, tab: Tab, run: Path) -
     page.wait_for_function("document.querySelectorAll('.rows tbody tr').length == 1")
     page.get_by_text("countdown:1", exact=True).last.click()
     page.wait_for_selector(".versions .card")
-    assert page.locator(".versions .card nav a:first-child").all_inner_texts() == [
+    assert page.locator(".versions .card .links a:first-child").all_inner_texts() == [
         f"step {step}" for step in steps
     ]
     first, second = [
@@ -324,7 +345,7 @@ def test_a_prompt_and_distributions_of_two_runs_side_by_side(
     assert other in page.locator(".versions pre").all_text_contents()
     page.goto(f"{url}/distributions?run=made&run=other")
     page.wait_for_selector("[aria-label='heat map of rewards/format over the steps (other)']")
-    assert page.locator(".view-chart").count() == 2 * 6
+    page.wait_for_function("document.querySelectorAll('.view-chart').length == 2 * 6")
 
 
 @pytest.mark.long

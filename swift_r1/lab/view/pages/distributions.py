@@ -29,7 +29,7 @@ from swift_r1.lab.view.charts import (
     zoom_of,
 )
 from swift_r1.lab.view.completion_html import length_column, reward_columns, short
-from swift_r1.lab.view.elements import nothing, of_choice, table_of
+from swift_r1.lab.view.elements import busy_bar, nothing, of_choice, table_of
 from swift_r1.lab.view.shell import Page, view_page
 
 _MOST_POINTS = 400
@@ -58,11 +58,14 @@ async def distributions(page: Page) -> None:
     began = time.monotonic()
     shown: dict[str, list[ui.echart]] = {}
     place = _row() if len(tables) == 1 else None
+    busy = busy_bar()
+    busy.set_visibility(True)
     for title, make in _charts(page, tables).items():
         options = await asyncio.to_thread(make)
         if options:
             with place or _row():
                 shown[title] = [_chart(page, title, *one) for one in enumerate(options)]
+    busy.set_visibility(False)
     after = time.monotonic()
     pause = _SHARE * (after - began)
 

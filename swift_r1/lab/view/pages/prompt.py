@@ -227,7 +227,7 @@ def side_by_side(
     for step, rows in groups:
         if not rows:
             parts.append(
-                f'<article class="card"><h3>step {step}</h3><p class="said">none</p></article>'
+                f'<article class="card"><h2>step {step}</h2><p class="said">none</p></article>'
             )
             continue
         row = rows[min(number, len(rows) - 1)]
