@@ -27,6 +27,7 @@ from rich.console import Console
 from rich.table import Table
 
 from swift_r1.lab.runs.completions import CompletionTable
+from swift_r1.lab.runs.heatmap import heatmaps
 from swift_r1.lab.runs.query import FAILURE, LENGTH, CompletionQuery
 
 GROUPS, PER_GROUP = 32, 16
@@ -123,13 +124,13 @@ def measured(path: Path, line: str) -> None:
         timed("one step", lambda: ask(CompletionQuery(steps=(7, 7))))
         timed("a group", lambda: len(table.group(7, 3)))
         timed("columns", lambda: len(table.columns))
-        timed("prompts", lambda: len(table.prompts("237")))
+        timed("prompts", lambda: table.prompts("237")[0])
         timed("failure classes, first time", lambda: len(table.failure_classes()))
         timed("failure classes", lambda: len(table.failure_classes()))
         timed("of one class", lambda: ask(CompletionQuery(where=[(FAILURE, "=", "truncated")])))
         timed("group shares", lambda: len(table.group_shares()))
-        timed("heat map of rewards", lambda: len(table.heatmap("reward").steps))
-        timed("heat map of a column", lambda: len(table.heatmap("rewards/countdown").steps))
+        timed("heat map of rewards", lambda: len(heatmaps([table], "reward")[0].steps))
+        timed("heat map of a column", lambda: len(heatmaps([table], "rewards/countdown")[0].steps))
     seconds = time.perf_counter() - start
     done.set()
     watcher.join()

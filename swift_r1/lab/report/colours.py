@@ -10,6 +10,11 @@ from collections.abc import Sequence
 # The two blues change places with the background, so that the first series stands out on both.
 SERIES_LIGHT = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9")
 SERIES_DARK = ("#56b4e9", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#0072b2")
+# of a class of completions or of groups, wherever it is drawn
+CLASSES = {
+    **{"right": 2, "wrong value": 1, "wrong format": 3, "no answer": 4, "truncated": 5},
+    **{"invalid reward": 0, "mixed": 0, "wrong": 1},
+}
 PAGE_LIGHT = "#ffffff"
 PAGE_DARK = "#1a1c1e"
 # text on the page

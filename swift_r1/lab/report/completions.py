@@ -7,6 +7,7 @@ from itertools import dropwhile
 from typing import Any
 
 from swift_r1.lab.report.blocks import Block, Figure, Passage, Passages
+from swift_r1.lab.report.colours import CLASSES
 from swift_r1.lab.report.figures import Curve, shares
 from swift_r1.lab.report.parts import joined, spread
 from swift_r1.lab.runs.completions import CompletionTable
@@ -44,11 +45,11 @@ def _shares(
     steps = [part[0]["step"] for part in parts]
     totals = [float(sum(row[kind] for row in part for kind in labels)) for part in parts]
     drawn = []
-    for number, (kind, label) in enumerate(labels.items()):
+    for kind, label in labels.items():
         sums = [sum(row[kind] for row in part) for part in parts]
         if any(sums):
             own = [value / total for value, total in zip(sums, totals, strict=True)]
-            drawn.append(Curve(label, number, steps, own))
+            drawn.append(Curve(label, CLASSES[kind], steps, own))
     return [shares(title, drawn)] if drawn else []
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import OrderedDict
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -34,18 +34,20 @@ if TYPE_CHECKING:
     import numpy
 
 _REMEMBERED = 8  # queries whose matches are kept
-_MOST_STEPS = 200  # of a heat map, bins
-_LARGEST = 1e300  # of its values
 
 
-@dataclass(frozen=True)
-class Heatmap:
-    """Counts of completions by step and value: `counts[i][j]` from step `steps[i]` (up to the next) and from `edges[j]`
-    to `edges[j + 1]`."""
-
-    steps: list[int]
-    edges: list[float]
-    counts: list[list[int]]
+PROMPT_COLUMNS = ("prompt_id", "steps", "completions", "first", "last", "change", "mean")
+"""What prompts can be ordered by."""
+_PROMPTS = """
+    SELECT min(id) AS id, prompt_id, CAST(sum(rows) AS BIGINT) AS completions, count(*) AS steps,
+        arg_min(reward, step) AS first, arg_max(reward, step) AS last, last - first AS change,
+        sum(total) / nullif(sum(rated), 0) AS mean, list(reward ORDER BY step) AS curve
+    FROM (
+        SELECT prompt_id, step, min(id) AS id, count(*) AS rows, count(reward) AS rated, sum(reward) AS total,
+            avg(reward) AS reward
+        FROM completions WHERE prompt_id IS NOT NULL GROUP BY prompt_id, step
+    ) GROUP BY prompt_id
+"""
 
 
 class CompletionTable(StoredLines):
@@ -192,6 +194,13 @@ class CompletionTable(StoredLines):
     def group(self, step: int, group: int, longest: int | None = None) -> list[dict[str, Any]]:
         """Returns a group's completions in their order; where the file lacks `number` they are numbered."""
         query = CompletionQuery(steps=(step, step), group=group, order_by="number")
+        return self._numbered(query, longest)
+
+    def group_of_prompt(self, step: int, prompt_id: str) -> list[dict[str, Any]]:
+        """Returns the completions of a prompt in a step, as `group`; older versions did not number groups."""
+        return self._numbered(CompletionQuery((step, step), prompt_id, order_by="number"), None)
+
+    def _numbered(self, query: CompletionQuery, longest: int | None) -> list[dict[str, Any]]:
         return [
             {"number": place} | row
             for place, row in enumerate(self.page(query, 0, 10_000, longest))
@@ -203,44 +212,56 @@ class CompletionTable(StoredLines):
         """Returns the completions of a prompt, the first step first."""
         return self.page(CompletionQuery(prompt_id=prompt_id, order_by="step"), 0, limit, longest)
 
-    def prompts(self, search: str = "", limit: int = 100) -> list[dict[str, Any]]:
-        """Returns the prompts whose id or text has `search`, those seen at most steps first: `prompt_id`, `prompt`,
-        `completions`, `steps` (how many), `first`, `last` (steps), `reward` (the mean)."""
-        names = ("id", "prompt_id", "completions", "steps", "first", "last", "reward")
+    def prompts(
+        self,
+        search: str = "",
+        limit: int = 100,
+        offset: int = 0,
+        order_by: str = "steps",
+        descending: bool = True,
+    ) -> tuple[int, list[dict[str, Any]]]:
+        """Returns how many prompts have `search` in their id or text, and `limit` of them from `offset` on: `prompt_id`,
+        `prompt`, `completions`, `steps` (how many), their rewards `first`, `last`, `change`, `mean`, and `curve` (the
+        mean of each step). `order_by` is one of `PROMPT_COLUMNS`."""
+        way = "DESC" if descending else "ASC"
         with self._lock:
-            found = {
-                row[0]: dict(zip(names, row, strict=True))
-                for row in self._rows(
-                    """
-                    SELECT min(id) AS id, prompt_id, count(*), count(DISTINCT step) AS steps, min(step), max(step),
-                        avg(reward)
-                    FROM completions WHERE prompt_id IS NOT NULL GROUP BY prompt_id ORDER BY steps DESC, id
-                    """
-                )
-            }
+            ordered = f'SELECT id FROM ({_PROMPTS}) ORDER BY "{order_by}" {way} NULLS LAST, id'
+            ids = self._arrays(ordered if order_by in PROMPT_COLUMNS else _PROMPTS)["id"].tolist()
             if search:
                 has = "contains(lower(json_extract_string(line, ?)), lower(?))"
                 values = ["/prompt", clean(search), "/prompt_id", clean(search)]
-                which = Sql("id IN (SELECT unnest(?))", [list(found)])
+                which = Sql("id IN (SELECT unnest(?))", [ids])
                 matches = self._over_lines(
                     which, f"SELECT id FROM lines WHERE {has} OR {has}", values
                 )
                 kept = {place for cursor in matches for (place,) in cursor.fetchall()}
-                found = {place: prompt for place, prompt in found.items() if place in kept}
-            best = list(found)[: max(0, limit)]
-            texts = {str(row["prompt_id"]): row.get("prompt") for row in self._rows_of(best)}
-            return [
-                found[place] | {"prompt": texts.get(found[place]["prompt_id"])} for place in best
-            ]
+                ids = [place for place in ids if place in kept]
+            shown = ids[max(0, offset) : max(0, offset) + max(0, limit)]
+            names = ("id", *PROMPT_COLUMNS, "curve")
+            statement = (
+                f"SELECT {', '.join(names)} FROM ({_PROMPTS}) WHERE id IN (SELECT unnest(?))"
+            )
+            found = {
+                row[0]: dict(zip(names, row, strict=True)) for row in self._rows(statement, [shown])
+            }
+            texts = {str(row["prompt_id"]): row.get("prompt") for row in self._rows_of(shown)}
+            rows = [found[place] for place in shown]
+            return len(ids), [row | {"prompt": texts.get(row["prompt_id"])} for row in rows]
+
+    def high_advantage(self) -> float | None:
+        """Returns the advantage, to three decimals, that a tenth of the completions has or exceeds; None where it is
+        not above 0."""
+        [(found,)] = self._rows("SELECT quantile_disc(advantage, 0.9) FROM completions")
+        high = math.floor((found or 0.0) * 1_000) / 1_000
+        return high if high > 0 else None
 
     def steps(self) -> list[int]:
         return [
             step for (step,) in self._rows("SELECT DISTINCT step FROM completions ORDER BY step")
         ]
 
-    def heatmap(self, column: str, bins: int = 30) -> Heatmap:
-        """Counts the values of a column of numbers over the steps; several steps share a bin where there are very
-        many."""
+    def values(self, column: str) -> tuple[numpy.ndarray, numpy.ndarray]:
+        """Returns the step and the value of each completion, NaN where the column has no number."""
         import numpy
 
         value = as_number(column)
@@ -258,26 +279,9 @@ class CompletionTable(StoredLines):
                     one.fetchnumpy()
                     for one in self._over_lines(all_of([]), statement, value.values)
                 ]
-        if not parts:
-            return Heatmap([], [], [])
-        of_rows = numpy.concatenate([part["step"] for part in parts])
-        values = numpy.concatenate(
-            [numpy.ma.filled(part["value"].astype(float), numpy.nan) for part in parts]
-        )
-        known = numpy.abs(values) < _LARGEST
-        if not known.any():
-            return Heatmap([], [], [])
-        steps, row = numpy.unique(of_rows, return_inverse=True)
-        each = math.ceil(len(steps) / _MOST_STEPS)
-        low = values[known].min()
-        high = values[known].max()
-        edges = numpy.linspace(low, high if high > low else low + 1, bins + 1)
-        size = (math.ceil(len(steps) / each), bins)
-        place = numpy.clip(numpy.searchsorted(edges, values[known], "right") - 1, 0, bins - 1)
-        counts = numpy.bincount(
-            (row[known] // each) * bins + place, minlength=math.prod(size)
-        ).reshape(size)
-        return Heatmap(steps[::each].tolist(), edges.tolist(), counts.tolist())
+        steps = [numpy.empty(0, int), *(part["step"] for part in parts)]
+        found = [numpy.ma.filled(part["value"].astype(float), numpy.nan) for part in parts]
+        return numpy.concatenate(steps), numpy.concatenate([numpy.empty(0), *found])
 
     def group_shares(self) -> list[dict[str, Any]]:
         """Returns by `step` the number of `groups`, and the shares of them that are all `right`, all `wrong` and

@@ -32,6 +32,21 @@ def has_answer(reward: str, completion: str, prompt: str) -> bool:
     return any(readers[name](completion) is not None for name in ("countdown", "math"))
 
 
+def answer_place(reward: str, completion: str) -> tuple[int, int] | None:
+    r"""Returns from where to where the answer stands that the built-in reward function of this name reads; of another
+    function the last `<answer>` or `\boxed{}`. None without one, or where it is not written as it is read."""
+    reader = _readers().get(reward)
+    readers = [_readers()[name] for name in ("math_tag", "math")] if reader is None else [reader]
+    for read in readers:
+        answer = read(completion)
+        for before in ("<answer>", "\\boxed{", "") if answer else ():
+            place = completion.rfind(f"{before}{answer}")
+            if place >= 0:
+                start = place + len(before)
+                return start, start + len(str(answer))
+    return None
+
+
 @cache
 def _readers() -> Mapping[str, Callable[[str], object]]:
     from swift_r1.rewards.graders.answers import first_answer

@@ -37,6 +37,10 @@ _CONDITION = re.compile(
 _SAME = {"=": "IS NOT DISTINCT FROM", "!=": "IS DISTINCT FROM"}
 
 
+Condition = tuple[str, str, Any]
+"""A column, one of `OPERATORS`, and a value."""
+
+
 @dataclass(frozen=True)
 class CompletionQuery:
     """A choice of completions, and their order; without `order_by` as they stand in the file."""
@@ -44,11 +48,10 @@ class CompletionQuery:
     steps: tuple[int, int] | None = None  # first and last
     prompt_id: str | None = None
     group: int | None = None
-    finish_reason: str | None = None
     text: str | None = None  # in prompt or completion, whatever the case
-    # (column, operator of `OPERATORS`, value): a number compares as a number, text as text, None is null. Text that
+    # a number compares as a number, text as text, None is null. Text that
     # reads as a number compares as one with `<` and the like, and with a column of numbers
-    where: Sequence[tuple[str, str, Any]] = ()
+    where: Sequence[Condition] = ()
     order_by: str | None = None
     descending: bool = False  # null is last either way
 
@@ -116,9 +119,8 @@ def index_condition(query: CompletionQuery) -> Sql:
         parts.append(Sql("step BETWEEN ? AND ?", [*map(_bounded, query.steps)]))
     if query.group is not None:
         parts.append(Sql('"group" = ?', [_bounded(query.group)]))
-    for column, value in (("prompt_id", query.prompt_id), ("finish_reason", query.finish_reason)):
-        if value is not None:
-            parts.append(Sql(f"{column} = ?", [clean(value)]))
+    if query.prompt_id is not None:
+        parts.append(Sql("prompt_id = ?", [clean(query.prompt_id)]))
     return all_of(parts)
 
 
@@ -188,25 +190,27 @@ def order(query: CompletionQuery, keys: Sequence[str]) -> str:
     )
 
 
-def read_conditions(text: str) -> list[tuple[str, str, Any]]:
+def read_conditions(text: str) -> list[Condition]:
     """Reads conditions as people write them, `reward>=0.5; finish_reason=length; nums contains 25`, for
     `CompletionQuery.where`: `null` is None, text in double quotes is text whatever it reads
     like. Raises UsageError for what is no condition."""
-    found: list[tuple[str, str, Any]] = []
-    for part in _parts(text):
+    found: list[Condition] = []
+    for part in condition_parts(text):
         match = _CONDITION.fullmatch(part)
         if match is None or (match["value"] == "null" and match["operator"] not in ("=", "!=")):
             raise UsageError(
                 f"{part.strip()!r} is not a condition: write column operator value, such as reward>=0.5; operators: "
                 f"{' '.join(OPERATORS)}"
             )
+        if not match["value"]:
+            raise UsageError(f"{part.strip()!r}: a value is missing after {match['operator']}")
         value: Any = match["value"]
         quoted = len(value) > 1 and value[0] == value[-1] == '"'
         found.append((match["column"], match["operator"], value[1:-1] if quoted else _value(value)))
     return found
 
 
-def _parts(text: str) -> Sequence[str]:
+def condition_parts(text: str) -> Sequence[str]:
     """Returns what stands between semicolons, except between those in double quotes."""
     return [part for part in re.findall(r'(?:"[^"]*"|[^;])+', text) if part.strip()]
 

@@ -29,6 +29,7 @@ DEADLINE_S = 120.0  # of an answer
 LOAD_S = 600.0  # of a checkpoint's first answer
 IDLE_S = 600.0  # after which a checkpoint's process ends
 ALTERNATIVES = 5  # the most that /v1/completions gives
+_LIBRARIES = 400 << 20  # bytes that a process with PyTorch takes before it has weights
 _WORKER = "swift_r1.lab.view.checkpoint_worker"
 _LINE_BYTES = 64 << 20
 _QUIET = {"TQDM_DISABLE": "1", "HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1"}
@@ -47,8 +48,9 @@ class PageQuestion:
 
 @dataclass(frozen=True, slots=True)
 class ModelAnswer:
-    """One completion: its tokens' text and log-probs (natural log, after temperature)."""
+    """One completion: its text, and its tokens' text and log-probs (natural log, after temperature)."""
 
+    text: str  # without special tokens
     pieces: tuple[str, ...]
     logps: tuple[float, ...]
     finish_reason: str
@@ -159,6 +161,7 @@ class ServerSource:
         else:
             pairs = list(zip(logprobs["tokens"], logprobs["token_logprobs"], strict=True))
         return ModelAnswer(
+            choice["message"]["content"] if "message" in choice else choice["text"],
             tuple(text for text, _ in pairs),
             tuple(value for _, value in pairs),
             choice["finish_reason"] or "stop",
@@ -185,7 +188,9 @@ class CheckpointSource:
     async def ask(self, question: PageQuestion) -> list[ModelAnswer]:
         answers = await self._answer({"ask": asdict(question)})
         return [
-            ModelAnswer(tuple(one["pieces"]), tuple(one["logps"]), one["finish_reason"])
+            ModelAnswer(
+                one["text"], tuple(one["pieces"]), tuple(one["logps"]), one["finish_reason"]
+            )
             for one in answers
         ]
 
@@ -300,9 +305,14 @@ def weight_bytes(folder: Path) -> int:
     return size
 
 
+def needed_bytes(folder: Path) -> int:
+    """Returns about how much memory the process of a checkpoint takes: its weights, and the libraries."""
+    return weight_bytes(folder) + _LIBRARIES
+
+
 def check_memory(folder: Path) -> None:
-    """Raises RunFailed where the weights in `folder` would not fit into the memory that is free."""
-    needed = weight_bytes(folder)
+    """Raises RunFailed where the process of the checkpoint in `folder` would not fit into the memory that is free."""
+    needed = needed_bytes(folder)
     free = psutil.virtual_memory().available
     if needed > 0.8 * free:
         raise RunFailed(

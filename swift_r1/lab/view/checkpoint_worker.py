@@ -72,6 +72,7 @@ class Checkpoint:
         [output] = self.engine.generate([request], 0)
         return [
             {
+                "text": self.tokenizer.decode(one.token_ids, skip_special_tokens=True),
                 "pieces": self._pieces(one.token_ids),
                 "logps": one.logprobs,
                 "finish_reason": one.finish_reason,

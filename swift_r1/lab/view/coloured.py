@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from swift_r1.lab.report import colours
-from swift_r1.lab.view.markup import token_markup
+from swift_r1.lab.view.markup import markup, token_markup
 
 LEVELS = 16  # steps of a scale on each side of its middle; an unsigned one has twice as many
 # quantile of the sizes at which a scale ends, so that one outlier does not pale the rest
@@ -48,6 +48,8 @@ class Colouring:
 
 
 COLOURINGS: Mapping[str, Colouring] = {
+    "entropy": Colouring("entropy (nats)", "sequential", ("sure", "unsure")),
+    "logp": Colouring("engine's log-prob, negated", "sequential", ("sure", "unlikely")),
     "advantage": Colouring("advantage", "diverging", ("less likely", "more likely")),
     "ratio": Colouring(
         "importance ratio (log scale)", "diverging", ("became less likely", "became more likely")
@@ -56,10 +58,9 @@ COLOURINGS: Mapping[str, Colouring] = {
     "logp_diff": Colouring(
         "trainer's log-prob - engine's", "diverging", ("engine higher", "trainer higher")
     ),
-    "entropy": Colouring("entropy (nats)", "sequential", ("sure", "unsure")),
-    "logp": Colouring("engine's log-prob, negated", "sequential", ("sure", "unlikely")),
     "version": Colouring("weight version", "sequential", ("oldest", "newest")),
 }
+"""What tokens can show; the first that the record has is shown at first."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,6 +152,9 @@ def numbers_json(row: Mapping[str, Any], pieces: Sequence[str]) -> str:
     """Returns what the page says of a token under the pointer: a list for each column that the record has, one entry a
     token, to five digits."""
     columns: dict[str, Any] = {"token": [repr(piece) for piece in pieces]}
+    logps = row.get("rollout_logps")
+    if logps:
+        columns["probability"] = [percent(value) for value in logps]
     ids = row.get("token_ids")
     if ids:
         columns["id"] = list(ids)
@@ -162,6 +166,24 @@ def numbers_json(row: Mapping[str, Any], pieces: Sequence[str]) -> str:
     if mask:
         columns["in the loss"] = ["yes" if one else "no" for one in mask]
     return json.dumps(columns, separators=(",", ":"))
+
+
+def percent(logp: float | None) -> str | None:
+    """Returns a log-prob as a probability in percent, to three digits."""
+    if logp is None or not math.isfinite(logp):
+        return None
+    return f"{100 * math.exp(min(0.0, logp)):.3g} %"
+
+
+def alternatives_html(found: Sequence[tuple[str, float]], chosen: str) -> str:
+    """Returns the likeliest tokens and their log-probs as a table of probabilities; the one that was chosen is bold."""
+    rows = []
+    for text, logp in found:
+        name = f"<b>{markup(repr(text))}</b>" if text == chosen else markup(repr(text))
+        share = math.exp(min(0.0, logp))
+        meter = f'<meter value="{share:.4f}">{share:.0%}</meter>'
+        rows.append(f"<tr><td>{name}</td><td>{meter}</td><td>{percent(logp)}</td></tr>")
+    return f'<table class="alternatives">{"".join(rows)}</table>'
 
 
 def legend_html(scale: Scale) -> str:
@@ -182,14 +204,14 @@ def legend_html(scale: Scale) -> str:
 
 
 def token_css() -> str:
-    """Returns the classes of `Scale.level`, for light and dark pages (Quasar marks these with `body--dark`)."""
+    """Returns the classes of `Scale.level`, for light and dark pages (Quasar marks these with `body--dark`). What is 0
+    has the page's colour on either scale: only what stands out is coloured."""
     rules = []
     for place in range(-LEVELS, LEVELS + 1):
         for dark in (False, True):
             rules.append(_rule(f"d{place}", colours.diverging(place / LEVELS, dark=dark), dark))
-        rules.append(
-            _rule(f"s{place + LEVELS}", colours.sequential((place + LEVELS) / (2 * LEVELS)), False)
-        )
+            share = (place + LEVELS) / (2 * LEVELS)
+            rules.append(_rule(f"s{place + LEVELS}", colours.diverging(share, dark=dark), dark))
     return "\n".join(rules)
 
 

@@ -1,41 +1,32 @@
-"""Completions as HTML: rows of a table, a card each beside the others of the group, turns of a conversation."""
+"""Completions as HTML: rows of a table, a card each beside the others of the group."""
 
 from __future__ import annotations
 
 import html
-import json
-import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from itertools import chain
 from typing import Any
 
+from swift_r1.lab.report.colours import CLASSES
+from swift_r1.lab.runs.failures import answer_place
 from swift_r1.lab.runs.query import FAILURE, LENGTH, clean
-from swift_r1.lab.view.markup import KEPT, markup
+from swift_r1.lab.view.markup import excerpt, markup, matches
+from swift_r1.lab.view.message_html import AS_WRITTEN, CARD, VALUE, Look, passage, shown, turns
 from swift_r1.record.recorded import FIELDS
 
 Row = Mapping[str, Any]
 
 _CELL = 160  # characters
-_VALUE = 2_000
-_CARD = 12_000
-_ENDS = (
-    "failure",
-    "turns",
-    "sequences",
-    "tokens",
-    "finish_reason",
-    "weight_version",
-    "newest_weight_version",
-)
-
-
-def shown(value: Any) -> str:
-    """Returns the value in a few characters: numbers to four digits, None as –."""
-    if value is None:
-        return "–"
-    if isinstance(value, float):
-        return f"{value:.4g}" if math.isfinite(value) else "invalid"
-    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
+_ENDS = {
+    "finish_reason": "ended by",
+    "turns": "turns",
+    "sequences": "sequences",
+    "weight_version": "weights",
+    "newest_weight_version": "newest weights",
+    "failure": "failure",
+}
+_SHORT = {FAILURE: "class", LENGTH: "characters"}
+_GOLD = frozenset(("solution", "answer", "target", "gold", "ground_truth", "label"))
 
 
 def reward_columns(names: Iterable[str]) -> list[str]:
@@ -56,127 +47,166 @@ def data_columns(row: Row) -> dict[str, Any]:
     }
 
 
+def short(name: str) -> str:
+    """Returns the name of a column as headings have it."""
+    return _SHORT.get(name, name.removeprefix("rewards/"))
+
+
 def rows_table(
     rows: Sequence[Row],
     columns: Sequence[str],
     sort: str | None,
     descending: bool,
-    link: Callable[[Row], str],
+    links: Mapping[str, Callable[[Row], str]],
+    words: str = "",
+    plain: Collection[str] = (),
 ) -> str:
-    """Returns a table of completions: a click on a heading sorts (`data-sort`), the completion's text leads to
-    `link(row)`."""
-    heads = "".join(_head(name, sort, descending) for name in columns)
-    body = "".join(f"<tr>{''.join(_cells(row, columns, link(row)))}</tr>" for row in rows)
+    """Returns a table: a click on a heading that is not `plain` sorts (`data-sort`), one on a row goes where the first
+    column of `links` leads to, and one on another such column where that does. `words` are marked in prompts and
+    completions."""
+    numbers = {
+        name for name in columns if any(isinstance(row.get(name), int | float) for row in rows)
+    }
+    heads = "".join(
+        f"<th>{markup(name)}</th>"
+        if name in plain
+        else _head(name, sort, descending, name in numbers)
+        for name in columns
+    )
+    body = "".join(
+        f"<tr>{''.join(_cell(row, name, links, words, name in numbers) for name in columns)}</tr>"
+        for row in rows
+    )
     return f'<table class="rows"><thead><tr>{heads}</tr></thead><tbody>{body}</tbody></table>'
 
 
-def _head(name: str, sort: str | None, descending: bool) -> str:
+def _head(name: str, sort: str | None, descending: bool, number: bool) -> str:
     arrow = ""
     state = "none"
     if name == sort:
         arrow = " ▼" if descending else " ▲"
         state = "descending" if descending else "ascending"
     label = html.escape(clean(name))
-    return f'<th aria-sort="{state}"><button type="button" data-sort="{label}">{markup(name)}{arrow}</button></th>'
-
-
-def _cells(row: Row, columns: Sequence[str], href: str) -> Iterator[str]:
-    for name in columns:
-        value = row.get(name)
-        text = shown(value)
-        cut = markup(text[:_CELL]) + ("…" if len(text) > _CELL else "")
-        number = " number" if isinstance(value, int | float) else ""
-        if name == "completion":
-            cut = f'<a data-item href="{html.escape(href)}">{cut or "(empty)"}</a>'
-        kind = "long" if name in ("completion", "prompt") else "short"
-        yield f'<td class="{kind}{number}" data-name="{html.escape(clean(name))}">{cut}</td>'
-
-
-def facts(values: Mapping[str, Any]) -> str:
-    """Returns the names and values, one below the other."""
-    lines = (
-        f"<dt>{markup(name)}</dt><dd>{markup(shown(value), _VALUE)}</dd>"
-        for name, value in values.items()
+    return (
+        f'<th aria-sort="{state}" class="{"number" if number else ""}"><button type="button" data-sort="{label}" '
+        f'title="sort by {label}">{markup(short(name))}{arrow}</button></th>'
     )
-    return f'<dl class="facts">{"".join(lines)}</dl>'
+
+
+def _cell(
+    row: Row, name: str, links: Mapping[str, Callable[[Row], str]], words: str, number: bool
+) -> str:
+    text = shown(row.get(name))
+    long = name in ("completion", "prompt")
+    if name == "prompt" and not matches(text, words):
+        cut = ("…" if len(text) > _CELL else "") + markup(text[-_CELL:])  # questions end prompts
+    else:
+        cut = excerpt(text, words if long else "", _CELL)
+    if name == FAILURE:
+        cut = kind_tag(text)
+    if name in links:
+        first = " data-item" if name == next(iter(links)) else ""
+        cut = f'<a{first} href="{html.escape(links[name](row))}">{cut or "(empty)"}</a>'
+    kind = "long" if long else "short number" if number else "short"
+    return f'<td class="{kind}" data-name="{html.escape(clean(short(name)))}">{cut}</td>'
+
+
+def kind_tag(kind: str) -> str:
+    """Returns a class of `FAILURES` with its colour."""
+    return f'<span class="kind k{CLASSES.get(kind, 0)}">{markup(kind)}</span>'
 
 
 def card(
     row: Row,
     reasons: Sequence[Row],
     links: Mapping[str, str],
-    whole: bool = False,
+    look: Look = AS_WRITTEN,
 ) -> str:
     """Returns one completion of a group: its rewards, why each that is invalid is so, its advantage, how it ended, its
-    text or its turns. `links` are texts and addresses; without `whole` a long text is cut."""
-    values = {
-        name: row[name]
-        for name in ("reward", *reward_columns(row), "advantage", FAILURE)
-        if name in row
-    }
-    ends = {name: row[name] for name in _ENDS if name in row}
+    text or its turns. `links` are texts and addresses."""
     why = "".join(
         f"<p class=why>{markup(shown(one.get('reward')))} is invalid ({markup(shown(one.get('kind')))}): "
-        f"{markup(shown(one.get('cause')), _VALUE)}</p>"
+        f"{markup(shown(one.get('cause')), VALUE)}</p>"
         for one in reasons
     )
+    messages = row.get("messages")
+    others = _others(row)
+    text = turns(messages, look) if isinstance(messages, list) else completion(row, look)
+    for number, other in enumerate(others, 1):
+        summary = f"conversation {number} of {len(others) + 1}: ended before this one"
+        text += f"<details><summary>{summary}</summary>{turns(other, look)}</details>"
+    return card_of(row, links, _details(row), why + text)
+
+
+def card_of(row: Row, links: Mapping[str, str], details: str, body: str) -> str:
+    """Returns a card with the colour of the completion's class; `body` is HTML."""
+    number = row.get("number")
+    place = f' id="n{number}"' if isinstance(number, int) else ""
     lead = "".join(
         f'<a href="{html.escape(href)}">{html.escape(text)}</a>' for text, href in links.items()
     )
-    number = row.get("number")
-    place = f' id="n{number}"' if isinstance(number, int) else ""
-    title = f"completion {markup(shown(number))}"
+    return (
+        f'<article class="card kind-edge k{CLASSES.get(str(row.get(FAILURE)), 0)}" data-item tabindex="-1"{place}>'
+        f'<h2>{_result(row)}</h2><p class="said">{markup(details, VALUE)}</p><div class="links">{lead}</div>{body}'
+        "</article>"
+    )
+
+
+def _result(row: Row) -> str:
+    """Returns the line of a completion: its reward, advantage, class and length."""
+    parts = [f"reward {markup(shown(row.get('reward')))}"]
+    advantage = row.get("advantage")
+    if isinstance(advantage, int | float):
+        parts.append(f"adv {advantage:+.3g}")
+    if FAILURE in row:
+        parts.append(kind_tag(shown(row[FAILURE])))
+    length = length_column(row)
+    if length in row:
+        parts.append(
+            f"{markup(shown(row[length]))} {'tok' if length == 'tokens' else 'characters'}"
+        )
+    return " · ".join(parts)
+
+
+def _details(row: Row) -> str:
+    parts = [f"{short(name)} {shown(row[name])}" for name in reward_columns(row)]
+    parts += [
+        f"{title} {shown(row[name])}" for name, title in _ENDS.items() if row.get(name) is not None
+    ]
+    parts.append(f"completion {shown(row.get('number'))}")
     if row.get("dropped"):
-        title += ", not trained: its group had no signal"
-    messages = row.get("messages")
-    others = _others(row)
-    text = turns(messages, whole) if isinstance(messages, list) else completion(row, whole)
-    for number, other in enumerate(others, 1):
-        summary = f"conversation {number} of {len(others) + 1}: ended before this one"
-        text += f"<details><summary>{summary}</summary>{turns(other, whole)}</details>"
-    return (
-        f'<article class="card" data-item tabindex="-1"{place}><h3>{title}</h3>{facts(values | ends)}{why}'
-        f'<nav class="links">{lead}</nav>{text}</article>'
-    )
+        parts.append("not trained: its group had no signal")
+    return " · ".join(parts)
 
 
-def completion(row: Row, whole: bool = False) -> str:
-    return (
-        f'<pre class="text">{markup(shown(row.get("completion")), KEPT if whole else _CARD)}</pre>'
-    )
+def completion(row: Row, look: Look = AS_WRITTEN) -> str:
+    """Returns the completion's text with the answer that is graded marked."""
+    text = shown(row.get("completion"))
+    first = next(iter(reward_columns(row)), "").removeprefix("rewards/")
+    return passage(text, look, answer_place(first, text))
+
+
+def about_prompt(values: Mapping[str, Any]) -> str:
+    """Returns names and values in a line, the right answer among them marked."""
+    parts = []
+    for name, value in values.items():
+        said = markup(shown(value), VALUE)
+        gold = f'<b class="answer" title="what is right">{said}</b>'
+        parts.append(f"{markup(name.replace('_', ' '))} {gold if name in _GOLD else said}")
+    return f'<p class="said">{" · ".join(parts)}</p>'
 
 
 def is_long(row: Row) -> bool:
     """Returns whether a card cuts its text."""
     messages = row.get("messages")
     texts = messages if isinstance(messages, list) else [row.get("completion")]
-    return any(len(shown(text)) > _CARD for text in [*texts, *chain.from_iterable(_others(row))])
+    return any(len(shown(text)) > CARD for text in [*texts, *chain.from_iterable(_others(row))])
 
 
 def _others(row: Row) -> list[list[Any]]:
     """Returns the other conversations of an agent's episode."""
     found = row.get("other_messages")
     return [one for one in found if isinstance(one, list)] if isinstance(found, list) else []
-
-
-def turns(messages: Sequence[Any], whole: bool = False) -> str:
-    """Returns the messages of a conversation, each with its role; the tools that it calls, and their answers."""
-    parts = []
-    for message in messages:
-        message = message if isinstance(message, dict) else {"content": message}
-        role = shown(message.get("role"))
-        kind = role if role in ("system", "user", "assistant", "tool") else "user"
-        content = markup(shown(message.get("content")), KEPT if whole else _CARD)
-        more = {
-            name: value
-            for name, value in message.items()
-            if name not in ("role", "content") and value
-        }
-        parts.append(
-            f'<div class="turn {kind}"><b>{markup(role)}</b><pre class="text">{content}</pre>'
-            f"{facts(more) if more else ''}</div>"
-        )
-    return "".join(parts)
 
 
 def reasons_of(row: Row, invalid: Sequence[Row]) -> list[Row]:

@@ -15,14 +15,14 @@ from swift_r1.lab.view.answer_sources import (
     AnswerSource,
     CheckpointSource,
     ServerSource,
+    needed_bytes,
     newest_checkpoint,
     own_key,
     server_urls,
-    weight_bytes,
 )
 from swift_r1.lab.view.coloured import token_css
 from swift_r1.lab.view.shell import Page, opened
-from swift_r1.record.folder import COMPLETIONS, EVAL_COMPLETIONS
+from swift_r1.record.folder import COMPLETIONS, EVAL_COMPLETIONS, RunFolder
 from swift_r1.record.token_reader import RecordedCompletion, TokenRecord
 
 ui.add_head_html(
@@ -50,13 +50,72 @@ def _evaluated(run: Path) -> CompletionTable:
     return CompletionTable(run / EVAL_COMPLETIONS)
 
 
-async def table_of(page: Page, of: str | None = None, seconds: float = math.inf) -> CompletionTable:
-    """Returns the completions of the page's run, those of training, or with "eval" those of evaluations (by default as
-    `of` in the address says); with what was written since, as far as it can be read in so many seconds."""
+async def table_of(
+    page: Page, of: str | None = None, seconds: float = math.inf, run: RunFolder | None = None
+) -> CompletionTable:
+    """Returns the completions of a run (by default the page's first), those of training, or with "eval" those of
+    evaluations (by default as `of` in the address says); with what was written since, as far as it can be read in so
+    many seconds."""
     of = page.text("of") if of is None else of
-    found = opened(_evaluated if of == "eval" else _trained, page.run.path)
+    found = opened(_evaluated if of == "eval" else _trained, (run or page.run).path)
     await asyncio.to_thread(found.refresh, seconds)
     return found
+
+
+SORTED = "(event) => { const name = event.target.closest('[data-sort]')?.dataset.sort; if (name) emit(name); }"
+"""For clicks on a table: emits the column of a heading (`rows_table`)."""
+
+
+def sort_again(page: Page, name: str) -> dict[str, Any]:
+    """Returns the parameters `sort` and `desc` after a click on a heading: the highest first, then the other way."""
+    return {"sort": name, "desc": name != page.text("sort") or not page.flag("desc")}
+
+
+def nothing(page: Page, what: str, some: bool = False) -> str:
+    """Returns what stands in the place of rows; `some` if there are others."""
+    if some:
+        return f"No {what} match"
+    return f"No {what} yet" if page.run.status == "running" else f"This run recorded no {what}"
+
+
+def busy_bar() -> ui.linear_progress:
+    """A bar at the top of the window, for work that takes longer than a moment."""
+    bar = ui.linear_progress(show_value=False).props('indeterminate aria-label="reading"')
+    bar.classes("view-busy").set_visibility(False)
+    return bar
+
+
+class Pager:
+    """Page numbers; `turn` gets the one that was chosen, from 0. `keys` for one of those of a page."""
+
+    def __init__(self, turn: Callable[[int], Any], keys: bool = False) -> None:
+        self.numbers = ui.pagination(
+            1,
+            1,
+            direction_links=True,
+            on_change=lambda event: turn(int(event.value or 1) - 1),
+        ).props("boundary-numbers max-pages=6")
+        self.numbers.set_visibility(False)
+        for key, step, title in (
+            ("ArrowLeft [", -1, "previous page"),
+            ("ArrowRight ]", 1, "next page"),
+        ):
+            if keys:
+                hidden_key(key, title).on_click(lambda step=step: self._by(step))
+
+    def show(self, number: int, pages: int) -> None:
+        self.numbers.max = max(1, pages)
+        self.numbers.value = number + 1
+        self.numbers.set_visibility(pages > 1)
+
+    def _by(self, step: int) -> None:
+        self.numbers.value = min(self.numbers.max, max(1, int(self.numbers.value or 1) + step))
+
+
+def hidden_key(key: str, title: str) -> ui.button:
+    """A button that only keys press."""
+    button = ui.button(title).props(f'flat dense no-caps data-key="{key}" title="{title}"')
+    return button.classes("key-only")
 
 
 def of_choice(page: Page) -> None:
@@ -66,7 +125,7 @@ def of_choice(page: Page) -> None:
     )
 
     def to(value: str | None) -> None:
-        page.set(of=value or None, page=None)
+        page.set(of=value, page=None)  # where it is not said, a page may choose
         ui.navigate.reload()
 
     choice.on_value_change(lambda event: to(event.value))
@@ -75,12 +134,7 @@ def of_choice(page: Page) -> None:
 def next_item_keys() -> None:
     """`j` and `k` go to the next and the last completion of a page (each has `data-item`)."""
     for key, step, title in (("j", 1, "next completion"), ("k", -1, "previous completion")):
-        button = (
-            ui.button(title)
-            .props(f'flat dense no-caps data-key="{key}" title="{title}"')
-            .classes("key-only")
-        )
-        button.on("click", js_handler=_NEXT % step)
+        hidden_key(key, title).on("click", js_handler=_NEXT % step)
 
 
 def rich(html: str) -> ui.html:
@@ -119,27 +173,31 @@ def tokens_link(page: Page, row: Mapping[str, Any], of: str | None) -> str:
     return page.link("/tokens", **where, request=row["request_id"], number=row["number"])
 
 
-def source_choice(page: Page, step: int | None = None) -> Callable[[], AnswerSource | None]:
-    """Returns a choice of who answers: nobody at first, the run's server while it runs, the last checkpoint or the one
-    nearest to `step`; with a field for the server's key, which is kept nowhere. Returns what gives the chosen one."""
+def source_choice(
+    page: Page, step: int | None = None, ready: bool = False
+) -> Callable[[], AnswerSource | None]:
+    """Returns a choice of who answers: the run's server while it runs, the last checkpoint or the one nearest to `step`;
+    at first nobody, or with `ready` the checkpoint of a run that has ended. It has a field for the server's key, which
+    is kept nowhere. Returns what gives the chosen one."""
     run = page.run
     checkpoint = newest_checkpoint(run.path, step)
     urls = server_urls(run.args) if run.status == "running" else []
-    options = {"": "nobody"} | {url: f"the server at {url}" for url in urls}
+    options = {"": "choose a model" if checkpoint or urls else "no checkpoint, no server"}
+    options |= {url: f"the server at {url}" for url in urls}
     if checkpoint is not None:
-        size = weight_bytes(checkpoint) / 2**20
+        size = needed_bytes(checkpoint) / 2**20
         options[checkpoint.name] = (
-            f"{checkpoint.name}: a process of its own, about {size:,.0f} MiB of memory"
+            f"{checkpoint.name} (a process of its own, about {size:,.0f} MiB of memory)"
         )
-    asked = page.text("source")
-    with ui.element("div").classes("view-row"):
-        choice = ui.select(options, label="who answers", value=asked if asked in options else "")
-        choice.props("dense outlined options-dense").classes("source")
-        choice.on_value_change(lambda event: page.set(source=event.value or None))
-        key = ui.input("the server's key, where it wants one", password=True).props(
-            "dense outlined autocomplete=off"
-        )
-        key.bind_visibility_from(choice, "value", lambda value: value in urls)
+    first = checkpoint.name if ready and checkpoint and run.status != "running" else ""
+    asked = page.text("source", first)
+    choice = ui.select(options, label="model", value=asked if asked in options else "")
+    choice.props("dense outlined options-dense").classes("source")
+    choice.on_value_change(lambda event: page.set(source=event.value or None))
+    key = ui.input("the server's key, where it wants one", password=True).props(
+        "dense outlined autocomplete=off"
+    )
+    key.bind_visibility_from(choice, "value", lambda value: value in urls)
 
     def chosen() -> AnswerSource | None:
         if choice.value in urls:

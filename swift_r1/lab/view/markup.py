@@ -9,7 +9,8 @@ from collections.abc import Mapping, Sequence
 
 from swift_r1.runtime.visible import UNSEEN, visible
 
-_WORDS = re.compile(r"\s*\w+|\s*[^\w\s]|\s+")
+# A tag, or what stands between spaces, commas and tags: a word of prose, an expression of a calculation.
+_WORDS = re.compile(r"\s*(?:</?\w+>|[^\s,;<]+[,;]?|[,;<])|\s+")
 _LONG_DIFF = 6_000  # words of both texts, from which on whole lines are compared
 _SPACES = str.maketrans({" ": "·", "\t": "⇥", "\n": "⏎\n"})
 KEPT = 400_000  # characters of a text that are shown
@@ -37,6 +38,39 @@ def token_markup(text: str) -> str:
     """Returns a token's text as HTML: spaces, tabs and line feeds can be seen too, and a line breaks after a line feed
     only."""
     return markup(text.translate(_SPACES))
+
+
+def matches(text: str, words: str) -> list[tuple[int, int]]:
+    """Returns where `words` stand in the text, whatever the case."""
+    found = re.finditer(re.escape(words), text, re.IGNORECASE) if words else ()
+    return [match.span() for match in found]
+
+
+def excerpt(text: str, words: str, longest: int) -> str:
+    """Returns about `longest` characters of the text as HTML, the first match of `words` among them, all matches in
+    `<mark>`."""
+    first = next(iter(matches(text, words)), (0, 0))[0]
+    start = max(0, first - longest // 2) if first > longest else 0
+    part = text[start : start + longest]
+    after = "…" if len(text) > start + longest else ""
+    return ("…" if start else "") + highlighted(part, words) + after
+
+
+def highlighted(text: str, words: str, answer: tuple[int, int] | None = None) -> str:
+    """Returns the text as HTML, with `<mark>` around each match of `words`, and `<b class=answer>` around the place of
+    the answer."""
+    if answer is not None:
+        before, own, after = (
+            highlighted(part, words)
+            for part in (text[: answer[0]], text[slice(*answer)], text[answer[1] :])
+        )
+        return f'{before}<b class="answer" title="the answer">{own}</b>{after}'
+    parts = []
+    last = 0
+    for start, end in matches(text, words):
+        parts.append(f"{markup(text[last:start])}<mark>{markup(text[start:end])}</mark>")
+        last = end
+    return "".join([*parts, markup(text[last:])])
 
 
 def word_diff(before: str, after: str) -> str:

@@ -18,18 +18,16 @@ from swift_r1.errors import EXIT_OK, UsageError
 from swift_r1.lab.diagnosis.verdict import brief, headline
 from swift_r1.lab.diagnosis.watch import Diagnosis
 from swift_r1.lab.report.completions import spoken
-from swift_r1.lab.report.parts import facts
+from swift_r1.lab.report.parts import facts, sparkline
 from swift_r1.lab.runs.completions import CompletionTable
 from swift_r1.lab.runs.progress import progress_of
 from swift_r1.lab.runs.query import FAILURE, CompletionQuery
 from swift_r1.lab.runs.timeline import Timeline
 from swift_r1.record.folder import COMPLETIONS, RunFolder
-from swift_r1.record.metric_log import MetricLog, Series
+from swift_r1.record.metric_log import MetricLog
 from swift_r1.runtime.terminal import Terminal
 from swift_r1.runtime.visible import visible
 
-_BARS = "▁▂▃▄▅▆▇█"
-_CURVE = 24  # characters: a row fits into 80 columns
 _METRICS = (
     *(
         "reward_std",
@@ -116,7 +114,7 @@ def _asked(table: CompletionTable, step: int | None, prompt: str | None) -> Comp
     if not table.count(query):
         where = "the run" if step is None else f"step {step}"
         message = f"--prompt {prompt}: {where} has no such prompt"
-        known = ", ".join(near["prompt_id"] for near in table.prompts(prompt, 3))
+        known = ", ".join(near["prompt_id"] for near in table.prompts(prompt, 3)[1])
         if known:
             message += f"; the run has {known}"
         raise UsageError(_line(message))
@@ -170,7 +168,12 @@ def _metrics(log: MetricLog) -> list[list[str]]:
         known = [value for value in log.get(name).values if not math.isnan(value)]
         if known:
             rows.append(
-                [_line(name), sparkline(log.get(name)), f"{known[0]:.4g}", f"{known[-1]:.4g}"]
+                [
+                    _line(name),
+                    sparkline(log.get(name).values),
+                    f"{known[0]:.4g}",
+                    f"{known[-1]:.4g}",
+                ]
             )
     return rows
 
@@ -184,7 +187,7 @@ def _evaluations(log: MetricLog) -> list[list[str]]:
                 interval = ""
                 if last.low is not None and last.high is not None:
                     interval = f"{last.low:.3f} to {last.high:.3f}"
-                curve = sparkline(log.get(f"eval/{benchmark}/{name}"))
+                curve = sparkline(log.get(f"eval/{benchmark}/{name}").values)
                 rows.append(
                     [
                         _line(f"{benchmark} {name}"),
@@ -195,23 +198,6 @@ def _evaluations(log: MetricLog) -> list[list[str]]:
                     ]
                 )
     return rows
-
-
-def sparkline(series: Series, width: int = _CURVE) -> str:
-    """Returns the curve as at most `width` bars, of the mean of the values in each; a blank where nothing is known."""
-    count = len(series)
-    bins: list[list[float]] = [[] for _ in range(min(width, count))]
-    for place, value in enumerate(series.values):
-        if math.isfinite(value):
-            bins[place * len(bins) // count].append(value)
-    means = [math.fsum(one) / len(one) if one else math.nan for one in bins]
-    known = [value for value in means if math.isfinite(value)]
-    low = min(known, default=0.0)
-    high = max(known, default=0.0)
-    scale = (len(_BARS) - 1) / (high - low) if high > low else 0.0
-    return "".join(
-        _BARS[round((value - low) * scale)] if math.isfinite(value) else " " for value in means
-    )
 
 
 def _groups(

@@ -11,6 +11,7 @@ import pytest
 
 from swift_r1.lab.runs.completions import CompletionTable
 from swift_r1.lab.runs.failures import FAILURES
+from swift_r1.lab.runs.heatmap import heatmaps
 from swift_r1.lab.runs.query import FAILURE, LENGTH, CompletionQuery
 from tests.lab.runs.made import KINDS, completions, make_run, write_rows
 
@@ -53,7 +54,7 @@ def test_the_page_is_the_file(run, table):
 QUERIES = {
     "steps": (CompletionQuery(steps=(3, 5)), lambda row: 3 <= row["step"] <= 5),
     "prompt": (CompletionQuery(prompt_id="countdown:1"), lambda row: row["prompt_id"] == "countdown:1"),
-    "reason": (CompletionQuery(finish_reason="length"), lambda row: row["finish_reason"] == "length"),
+    "reason": (CompletionQuery(where=(("finish_reason", "=", "length"),)), lambda row: row["finish_reason"] == "length"),
     "text": (CompletionQuery(text='MAKE countdown:1.\n'), lambda row: row["prompt_id"] == "countdown:1"),
     "percent": (CompletionQuery(text="50 %</think>\n<"), lambda row: "50 %</think>\n<" in row["completion"]),
     "any": (CompletionQuery(text="%"), lambda row: "%" in row["completion"]),
@@ -216,7 +217,7 @@ def test_damage_is_left_out_and_said(tmp_path):
         for column, value in (("A", 1), ("a", "two"), ("q'\"/~", "[1]")):
             assert table.count(CompletionQuery(where=[(column, "=", value)], order_by=column)) == 1
         assert table.count(CompletionQuery(text="NUL \0 É")) == 1
-        assert table.heatmap("A", 2).counts == [[1, 0]]
+        assert heatmaps([table], "A")[0].counts == [[1]]
 
 
 def test_lines_that_only_one_of_two_parsers_takes(tmp_path):
@@ -273,7 +274,7 @@ def test_no_file_yet(tmp_path):
             [],
             [],
         )
-        assert table.heatmap("reward").counts == []
+        assert heatmaps([table], "reward")[0].counts == []
         write_rows(table.path, completions(2, 1, 2, 3))
         assert table.refresh() == 2
 
@@ -284,49 +285,66 @@ def test_groups_and_prompts(run, table, tmp_path):
     assert plain(table.group(3, 2)) == own
     of_prompt = [row for row in rows if row["prompt_id"] == "countdown:2"]
     assert plain(table.of_prompt("countdown:2")) == of_prompt
-    [found] = table.prompts("Make countdown:2")
+    count, [found] = table.prompts("Make countdown:2")
+    assert count == 1
     known = [row["reward"] for row in of_prompt if row["reward"] is not None]
     steps = {row["step"] for row in of_prompt}
     assert found["prompt"] == of_prompt[0]["prompt"]
-    assert (found["completions"], found["steps"], found["last"]) == (
-        len(of_prompt),
-        len(steps),
-        max(steps),
-    )
-    assert found["reward"] == pytest.approx(sum(known) / len(known))
+    assert (found["completions"], found["steps"]) == (len(of_prompt), len(steps))
+    assert found["mean"] == pytest.approx(sum(known) / len(known))
+    means = []
+    for step in sorted(steps):
+        own = [row["reward"] for row in of_prompt if row["step"] == step]
+        means.append(sum(filter(None, own)) / sum(one is not None for one in own))
+    assert found["curve"] == pytest.approx(means)
+    assert [found["first"], found["last"]] == pytest.approx([means[0], means[-1]])
+    assert found["change"] == pytest.approx(means[-1] - means[0])
+    count, ordered = table.prompts(order_by="change", descending=False, limit=3, offset=1)
+    changes = [prompt["change"] for prompt in ordered]
+    assert (count, len(changes)) == (6, 3) and changes == sorted(changes)
     old = make_run(tmp_path / "old", old=True)
     with CompletionTable(old / "completions.jsonl") as other:
         other.refresh()
         assert [row["number"] for row in other.group(1, 1)] == [0, 1, 2, 3]
 
 
-def test_heatmap(run, table):
+def test_a_heatmap_has_a_row_for_each_of_few_values(run, table):
     rows = rows_of(run / "completions.jsonl")
-    heat = table.heatmap("reward", 4)
-    assert heat.steps == [1, 3, 5, 7]
-    assert heat.edges == pytest.approx([0, 0.275, 0.55, 0.825, 1.1])
+    [heat] = heatmaps([table], "reward")
+    assert (heat.steps, heat.rows) == ([1, 3, 5, 7], [(0, 0), (0.1, 0.1), (1.1, 1.1)])
     for step, counts in zip(heat.steps, heat.counts, strict=True):
-        known = [row["reward"] for row in rows if row["step"] == step and row["reward"] is not None]
-        assert counts == [
-            sum(value < 0.275 for value in known),
-            0,
-            0,
-            sum(value > 0.825 for value in known),
-        ]
+        own = [row["reward"] for row in rows if row["step"] == step]
+        assert counts == [own.count(low) for low, _ in heat.rows]
+
+
+def test_heatmaps_of_many_values_have_round_edges_that_runs_share(tmp_path):
+    tables = []
+    for name, values in (("a", range(3, 40)), ("b", [100.5]), ("c", [None])):
+        path = tmp_path / f"{name}.jsonl"
+        write_rows(path, ({"step": 1, "tokens": value} for value in values))
+        tables.append(CompletionTable(path))
+        tables[-1].refresh()
+    first, second, third = heatmaps(tables, "tokens", 5)
+    assert first.rows == second.rows == [(low, low + 20) for low in range(0, 120, 20)]
+    assert (first.counts, second.counts) == ([[17, 20, 0, 0, 0, 0]], [[0, 0, 0, 0, 0, 1]])
+    assert third.steps == third.counts == []
+    for table in tables:
+        table.close()
 
 
 def test_heatmap_of_odd_numbers(tmp_path):
     for values, counts in (
         ((1e17, 1e17), [2]),
-        ((-1e299, 1e299, 0.0), [1, 2]),
+        ((-1e299, 1e299, 0.0), [1, 1, 1]),
+        ([*(number * 1e299 for number in range(-9, 10)), 0.5], [9, 11]),
         ((1e308, "1e400", None, "x"), []),
     ):
         path = tmp_path / f"{len(values)}.jsonl"
         write_rows(path, ({"step": 1, "odd": value} for value in values))
         with CompletionTable(path) as table:
             table.refresh()
-            found = table.heatmap("odd", 2).counts
-            assert [count for row in found for count in row if count] == counts
+            [heat] = heatmaps([table], "odd", 2)
+            assert [count for row in heat.counts for count in row if count] == counts
 
 
 def test_what_cannot_be_asked():

@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from swift_r1.lab.runs.completions import CompletionTable
+from swift_r1.lab.runs.heatmap import heatmaps
 from swift_r1.lab.runs.query import CompletionQuery
 from swift_r1.lab.runs.timeline import Timeline
 from swift_r1.lab.view.text import show_text
@@ -61,12 +62,12 @@ def look(run: Path) -> list[str]:
             table.page(CompletionQuery(text="the"))
             for step, group in table.groups(CompletionQuery()):
                 table.group(step, group)
-            for prompt in table.prompts("c"):
+            for prompt in table.prompts("c")[1]:
                 table.of_prompt(prompt["prompt_id"])
             for row in (*table.group_shares(), *table.failure_classes()):
                 assert sum(value for name, value in row.items() if name != "step") > 0
-            table.heatmap("reward")
-            table.heatmap("target")
+            heatmaps([table], "reward")
+            heatmaps([table], "target")
             problems += table.problems
     record = TokenRecord(run)
     for step in record.steps():

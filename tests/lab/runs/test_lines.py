@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from swift_r1.lab.runs.completions import CompletionTable
+from swift_r1.lab.runs.heatmap import heatmaps
 from swift_r1.lab.runs.query import CompletionQuery
 from swift_r1.record import lines
 from swift_r1.record.lines import GrowingFile, json_rows, read_rows
@@ -108,7 +109,7 @@ def test_several_threads_ask_while_it_grows(tmp_path):
             table.page(CompletionQuery(where=[("nums", "contains", "3")]), limit=10_000)
         ),
         lambda table: sum(row["groups"] for row in table.group_shares()) * 4,
-        lambda table: sum(map(sum, table.heatmap("target").counts)),
+        lambda table: sum(map(sum, heatmaps([table], "target")[0].counts)),
     ]
     with CompletionTable(path) as table, ThreadPoolExecutor(len(asked)) as pool:
         for start in range(0, len(rows), 64):

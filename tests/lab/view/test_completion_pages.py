@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -76,12 +77,13 @@ def test_tokens_have_the_colours_of_their_numbers(
             if scale.colouring.kind == "diverging":
                 wanted = colours.diverging(level / LEVELS - 1, dark=theme == "dark")
             else:
-                wanted = colours.sequential(level / 2 / LEVELS)
+                wanted = colours.diverging(level / 2 / LEVELS, dark=theme == "dark")
             assert background == rgb(wanted), (colour, value)
     page.hover(".tokens.text i:nth-of-type(5)")
     said = page.inner_text(".token-panel")
     assert f"id {row['token_ids'][4]}" in said and f"5 of {len(row['token_ids'])}" in said
     assert f"advantages {row['advantages'][4]:.5g}" in said
+    assert f"probability {100 * math.exp(row['rollout_logps'][4]):.3g} %" in said
     page.focus(".tokens.text")
     page.keyboard.press("ArrowRight")
     page.wait_for_function("document.querySelector('.token-panel').innerText.includes('6 of')")
@@ -105,6 +107,27 @@ def test_another_colour_is_in_the_address_and_the_next_completion_a_key_away(
     )
 
 
+def test_the_tokens_of_another_step_and_in_another_order(viewer: Any, tab: Tab, run: Path) -> None:
+    page, url = tab(), viewer(run).url
+    page.goto(f"{url}/tokens?run=made")
+    page.wait_for_selector(".legend >> text=entropy (nats): sure")  # not the advantage, one for all
+    page.get_by_label("order").click()
+    page.get_by_role("option", name="mean entropy").click()
+    page.wait_for_function("location.search.includes('order=entropy')")
+    means = {
+        number: sum(row["entropies"]) / len(row["entropies"])
+        for number in range(4)
+        for row in [recorded(run, 6, number)]
+    }
+    first = max(means, key=lambda number: means[number])
+    page.wait_for_selector(f"text=completion {first} · optimizer step 5")
+    page.get_by_label("step", exact=True).click()
+    page.get_by_role("option", name="evaluation at step 6").click()
+    page.wait_for_selector("text=recorded in the evaluation at step 6")
+    page.goto(f"{url}/tokens?run=made&step=99")
+    page.wait_for_selector("text=step 99 has no recorded tokens; recorded: 1 to 6")
+
+
 def test_each_sequence_of_an_episode_is_a_page(viewer: Any, tab: Tab, run: Path) -> None:
     row = recorded(run, 3, 2)
     own = [
@@ -120,7 +143,7 @@ def test_each_sequence_of_an_episode_is_a_page(viewer: Any, tab: Tab, run: Path)
         f"{url}/tokens?run=made&step=3&request={row['request_id'].replace('/', '%2F')}&number=2"
     )
     for number in range(3):
-        page.wait_for_selector(f"text={number + 1} of 3 that are recorded")
+        page.wait_for_selector(f"text=Completion {number + 1} of 3 recorded at step 3")
         page.wait_for_function(
             f"document.querySelector('.tokens.text').innerText.startsWith('{'abc'[number] * 3}')"
         )
@@ -167,7 +190,26 @@ def test_the_table_shows_the_rows_of_the_file(viewer: Any, tab: Tab, run: Path) 
         "location.search.includes('sort=reward') && location.search.includes('desc=1')"
     )
     page.goto(f"{url}/completions?run=made&where=reward is high")
-    page.wait_for_function("document.querySelector('.said').innerText.includes('not a condition')")
+    page.wait_for_selector("text='reward is high' is not a condition")
+    page.goto(f"{url}/completions?run=made")
+    before = shown()
+    page.get_by_text("more filters").click()
+    page.get_by_label("where").fill("clas=right")
+    page.wait_for_selector("text=no column 'clas': step, prompt_id")
+    assert shown() == before
+    page.get_by_label("where").fill("countdown=1")
+    right = [row for row in rows if row["rewards/countdown"] == 1]
+    page.wait_for_function(f"document.querySelector('.said').innerText.endsWith('of {len(right)}')")
+    assert shown() == expected(right)
+    page.get_by_role("button", name="cut off").click()
+    page.wait_for_selector("text=No completions match")
+    assert page.get_by_label("where").input_value() == "countdown=1; finish_reason=length"
+    page.get_by_label("where").fill("")
+    page.get_by_role("button", name="wrong", pressed=False).press("Enter")
+    page.wait_for_selector(".rows .kind")
+    assert "right" not in page.locator(".rows .kind").all_inner_texts()
+    page.locator(".rows tbody tr").nth(1).locator("[data-name=class]").click(force=True)
+    page.wait_for_selector(".cards .card:target .answer")
 
 
 def test_new_rows_of_a_run_that_trains_are_shown(viewer: Any, tab: Tab, run: Path) -> None:
@@ -182,7 +224,7 @@ def test_new_rows_of_a_run_that_trains_are_shown(viewer: Any, tab: Tab, run: Pat
     begun = run / "eval_completions.jsonl"
     begun.unlink()
     page.goto(f"{url}/distributions?run=made&of=eval")
-    page.wait_for_selector("text=no completions yet")
+    page.wait_for_selector("text=This run recorded no completions")
     write_rows(begun, [row])
     page.wait_for_selector(".view-chart")
 
@@ -223,14 +265,29 @@ def test_a_group_says_why_each_got_what_it_got(viewer: Any, tab: Tab, run: Path)
     assert page.locator(".why").count() == 1
     for place, row in enumerate(mine):
         said = cards.nth(place).inner_text()
-        assert (
-            f"rewards/format\n{row['rewards/format']:g}" in said
-            and f"advantage\n{row['advantage']:g}" in said
-        )
+        assert f"format {row['rewards/format']:g}" in said
+        assert f"adv {row['advantage']:+g} · right" in said
+    assert page.locator(".said .answer").inner_text() == "3"
+    assert "4 completions: 4 right · mean reward 1.1" in page.locator(".said").all_inner_texts()
     assert '"3", 9 and 8' in page.locator("pre.prompt").inner_text()
     cards.nth(1).get_by_text("tokens").click()
     page.wait_for_selector(".tokens.text i")
     assert "number=1" in page.url
+
+
+def test_a_group_without_a_number_is_that_of_its_prompt(viewer: Any, tab: Tab, run: Path) -> None:
+    rows = lines(run / "completions.jsonl")
+    (run / "completions.jsonl").unlink()
+    unnumbered = [
+        {name: value for name, value in row.items() if name not in ("group", "number")}
+        for row in rows
+    ]
+    write_rows(run / "completions.jsonl", unnumbered)
+    page, url = tab(), viewer(run).url
+    page.goto(f"{url}/completions?run=made&step=3&sort=prompt_id")
+    page.locator(".rows a[data-item]").first.press("Enter")
+    page.wait_for_selector(".cards .card")
+    assert page.locator(".card").count() == 4 and page.get_by_title("group after").count() == 0
 
 
 def test_a_prompt_over_time_and_what_changed(viewer: Any, tab: Tab, run: Path) -> None:
@@ -244,11 +301,16 @@ def test_a_prompt_over_time_and_what_changed(viewer: Any, tab: Tab, run: Path) -
     steps = sorted({row["step"] for row in rows})
     page, url = tab(), viewer(run).url
     page.goto(f"{url}/prompt?run=made")
+    assert page.get_by_role("button", name="evaluations", pressed=True).count()  # come again
+    page.get_by_role("button", name="training").click()
+    page.wait_for_selector(".rows tbody tr >> nth=5")
+    page.get_by_role("button", name="change").click()
+    page.wait_for_function("location.search.includes('sort=change&desc=1')")
     page.get_by_label("search in prompts").fill("countdown:1.")
-    page.wait_for_function("document.querySelectorAll('.rows tbody tr').length == 2")
+    page.wait_for_function("document.querySelectorAll('.rows tbody tr').length == 1")
     page.get_by_text("countdown:1", exact=True).last.click()
     page.wait_for_selector(".versions .card")
-    assert page.locator(".versions .card h3 a").all_inner_texts() == [
+    assert page.locator(".versions .card .links a:first-child").all_inner_texts() == [
         f"step {step}" for step in steps
     ]
     first, second = [
@@ -261,6 +323,29 @@ def test_a_prompt_over_time_and_what_changed(viewer: Any, tab: Tab, run: Path) -
     assert texts[:2] == [first["completion"], second["completion"]]
     assert page.locator(".versions .card").nth(1).locator("ins").count() > 0
     assert page.locator(".versions script, .versions img").count() == 0
+
+
+def test_a_prompt_and_distributions_of_two_runs_side_by_side(
+    viewer: Any, tab: Tab, run: Path
+) -> None:
+    make_run(run.parent / "other", steps=2, seed=1)
+    page, url = tab(), viewer(run.parent).url
+    page.goto(f"{url}/prompt?run=made&run=other&prompt=countdown:5")
+    page.wait_for_selector(".versions .card")
+    assert page.locator(".versions .of-run").all_inner_texts() == ["made", "other"]
+    cards = page.locator(".versions .card")
+    assert cards.count() == 4 and cards.nth(3).inner_text().split() == ["step", "5", "none"]
+    link = cards.nth(2).get_by_role("link").first.get_attribute("href")
+    assert link.startswith("/group?run=other&run=made&step=1")
+    other = next(
+        row["completion"]
+        for row in lines(run.parent / "other" / "completions.jsonl")
+        if row["prompt_id"] == "countdown:5"
+    )
+    assert other in page.locator(".versions pre").all_text_contents()
+    page.goto(f"{url}/distributions?run=made&run=other")
+    page.wait_for_selector("[aria-label='heat map of rewards/format over the steps (other)']")
+    page.wait_for_function("document.querySelectorAll('.view-chart').length == 2 * 6")
 
 
 @pytest.mark.long
@@ -298,12 +383,14 @@ def test_the_checkpoint_answers_and_is_stopped(
     shutil.copytree(tiny_model, run / "checkpoint-6")
     served = viewer(run)
     page, url = tab(), served.url
-    page.goto(f"{url}/try?run=made&source=checkpoint-6&max_tokens=7&n=2&text=what is 3 + 9?")
+    page.goto(f"{url}/try?run=made&max_tokens=7&n=2")  # the checkpoint and a prompt are chosen
     page.wait_for_function("document.body.innerText.includes('MiB of memory')")
+    assert page.locator("textarea").input_value().startswith('Use "3", 9 and 8 to make countdown:')
     page.get_by_role("button", name="ask").dblclick()
     page.wait_for_selector("text=by checkpoint-6", timeout=60_000)
     page.wait_for_selector(".tokens.text i")
     assert page.locator(".tokens.text").count() == 2
+    assert page.get_by_text("· countdown 0 · format 0").count() == 2  # what a random model says
     assert all(1 <= one.locator("i").count() <= 7 for one in page.locator(".tokens.text").all())
     page.goto(f"{url}/try?run=made&source=checkpoint-6&max_tokens=900&n=16&text=x")
     page.get_by_role("button", name="ask").click()
@@ -317,11 +404,12 @@ def test_the_checkpoint_answers_and_is_stopped(
     (run / "tokens" / "step-000004.parquet").unlink()
     for number, said in (
         (1, "not of this model's vocabulary"),
-        (3, "instead of '\\x07' (token 3), by checkpoint-6"),
+        (3, "instead of '\\x07' (token 3), by checkpoint-6, at temperature 1:"),
     ):
         page.goto(f"{url}/tokens?run=made&step={number}&source=checkpoint-6")
         page.click(".tokens.text i:nth-of-type(3)")
         page.wait_for_selector(f"text={said}", timeout=60_000)
+    assert page.locator(".alternatives tr").count() == 5
     below = psutil.Process(served.process.pid).children()
     assert len(below) == 1
     page.goto("about:blank")

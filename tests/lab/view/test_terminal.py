@@ -6,15 +6,14 @@ import json
 import os
 import subprocess
 import sys
-from array import array
 from pathlib import Path
 
 import pytest
 
 from swift_r1.errors import UsageError
-from swift_r1.lab.view.text import show_text, sparkline
+from swift_r1.lab.report.parts import sparkline
+from swift_r1.lab.view.text import show_text
 from swift_r1.record.folder import find_runs
-from swift_r1.record.metric_log import Series
 from tests.lab.diagnosis.recorded import run_folder
 from tests.lab.runs.made import make_run, write_rows
 
@@ -196,7 +195,7 @@ def test_piped_without_colours_and_closed_early(tmp_path):
 
 def test_sparkline():
     def curve(*values: float) -> str:
-        return sparkline(Series(array("q", range(len(values))), array("d", values)), 4)
+        return sparkline(values, 4)
 
     assert curve() == ""
     assert curve(1.0, 1.0) == "▁▁"

@@ -147,7 +147,8 @@ def test_each_level_has_its_colour_and_text_that_can_be_read() -> None:
     rules = dict(re.findall(r"^(\S+ ?\S* ?\.[ds]-?\d+) \{ background: (#\w+)", token_css(), re.M))
     assert rules[".tokens .d16"] == colours.diverging(1.0)
     assert rules[".body--dark .tokens .d-8"] == colours.diverging(-0.5, dark=True)
-    assert rules[".tokens .s32"] == colours.sequential(1.0)
+    assert rules[".tokens .s32"] == colours.diverging(1.0)
+    assert rules[".tokens .s0"] == colours.PAGE_LIGHT  # what most tokens are does not stand out
     for background, text in re.findall(r"background: (#\w+); color: (#\w+)", token_css()):
         assert colours.contrast(background, text) >= 4.5
 

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import random
+from collections.abc import Mapping
 from typing import Any
 
 from nicegui import ui
 
 from swift_r1.errors import SwiftError
+from swift_r1.lab.runs.query import CompletionQuery
 from swift_r1.lab.view.answer_sources import ModelAnswer, PageQuestion
 from swift_r1.lab.view.coloured import (
     classes,
@@ -17,26 +20,38 @@ from swift_r1.lab.view.coloured import (
     tokens_html,
     values_of,
 )
+from swift_r1.lab.view.completion_html import Row, about_prompt, data_columns
 from swift_r1.lab.view.elements import flag_of, rich, source_choice, table_of
-from swift_r1.lab.view.markup import markup
+from swift_r1.lab.view.message_html import shown
 from swift_r1.lab.view.shell import Page, view_page
 from swift_r1.lab.view.token_text import TokenText
 
+_KEPT = ("of", "source", "n", "temperature", "max_tokens")
+GRADERS = frozenset(("countdown", "gsm8k", "math", "math_tag", "math_tag_strict", "format"))
+"""Reward functions of our own that need no more than the text and the data: no code of a user's runs here."""
 _IN_ADDRESS = 2_000  # characters of a prompt that the address takes
 
 
 @view_page("/try", "Try it", go="y")
 async def ask(page: Page) -> None:
-    _Form(page, await _prompt_of(page))
+    _Form(page, await _row_of(page))
 
 
 class _Form:
-    def __init__(self, page: Page, known: str) -> None:
+    """A prompt, at first one of the run's, and what to ask with it; `row` is a completion of that prompt."""
+
+    def __init__(self, page: Page, row: Row | None) -> None:
         self.page = page
+        self.row = row
+        known = "" if row is None else shown(row.get("prompt"))
         self._work: asyncio.Task[list[ModelAnswer]] | None = None
         text = page.text("text") or known
         raw = page.flag("raw", bool(known) and not page.text("text"))
-        self.source = source_choice(page)
+        with ui.element("div").classes("view-row"):
+            self.source = source_choice(page, ready=True)
+            ui.button("another prompt", on_click=self._another).props(
+                'no-caps flat data-key="n" title="another prompt of the run"'
+            )
         self.prompt = (
             ui.textarea("prompt", value=text).props("outlined autogrow data-search").classes("wide")
         )
@@ -67,7 +82,7 @@ class _Form:
             return  # the second of two clicks
         source = self.source()
         if source is None or not self.prompt.value:
-            self.said.set_text("choose who answers, and write a prompt")
+            self.said.set_text("choose a model, and write a prompt")
             return
         question = PageQuestion(
             prompt=self.prompt.value,
@@ -84,9 +99,10 @@ class _Form:
         try:
             found = await work
             self.said.set_text(f"by {source.name}")
+            scores = [await asyncio.to_thread(self._scores, answer.text) for answer in found]
             with self.answers:
-                for number, answer in enumerate(found):
-                    _show(number, answer)
+                for number, (answer, own) in enumerate(zip(found, scores, strict=True)):
+                    _show(number, answer, own)
         except SwiftError as error:
             self.said.set_text(str(error))
         except asyncio.CancelledError:
@@ -100,6 +116,32 @@ class _Form:
     def _stop(self) -> None:
         if self._work is not None:
             self._work.cancel()
+
+    def _scores(self, text: str) -> dict[str, float | None]:
+        """Returns what the run's built-in graders give the answer to the prompt as it was; none if it was changed."""
+        from swift_r1.rewards.orm import build_reward
+
+        if self.row is None or self.prompt.value != self.row.get("prompt"):
+            return {}
+        columns = {name: [value] for name, value in data_columns(self.row).items()}
+        names = self.page.run.args.get("reward_funcs")
+        found = {}
+        for name in names if isinstance(names, list) else ():
+            if name in GRADERS:
+                reward = build_reward(name)
+                if set(reward.needs) <= set(columns):
+                    [found[name]] = reward.call([text], columns)
+        return found
+
+    async def _another(self) -> None:
+        table = await table_of(self.page)
+        count, _ = await asyncio.to_thread(table.prompts, limit=0)
+        _, rows = await asyncio.to_thread(
+            table.prompts, limit=1, offset=random.randrange(max(1, count))
+        )
+        for row in rows:
+            kept = {name: self.page.text(name) or None for name in _KEPT}
+            ui.navigate.to(self.page.link("/try", prompt=row["prompt_id"], **kept))
 
     def _number(
         self,
@@ -128,24 +170,25 @@ class _Form:
         self.page.set(text=text if 0 < len(text) <= _IN_ADDRESS else None, raw=self.raw.value)
 
 
-async def _prompt_of(page: Page) -> str:
-    """Returns the text of the prompt that the address names, as the model saw it."""
+async def _row_of(page: Page) -> Row | None:
+    """Returns a completion of the prompt that the address names, or unless it has a text, of the run's first prompt."""
     prompt_id = page.text("prompt")
-    if prompt_id:
-        for of in ("", "eval"):
-            table = await table_of(page, of)
-            rows = await asyncio.to_thread(table.of_prompt, prompt_id, 1)
-            if rows:
-                return str(rows[0].get("prompt"))
-    return ""
+    if not prompt_id and page.text("text"):
+        return None
+    for of in ("eval", ""):
+        table = await table_of(page, of)
+        query = CompletionQuery(prompt_id=prompt_id or None)
+        rows = await asyncio.to_thread(table.page, query, 0, 1)
+        if rows:
+            return rows[0]
+    return None
 
 
-def _show(number: int, answer: ModelAnswer) -> None:
+def _show(number: int, answer: ModelAnswer, scores: Mapping[str, float | None]) -> None:
     row: dict[str, Any] = {"rollout_logps": list(answer.logps)}
     values = values_of(row, "logp") or []
     scale = scale_of("logp", values)
     html = tokens_html(answer.pieces, [False] * len(answer.pieces), classes(values, scale, None))
-    rich(
-        f"<b>{number}</b> {len(answer.pieces)} tokens, ended by {markup(answer.finish_reason)} {legend_html(scale)}"
-    )
+    ended = {"completion": number, "tokens": len(answer.pieces), "ended by": answer.finish_reason}
+    rich(about_prompt({**ended, **scores}) + legend_html(scale))
     TokenText(html, numbers_json(row, answer.pieces), f"completion {number}")

@@ -3,13 +3,33 @@
 from __future__ import annotations
 
 import asyncio
+import math
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import replace
 
 from nicegui import ui
 
 from swift_r1.errors import UsageError
-from swift_r1.lab.view.completion_html import card, data_columns, facts, is_long, reasons_of
-from swift_r1.lab.view.elements import next_item_keys, recorded, rich, table_of, tokens_link
-from swift_r1.lab.view.markup import markup
+from swift_r1.lab.runs.query import FAILURE
+from swift_r1.lab.view.completion_html import (
+    Row,
+    about_prompt,
+    card,
+    data_columns,
+    is_long,
+    kind_tag,
+    reasons_of,
+)
+from swift_r1.lab.view.elements import (
+    next_item_keys,
+    nothing,
+    recorded,
+    rich,
+    table_of,
+    tokens_link,
+)
+from swift_r1.lab.view.message_html import Look, prompt_block, shown
 from swift_r1.lab.view.shell import Page, opened, view_page
 from swift_r1.record.token_reader import TokenRecord
 
@@ -20,29 +40,36 @@ async def group(page: Page) -> None:
     of = page.text("of") or None
     steps = await asyncio.to_thread(table.steps)
     if not steps:
-        raise UsageError(f"{page.run.name} has no completions yet")
+        raise UsageError(nothing(page, "completions"))
     step = page.whole("step", steps[-1])
     number = page.whole("group", 0)
-    rows = await asyncio.to_thread(table.group, step, number)
+    of_prompt = page.text("prompt")  # of older runs, which did not number their groups
+    if of_prompt:
+        rows = await asyncio.to_thread(table.group_of_prompt, step, of_prompt)
+    else:
+        rows = await asyncio.to_thread(table.group, step, number)
     request = page.text("request")
     if request:  # evaluations of several data sets number their groups alike
         rows = [row for row in rows if row.get("request_id") == request]
-    _steps(page, steps, step, number)
-    if not rows:
-        raise UsageError(f"step {step} has no group {number}")
-    first = rows[0]
-    prompt_id = str(first.get("prompt_id"))
+    if page.text("sort") == "reward":
+        rows.sort(key=reward_of, reverse=True)
     with ui.element("div").classes("view-row"):
-        ui.link("this prompt over time", page.link("/prompt", prompt=prompt_id, of=of))
-        ui.link("ask it again", page.link("/try", prompt=prompt_id, of=of))
-    known = {
-        "step": step,
-        "group": number,
-        "prompt_id": prompt_id,
-        "completions": len(rows),
-    }
-    rich(facts(known | data_columns(first)))
-    rich(f'<pre class="text prompt">{markup(str(first.get("prompt")))}</pre>')
+        _neighbours(page, steps, step, None if of_prompt else number)
+        if rows:
+            own = {"prompt": rows[0].get("prompt_id"), "of": of}
+            ui.link("this prompt over time", page.link("/prompt", **own))
+            ui.link("ask it again", page.link("/try", **own))
+            _choice(page, "sort", {"": "as sampled", "reward": "by reward"})
+            _choice(page, "as", {"": "as written", "rendered": "rendered"})
+    if not rows:
+        raise UsageError(f"step {step} has no group {of_prompt or number}")
+    first = rows[0]
+    look = Look(words=page.text("q"), rendered=page.text("as") == "rendered")
+    prompt_id = str(first.get("prompt_id"))
+    known = {"step": step, "group": first.get("group"), "prompt": prompt_id}
+    rich(about_prompt(known | data_columns(first)))
+    rich(prompt_block(first, look))
+    rich(_summary(rows))
     invalid = await asyncio.to_thread(page.run.invalid_rewards, step, prompt_id)
     there = await asyncio.to_thread(recorded, opened(TokenRecord, page.run.path), step, of)
     whole = page.text("whole")
@@ -51,31 +78,58 @@ async def group(page: Page) -> None:
         links = {}
         if (row.get("request_id"), row["number"]) in there:
             links["tokens"] = tokens_link(page, row, of)
-        if is_long(row) and whole != str(row["number"]):
-            place = page.link(
-                "/group",
-                step=step,
-                group=number,
-                of=of,
-                request=request or None,
-                whole=row["number"],
-            )
+        shown_whole = whole == str(row["number"])
+        if is_long(row) and not shown_whole:
+            place = page.link("/group", **page.query | {"whole": row["number"]})
             links["whole text"] = f"{place}#n{row['number']}"
-        cards.append(card(row, reasons_of(row, invalid), links, whole == str(row["number"])))
+        cards.append(card(row, reasons_of(row, invalid), links, replace(look, whole=shown_whole)))
     rich(f'<div class="cards">{"".join(cards)}</div>')
     next_item_keys()
 
 
-def _steps(page: Page, steps: list[int], step: int, number: int) -> None:
+def reward_of(row: Row) -> float:
+    """Returns a row's reward to sort by; those without one come last."""
+    reward = row.get("reward")
+    return reward if isinstance(reward, int | float) else -math.inf
+
+
+def _summary(rows: Sequence[Row]) -> str:
+    """Returns how many completions of each class there are, and their mean reward."""
+    counts = Counter(str(row.get(FAILURE)) for row in rows)
+    known = [value for value in map(reward_of, rows) if value > -math.inf]
+    parts = [f"{count} {kind_tag(kind)}" for kind, count in counts.most_common()]
+    if known:
+        parts.append(f"mean reward {shown(math.fsum(known) / len(known))}")
+    return f'<p class="said">{len(rows)} completions: {" · ".join(parts)}</p>'
+
+
+def _choice(page: Page, name: str, options: dict[str, str]) -> None:
+    """A parameter of the address that has a few values."""
+
+    def to(value: str | None) -> None:
+        page.set(**{name: value or None})
+        ui.navigate.reload()
+
+    value = page.text(name) if page.text(name) in options else ""
+    choice = ui.toggle(options, value=value).props("dense no-caps flat")
+    choice.on_value_change(lambda event: to(event.value))
+
+
+def _neighbours(page: Page, steps: Sequence[int], step: int, number: int | None) -> None:
     """Links to the groups and the steps before and after."""
     place = steps.index(step) if step in steps else len(steps) - 1
-    of = page.text("of") or None
-    with ui.element("div").classes("view-row"):
-        for text, title, key, to_step, to_group in (
-            ("‹ step", "step before", "[", steps[max(0, place - 1)], number),
+    kept = {name: page.text(name) or None for name in ("of", "sort", "as")}
+    to_group = 0 if number is None else number
+    before = ("‹ step", "step before", "[", steps[max(0, place - 1)], to_group)
+    after = ("step ›", "step after", "]", steps[min(len(steps) - 1, place + 1)], to_group)
+    groups = (
+        ()
+        if number is None
+        else (
             ("‹ group", "group before", "ArrowLeft", step, max(0, number - 1)),
             ("group ›", "group after", "ArrowRight", step, number + 1),
-            ("step ›", "step after", "]", steps[min(len(steps) - 1, place + 1)], number),
-        ):
-            link = ui.link(text, page.link("/group", step=to_step, group=to_group, of=of))
-            link.props(f'data-key="{key}" title="{title}"')
+        )
+    )
+    for text, title, key, other, own in (before, *groups, after):
+        link = ui.link(text, page.link("/group", step=other, group=own, **kept))
+        link.props(f'data-key="{key}" title="{title}"')

@@ -5,25 +5,49 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from itertools import chain
 from typing import Any
 
 from nicegui import ui
+from nicegui.events import GenericEventArguments
 
 from swift_r1.errors import UsageError
-from swift_r1.lab.report.parts import spread
+from swift_r1.lab.report.parts import sparkline, spread
 from swift_r1.lab.view.charts import Line, chart, line_options
-from swift_r1.lab.view.completion_html import shown
-from swift_r1.lab.view.elements import next_item_keys, recorded, rich, table_of, tokens_link
+from swift_r1.lab.view.completion_html import (
+    about_prompt,
+    card_of,
+    data_columns,
+    rows_table,
+)
+from swift_r1.lab.view.elements import (
+    SORTED,
+    Pager,
+    busy_bar,
+    next_item_keys,
+    nothing,
+    of_choice,
+    recorded,
+    rich,
+    sort_again,
+    table_of,
+    tokens_link,
+)
 from swift_r1.lab.view.markup import markup, word_diff
+from swift_r1.lab.view.message_html import prompt_block, shown
 from swift_r1.lab.view.shell import Latest, Page, opened, view_page
 from swift_r1.record.token_reader import TokenRecord
 
 COLUMNS = 12  # that are shown at once, unless all are asked for
-_LISTED = 100
+_LISTED = 50
 _TEXT = 12_000  # characters of a completion
+_CURVE = 12  # bars of a prompt's curve
+_PLAIN = ("prompt", "curve", "probe")
+_HEADS = ("prompt_id", "prompt", "steps", "completions", "first", "last", "change", "curve", "mean")
 
 
-@view_page("/prompt", "Prompts", go="p")
+@view_page("/prompt", "Prompts", go="p", compares=True)
 async def prompt(page: Page) -> None:
     if page.text("prompt"):
         await _over_time(page, page.text("prompt"))
@@ -32,117 +56,130 @@ async def prompt(page: Page) -> None:
 
 
 async def _list(page: Page) -> None:
-    """The prompts to choose from, those of evaluations (probes first) before those of training."""
-    search = page.text("q")
-    field = ui.input("search in prompts", value=search).props(
-        "dense outlined clearable debounce=250 data-search"
-    )
-    found = ui.column().classes("view-scroll")
-    tables = {
-        "evaluated": (await table_of(page, "eval"), "eval"),
-        "trained": (await table_of(page, ""), None),
-    }
-    record = opened(TokenRecord, page.run.path)
+    """The prompts to choose from, with their rewards at the first and the last step that they were in; those of
+    evaluations, which come again and again, unless the address says otherwise."""
+    if "of" not in page.query:
+        evaluated = await asyncio.to_thread((await table_of(page, "eval")).steps)
+        page.query["of"] = "eval" if evaluated else ""
+    table = await table_of(page)
+    with ui.element("div").classes("view-row"):
+        of_choice(page)
+        field = ui.input("search in prompts", value=page.text("q")).classes("grow")
+        field.props("dense outlined clearable debounce=250 data-search")
+    busy = busy_bar()
+    said = ui.label().props('role="status"').classes("said")
+    found = ui.html("", sanitize=False).classes("view-scroll")
+    pager = Pager(lambda number: changed(page=number), keys=True)
     latest = Latest()
+    record = opened(TokenRecord, page.run.path)
 
-    def read() -> dict[str, str]:
-        probes = {
-            str(one.prompt_id)
-            for step in record.probe_steps()[-1:]
-            for one in record.probes_at(step)
-        }
-        lists = {}
-        for title, (table, of) in tables.items():
-            rows = sorted(
-                table.prompts(page.text("q"), _LISTED),
-                key=lambda row: row["prompt_id"] not in probes,
-            )
-            if rows:
-                more = f", the first {_LISTED}" if len(rows) == _LISTED else ""
-                lists[title + more] = _prompts(page, rows, probes, of)
-        return lists
+    def read() -> tuple[int, list[dict[str, Any]], set[str]]:
+        order = page.text("sort", "steps"), page.flag("desc", True)
+        offset = page.whole("page", 0) * _LISTED
+        last = record.probe_steps()[-1:]
+        probes = {str(one.prompt_id) for step in last for one in record.probes_at(step)}
+        return *table.prompts(page.text("q"), _LISTED, offset, *order), probes
 
     async def show() -> None:
-        lists = await latest(read)
-        if lists is None:
+        busy.set_visibility(True)
+        answer = await latest(read)
+        if answer is None:
             return
-        found.clear()
-        with found:
-            for title, html in lists.items():
-                ui.label(title).classes("said")
-                rich(html)
+        busy.set_visibility(False)
+        count, rows, probes = answer
+        for row in rows:
+            row["curve"] = sparkline(
+                [math.nan if one is None else one for one in row["curve"]], _CURVE
+            )
+            row["probe"] = "probe" if row["prompt_id"] in probes else ""
+        heads = [*_HEADS, "probe"] if any(row["probe"] for row in rows) else _HEADS
+        sort = page.text("sort", "steps"), page.flag("desc", True)
+        links = {
+            "prompt_id": lambda row: page.link(
+                "/prompt", prompt=row["prompt_id"], of=page.text("of")
+            )
+        }
+        found.set_content(
+            rows_table(rows, heads, *sort, links, page.text("q"), _PLAIN) if rows else ""
+        )
+        said.set_text(
+            f"{count:,} prompts of {page.run.name}, and their mean reward at the first and the last step"
+            if count
+            else nothing(page, "prompts", bool(page.text("q")))
+        )
+        pager.show(page.whole("page", 0), math.ceil(count / _LISTED))
 
-    async def changed(text: str | None) -> None:
-        page.set(q=text or None)
+    async def changed(**values: Any) -> None:
+        page.set(**{"page": None} | {name: value or None for name, value in values.items()})
         await show()
 
-    field.on_value_change(lambda event: changed(event.value))
+    async def sorted_by(event: GenericEventArguments) -> None:
+        wanted = sort_again(page, str(event.args))
+        page.set(page=None, **wanted)
+        await show()
+
+    field.on_value_change(lambda event: changed(q=event.value))
+    found.on("click", sorted_by, js_handler=SORTED)
     next_item_keys()
     await show()
 
 
-def _prompts(
-    page: Page,
-    rows: Sequence[dict[str, Any]],
-    probes: set[str],
-    of: str | None,
-) -> str:
-    lines = []
-    for row in rows:
-        href = markup(page.link("/prompt", prompt=row["prompt_id"], of=of))
-        probe = " (probe)" if row["prompt_id"] in probes else ""
-        cells = "".join(
-            f'<td class="short number" data-name="{name}">{shown(row[name])}</td>'
-            for name in ("steps", "first", "last", "completions", "reward")
-        )
-        name = f'<a data-item href="{href}">{markup(row["prompt_id"])}</a>{probe}'
-        text = f'<td class="long" data-name="prompt">{markup(str(row["prompt"])[-160:])}</td>'
-        lines.append(f'<tr><td class="short" data-name="prompt_id">{name}</td>{text}{cells}</tr>')
-    heads = "".join(
-        f"<th>{name}</th>" for name in ("prompt_id", "prompt (its end)", "steps", "first", "last")
-    )
-    return (
-        f'<table class="rows"><thead><tr>{heads}<th>completions</th><th>mean reward</th></tr></thead>'
-        f"<tbody>{''.join(lines)}</tbody></table>"
-    )
-
-
 async def _over_time(page: Page, prompt_id: str) -> None:
-    rows: list[dict[str, Any]] = []
+    groups: dict[str, dict[int, list[dict[str, Any]]]] = {}
     for of in ("eval",) if page.text("of") == "eval" else ("", "eval"):
-        rows = await asyncio.to_thread((await table_of(page, of)).of_prompt, prompt_id)
-        if rows:
+        for run in page.chosen:
+            table = await table_of(page, of, run=run)
+            groups[run.name] = in_groups(await asyncio.to_thread(table.of_prompt, prompt_id))
+        if any(groups.values()):
             break
-    if not rows:
-        raise UsageError(f"{page.run.name} has no completions of {prompt_id!r}")
-    by_step = in_groups(rows)
-    most = max(len(group) for group in by_step.values())
+    else:
+        names = ", ".join(run.name for run in page.chosen)
+        raise UsageError(f"{names}: no completions of {prompt_id!r}")
+    runs = [run for run in page.chosen if groups[run.name]]
+    most = max(len(rows) for run in runs for rows in groups[run.name].values())
     number = max(0, min(page.whole("number", 0), most - 1))
     with ui.element("div").classes("view-row"):
-        ui.link("all prompts", page.link("/prompt"))
+        ui.link("all prompts", page.link("/prompt", of=of))
         ui.link("ask it again", page.link("/try", prompt=prompt_id, of=of or None))
-        choice = ui.select(list(range(most)), label="completion of each group", value=number)
+        choice = ui.select(list(range(most)), label="completion", value=number)
         choice.props("dense outlined options-dense").classes("narrow")
         gone = ui.checkbox("Show removed text", value=page.flag("gone")).props("dense")
-    rich(f'<pre class="text prompt">{markup(str(rows[0].get("prompt")))}</pre>')
-    means = [(float(step), mean_reward(group)) for step, group in by_step.items()]
-    options = line_options("mean reward", [Line("reward", means)])
-    chart(options, f"mean reward of {prompt_id} over the steps", height=180)
-    steps = list(by_step) if page.flag("all") else spread(list(by_step), COLUMNS)
-    if len(steps) < len(by_step):
+    lines = []
+    for colour, run in enumerate(runs):
+        means = [(float(step), mean_reward(rows)) for step, rows in groups[run.name].items()]
+        lines.append(Line(run.name, means, colour=colour))
+        first = next(iter(groups[run.name].values()))[0]
+        if run is runs[0]:
+            rich(about_prompt({"prompt": prompt_id} | data_columns(first)))
+            rich(prompt_block(first))
+    every = sorted(set(chain.from_iterable(groups.values())))
+    if len(every) > 1:
+        options = line_options("mean reward", lines)
+        chart(options, f"mean reward of {prompt_id} over the steps", height=180)
+    steps = every if page.flag("all") else spread(every, COLUMNS)
+    if len(steps) < len(every):
         everything = page.link("/prompt", prompt=prompt_id, of=of or None, all=1)
-        ui.link(f"{len(steps)} of {len(by_step)} steps are shown; show all", everything)
+        ui.link(f"{len(steps)} of {len(every)} steps are shown; show all", everything)
     columns = rich("")
     latest = Latest()
-    record = opened(TokenRecord, page.run.path)
+
+    def read() -> str:
+        number = page.whole("number", 0)
+        parts = []
+        for run in runs:
+            others = [one for one in page.chosen if one is not run]
+            own = replace(page, chosen=[run, *others])  # its links lead to this run
+            found = [(step, groups[run.name].get(step, ())) for step in steps]
+            heading = f'<h2 class="of-run">{markup(run.name)}</h2>' if len(page.chosen) > 1 else ""
+            parts.append(heading + side_by_side(found, number, own, of))
+        return "".join(parts)
 
     async def show() -> None:
-        groups = [(step, by_step[step]) for step in steps]
-        number = page.whole("number", 0)
-        html = await latest(side_by_side, groups, number, page, of, record)
+        html = await latest(read)
         if html is not None:
+            hidden = "" if page.flag("gone") else " without-gone"
             columns.set_content(
-                f'<div class="versions{"" if page.flag("gone") else " without-gone"}">{html}</div>'
+                f'<div class="versions{hidden}" style="--columns: {len(steps)}">{html}</div>'
             )
 
     async def changed(**values: Any) -> None:
@@ -181,12 +218,18 @@ def side_by_side(
     number: int,
     page: Page,
     of: str,
-    record: TokenRecord,
 ) -> str:
-    """Returns a column for each step: completion `number` of its group, and its difference from the column before."""
+    """Returns a card for each step: completion `number` of its group, and its difference from the one before; an empty
+    one where the run has no such group."""
+    record = opened(TokenRecord, page.run.path)
     parts = []
     before = None
     for step, rows in groups:
+        if not rows:
+            parts.append(
+                f'<article class="card"><h2>step {step}</h2><p class="said">none</p></article>'
+            )
+            continue
         row = rows[min(number, len(rows) - 1)]
         text = str(row.get("completion"))[:_TEXT]
         said = markup(text) if before is None else word_diff(before, text)
@@ -197,13 +240,10 @@ def side_by_side(
             of=of or None,
             request=row.get("request_id"),
         )
-        head = f'<a href="{markup(address)}">step {step}</a>, weight version {markup(shown(row.get("weight_version")))}'
+        links = {f"step {step}": address}
         if (row.get("request_id"), row.get("number")) in recorded(record, step, of or None):
-            head += f', <a href="{markup(tokens_link(page, row, of or None))}">tokens</a>'
-        got = markup(f"reward {shown(row.get('reward'))}, {shown(row.get('finish_reason'))}")
-        parts.append(
-            f'<article class="card" data-item tabindex="-1"><h3>{head}</h3><p>{got}</p>'
-            f'<pre class="text">{said}</pre></article>'
-        )
+            links["tokens"] = tokens_link(page, row, of or None)
+        body = f'<pre class="text">{said}</pre>'
+        parts.append(card_of(row, links, f"weights {shown(row.get('weight_version'))}", body))
         before = text
     return "".join(parts)

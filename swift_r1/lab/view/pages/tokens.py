@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from nicegui import ui
@@ -11,6 +12,7 @@ from nicegui import ui
 from swift_r1.errors import SwiftError, UsageError
 from swift_r1.lab.view.coloured import (
     COLOURINGS,
+    alternatives_html,
     classes,
     legend_html,
     numbers_json,
@@ -18,7 +20,7 @@ from swift_r1.lab.view.coloured import (
     tokens_html,
     values_of,
 )
-from swift_r1.lab.view.completion_html import shown
+from swift_r1.lab.view.completion_html import about_prompt
 from swift_r1.lab.view.elements import flag_of, of_round, rich, source_choice
 from swift_r1.lab.view.markup import markup
 from swift_r1.lab.view.shell import Page, opened, view_page
@@ -35,7 +37,7 @@ async def tokens(page: Page) -> None:
     record = opened(TokenRecord, page.run.path)
     there = await asyncio.to_thread(_listed, page, record)
     if not there:
-        raise UsageError(f"{page.run.name}: {_PAGE_TOKENS}")
+        raise UsageError(f"{page.run.name}: {_missing(page, record)}")
     place = _place(page, there)
     one = there[place]
     rows = [one]
@@ -50,6 +52,8 @@ async def tokens(page: Page) -> None:
         )
     row = next((row for row in rows if row.step == page.whole("at", rows[0].step)), rows[0])
     with ui.element("div").classes("view-row"):
+        _step_choice(page, record, row)
+        _order_choice(page)
         _neighbours(page, there, place)
         of = "eval" if page.text("probe") else None
         step = one.step if one.round_step is None else one.round_step
@@ -74,9 +78,93 @@ def _listed(page: Page, record: TokenRecord) -> list[RecordedCompletion]:
     steps = record.steps()
     if not steps:
         return []
-    if not page.text("step"):
-        return record.completions(steps[-1])
-    return of_round(record, page.whole("step", 0))
+    asked = page.text("step")
+    found = of_round(record, page.whole("step", 0)) if asked else record.completions(steps[-1])
+    measure = _ORDERS.get(page.text("order"))
+    if measure is None:
+        return found
+    return sorted(found, key=_measured(record, found, measure), reverse=True)
+
+
+def _measured(
+    record: TokenRecord,
+    those: Sequence[RecordedCompletion],
+    measure: Callable[[Mapping[str, Any]], float],
+) -> Callable[[RecordedCompletion], float]:
+    """Returns what a completion's tokens measure; 0 for what was not recorded."""
+    keys = ("request_id", "number", "sequence")
+    values = {
+        (step, *(row[key] for key in keys)): measure(row)
+        for step in {one.step for one in those}
+        for row in record.columns(step, (*keys, *_MEASURED))
+    }
+    return lambda one: values.get((one.step, one.request_id, one.number, one.sequence), 0.0)
+
+
+def _mean_entropy(row: Mapping[str, Any]) -> float:
+    values = [one for one in row["entropies"] or () if one is not None and math.isfinite(one)]
+    return math.fsum(values) / len(values) if values else 0.0
+
+
+def _largest_difference(row: Mapping[str, Any]) -> float:
+    pairs = zip(row["logps"] or (), row["rollout_logps"] or (), strict=False)
+    found = [abs(one - other) for one, other in pairs if one is not None and other is not None]
+    return max((one for one in found if math.isfinite(one)), default=0.0)
+
+
+_MEASURED = ("entropies", "logps", "rollout_logps")
+_ORDERS = {"entropy": _mean_entropy, "logp_diff": _largest_difference}
+
+
+def _missing(page: Page, record: TokenRecord) -> str:
+    """Returns why there are no tokens at the address."""
+    asked = "probe" if page.text("probe") else "step"
+    known = record.probe_steps() if asked == "probe" else record.steps()
+    if not known:
+        return _PAGE_TOKENS
+    return (
+        f"{asked} {page.text(asked)} has no recorded tokens; recorded: {known[0]} to {known[-1]}"
+        f" ({len(known)} of them)"
+    )
+
+
+def _step_choice(page: Page, record: TokenRecord, row: RecordedCompletion) -> None:
+    """A choice of recorded steps and evaluations."""
+    steps = {f"step={step}": f"step {step}" for step in record.steps()}
+    probes = {f"probe={step}": f"evaluation at step {step}" for step in record.probe_steps()}
+    now = f"probe={row.step}" if page.text("probe") else f"step={row.step}"
+    choice = ui.select(steps | probes, label="step", value=now, with_input=True)
+
+    def to(value: str) -> None:
+        name, number = value.split("=")
+        kept: dict[str, object] = {one: page.text(one) or None for one in ("colour", "order")}
+        rows = record.completions(int(number)) if name == "step" else []
+        place = {name: rows[0].round_step if rows else number, "at": number if rows else None}
+        ui.navigate.to(page.link("/tokens", **kept | place))
+
+    choice.props("dense outlined options-dense").classes("narrow")
+    choice.on_value_change(lambda event: to(str(event.value)) if event.value else None)
+
+
+def _order_choice(page: Page) -> None:
+    """In which order previous and next go."""
+    if page.text("probe"):
+        return
+    names = {
+        "": "as trained",
+        "entropy": "mean entropy",
+        "logp_diff": "largest log-prob difference",
+    }
+    choice = ui.select(
+        names, label="order", value=page.text("order") if page.text("order") in names else ""
+    )
+
+    def to(value: str) -> None:
+        kept = {one: page.text(one) or None for one in ("step", "colour")}
+        ui.navigate.to(page.link("/tokens", **kept, order=value or None))
+
+    choice.props("dense outlined options-dense").classes("narrow")
+    choice.on_value_change(lambda event: to(str(event.value)))
 
 
 def _place(page: Page, there: Sequence[RecordedCompletion]) -> int:
@@ -93,23 +181,33 @@ def _place(page: Page, there: Sequence[RecordedCompletion]) -> int:
 
 
 def _neighbours(page: Page, there: Sequence[RecordedCompletion], place: int) -> None:
-    kept = {name: page.text(name) or None for name in ("step", "probe", "colour")}
+    """Links to the completions before and after, and a choice of all."""
+
+    def address(one: RecordedCompletion) -> str:
+        kept = {name: page.text(name) or None for name in ("probe", "colour", "order")}
+        kept["step"] = None if page.text("probe") else str(one.round_step)
+        where = {
+            "request": one.request_id,
+            "number": one.number,
+            "sequence": one.sequence or None,
+        }
+        return page.link("/tokens", **kept, **where)
+
     for text, keys, to in (
         ("‹ previous", "k ArrowLeft", place - 1),
         ("next ›", "j ArrowRight", place + 1),
     ):
         if 0 <= to < len(there):
-            other = there[to]
-            if not page.text("probe"):
-                kept["step"] = str(other.round_step)
-            where = {
-                "request": other.request_id,
-                "number": other.number,
-                "sequence": other.sequence or None,
-            }
-            href = page.link("/tokens", **kept, **where)
-            ui.link(text, href).props(f'data-key="{keys}" title="{text.strip("‹› ")} completion"')
-    ui.label(f"{place + 1} of {len(there)} that are recorded").classes("said")
+            link = ui.link(text, address(there[to]))
+            link.props(f'data-key="{keys}" title="{text.strip("‹› ")} completion"')
+    one = there[place]
+    step = one.step if one.round_step is None else one.round_step
+    when = f"in the evaluation at step {one.step}" if page.text("probe") else f"at step {step}"
+    names = {at: f"group {one.group}, completion {one.number}" for at, one in enumerate(there)}
+    label = f"Completion {place + 1} of {len(there)} recorded {when}"
+    choice = ui.select(names, label=label, value=place)
+    choice.props("dense outlined options-dense").classes("source")
+    choice.on_value_change(lambda event: ui.navigate.to(address(there[event.value])))
 
 
 def _odd(row: RecordedCompletion, count: int) -> list[str]:
@@ -140,7 +238,7 @@ class _Tokens:
             said = f"the record has other than {len(self.ids)} {', '.join(odd)} of this completion: left out"
             page.problems("columns", [said])
         known = [name for name in COLOURINGS if values_of(self.row, name) is not None]
-        asked = page.text("colour", "advantage")
+        asked = page.text("colour")
         self.colour = asked if asked in known else next(iter(known), None)
         if len(steps) > 1:
             self._steps(row.step, steps)
@@ -151,17 +249,18 @@ class _Tokens:
             "optimizer step": row.step,
         }
         facts |= {"sequence": row.sequence} if row.sequence else {}
-        texts = [f"{name} {markup(shown(value))}" for name, value in facts.items()]
-        rich(" · ".join([*texts, f"{len(self.ids):,} tokens"]))
+        rich(about_prompt(facts | {"tokens": len(self.ids)}))
         prompt = record.text(row.prompt_token_ids or [])
         rich(
             f'<details open><summary>prompt</summary><pre class="text prompt">{markup(prompt)}</pre></details>'
         )
-        if known:
-            titles = {name: COLOURINGS[name].title for name in known}
-            choice = ui.select(titles, label="colour", value=self.colour).classes("narrow")
-            choice.props("dense outlined options-dense")
-            choice.on_value_change(lambda event: self._recolour(str(event.value)))
+        with ui.element("div").classes("view-row"):
+            if known:
+                titles = {name: COLOURINGS[name].title for name in known}
+                choice = ui.select(titles, label="colour", value=self.colour).classes("narrow")
+                choice.props("dense outlined options-dense")
+                choice.on_value_change(lambda event: self._recolour(str(event.value)))
+            self.source = source_choice(page, row.step)
         self.legend = rich("")
         pieces = record.pieces(self.ids)
         special = [record.is_special(one) for one in self.ids]
@@ -169,7 +268,6 @@ class _Tokens:
         self.block = TokenText(
             html, numbers_json(self.row, pieces), "tokens of the completion", self._chosen
         )
-        self.source = source_choice(page, row.step)
         self.answer = rich("").props('aria-live="polite"')
         self.pieces = pieces
         self.asked: int | None = None
@@ -202,6 +300,7 @@ class _Tokens:
         that wait the last is asked."""
         source = self.source()
         if source is None:
+            self.answer.set_content("choose a model to see what else could have stood there")
             return
         self.asked = place
         self.answer.set_content(f"asking {markup(source.name)} …")
@@ -215,12 +314,9 @@ class _Tokens:
             except SwiftError as error:
                 said = markup(str(error))
             else:
-                rows = "".join(
-                    f"<dt>{markup(repr(text))}</dt><dd>{value:.3f}</dd>" for text, value in found
-                )
                 said = (
-                    f"instead of {markup(repr(self.pieces[place]))} (token {place + 1}), by {markup(source.name)}: "
-                    f'log-probs at temperature {temperature:g}<dl class="facts">{rows}</dl>'
+                    f"instead of {markup(repr(self.pieces[place]))} (token {place + 1}), by {markup(source.name)}, "
+                    f"at temperature {temperature:g}:{alternatives_html(found, self.pieces[place])}"
                 )
             if self.asked == place:
                 self.answer.set_content(said)

@@ -1,0 +1,135 @@
+"""Prompts and messages as HTML: as they are written, or rendered."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+from swift_r1.lab.view.markup import KEPT, highlighted, markup, matches
+from swift_r1.runtime.visible import UNSEEN, visible
+
+Row = Mapping[str, Any]
+
+VALUE = 2_000  # characters that are shown of a value
+CARD = 12_000  # and of a text in a card
+_THOUGHT_END = "</think>"
+_LONG_THOUGHT = 600  # characters, from which on it is folded
+_FORMULA = re.compile(
+    r"\$\$.{1,500}?\$\$|\\\[.{1,500}?\\\]|\\\(.{1,500}?\\\)|\$[^$\n]{1,500}\$|\\boxed\{[^\n]{0,500}\}",
+    re.DOTALL,
+)
+_RENDERED = 20_000  # characters
+_TURN = re.compile(
+    r"(?:<\|im_start\|>|<\|start_header_id\|>|<start_of_turn>)(?P<role>\w+)(?:<\|end_header_id\|>)?\s*"
+    r"(?P<content>.*?)(?=<\|im_end\|>|<\|eot_id\|>|<end_of_turn>|$)",
+    re.DOTALL,
+)
+"""A message in the chat templates of Qwen (ChatML), Llama 3 and Gemma."""
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """How texts are shown."""
+
+    whole: bool = False  # else a long one is cut
+    words: str = ""  # that are marked
+    rendered: bool = False  # as Markdown; nothing is marked then
+
+
+AS_WRITTEN = Look()
+
+
+def shown(value: Any) -> str:
+    """Returns the value in a few characters: numbers to four digits, None as –."""
+    if value is None:
+        return "–"
+    if isinstance(value, float):
+        return f"{value:.4g}" if math.isfinite(value) else "invalid"
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
+
+
+def facts(values: Mapping[str, Any]) -> str:
+    """Returns the names and values, one below the other."""
+    lines = (
+        f"<dt>{markup(name)}</dt><dd>{markup(shown(value), VALUE)}</dd>"
+        for name, value in values.items()
+    )
+    return f'<dl class="facts">{"".join(lines)}</dl>'
+
+
+def passage(text: str, look: Look = AS_WRITTEN, answer: tuple[int, int] | None = None) -> str:
+    """Returns what a model wrote; a long thought is folded, unless it holds the answer or the words."""
+    kept = text[: KEPT if look.whole else CARD]
+    if answer is not None and answer[1] > len(kept):
+        answer = None
+    end = kept.find(_THOUGHT_END) + len(_THOUGHT_END)
+    start = end if end > _LONG_THOUGHT else 0
+    inside = answer is not None and answer[0] < start
+    after = None if answer is None or inside else (answer[0] - start, answer[1] - start)
+    left = len(text) - len(kept)
+    more = f"<b class=unseen>… {left:,} more characters</b>" if left else ""
+    said = _block(kept[start:], look, after, more)
+    if not start:
+        return said
+    thought = _block(kept[:start], look, answer if inside else None)
+    seen = " open" if inside or matches(kept[:start], look.words) else ""
+    return f'<details class="thought"{seen}><summary>thought, {start:,} characters</summary>{thought}</details>{said}'
+
+
+def _block(text: str, look: Look, answer: tuple[int, int] | None, more: str = "") -> str:
+    if look.rendered:
+        return f'<div class="text markdown">{rendered(text)}{more}</div>'
+    return f'<pre class="text">{highlighted(text, look.words, answer)}{more}</pre>'
+
+
+def rendered(text: str) -> str:
+    """Returns Markdown as HTML. There are no links and no images, and HTML is text, so that nothing of it can act or
+    fetch. Formulas stay as they are written, and so does the end of a very long text."""
+    formulas = _FORMULA.sub(lambda found: f"`{found[0]}`", text[:_RENDERED])
+    made = str(_markdown().render(formulas))
+    unseen = UNSEEN.sub(lambda found: f"<b class=unseen>{visible(found[0])}</b>", made)
+    return unseen + markup(text[_RENDERED:])
+
+
+@cache
+def _markdown() -> Any:
+    from markdown_it import MarkdownIt
+
+    with_tables = MarkdownIt("commonmark", {"html": False, "breaks": True}).enable("table")
+    return with_tables.disable(["link", "image", "autolink", "reference"])
+
+
+def prompt_block(row: Row, look: Look = AS_WRITTEN) -> str:
+    """Returns the prompt as the model saw it, or with `look.rendered` the messages that a chat template made it of."""
+    text = shown(row.get("prompt"))
+    messages = [
+        {"role": found["role"], "content": found["content"]} for found in _TURN.finditer(text)
+    ]
+    if look.rendered and messages:
+        return f'<div class="prompt">{turns(messages, look)}</div>'
+    return f'<pre class="text prompt">{highlighted(text, look.words)}</pre>'
+
+
+def turns(messages: Sequence[Any], look: Look = AS_WRITTEN) -> str:
+    """Returns the messages of a conversation, each with its role; the tools that it calls, and their answers."""
+    parts = []
+    for message in messages:
+        message = message if isinstance(message, dict) else {"content": message}
+        role = shown(message.get("role"))
+        kind = role if role in ("system", "user", "assistant", "tool") else "user"
+        content = passage(shown(message.get("content")), look)
+        more = {
+            name: value
+            for name, value in message.items()
+            if name not in ("role", "content") and value
+        }
+        parts.append(
+            f'<div class="turn {kind}"><b>{markup(role)}</b>{content}'
+            f"{facts(more) if more else ''}</div>"
+        )
+    return "".join(parts)
