@@ -239,7 +239,7 @@ class RolloutService:
             return wire.RolloutOutput(request_id=request.request_id, completions=completions)
 
     def _prompt(self, request: wire.RolloutRequest) -> EnginePrompt:
-        """Of a request whose images are in use."""
+        """Returns the prompt of a request, with the bytes of its images. Raises ImagesMissing."""
         images = self.images.of(request.images)
         return EnginePrompt(request.prompt_token_ids, request.unexpanded_token_ids, images)
 
