@@ -10,6 +10,7 @@ from itertools import cycle
 
 from swift_r1.lab.diagnosis.trend import NORMAL_95
 from swift_r1.lab.view.charts import Line
+from swift_r1.record.glossary.titles import TITLES
 from swift_r1.record.metric_log import (
     MOST_POINTS,
     MetricLog,
@@ -71,56 +72,58 @@ class RunGroup:
 
 _PANELS = (
     Panel(
-        "Groups without signal",
+        TITLES["frac_reward_zero_std"],
         {"frac_reward_zero_std": "share"},
         about="share whose rewards are equal: nothing to learn",
     ),
     Panel(
-        "Truncated completions",
+        TITLES["completions/clipped_ratio"],
         {"completions/clipped_ratio": "share"},
         about="share that reached the limit",
     ),
     Panel(
-        "Completion length",
+        TITLES["completions/mean_length"],
         {"completions/mean_length": "mean", "completions/max_length": "longest"},
         about="tokens",
     ),
-    Panel("Entropy of the policy", {"entropy": "entropy"}, about="nats per token"),
+    Panel(TITLES["entropy"], {"entropy": "entropy"}, about="nats per token"),
     Panel(
-        "Policy change since the start",
+        TITLES["policy/moved"],
         {"policy/moved": "log-prob of a token", "policy/kl_to_start": "KL to the start"},
         about="nats, on tokens of the first round",
     ),
-    Panel("KL to the reference", {"kl": "KL"}),
-    Panel("Pull of the KL", {"kl/pull": "pull"}, about="against an advantage of 1, per token"),
-    Panel("KL to the teacher", {"teacher_kl": "KL"}),
+    Panel(TITLES["kl"], {"kl": "KL"}),
+    Panel(TITLES["kl/pull"], {"kl/pull": "pull"}, about="against an advantage of 1, per token"),
+    Panel(TITLES["teacher_kl"], {"teacher_kl": "KL"}),
     Panel(
         "Clipped ratios",
         {"clip_ratio/low": "low", "clip_ratio/high": "high"},
         about="share of tokens",
     ),
     Panel(
-        "Equal completions",
+        TITLES["completions/repeated"],
         {"completions/repeated": "share"},
         about="share that equals another of its prompt",
     ),
     Panel(
-        "Trainer against engine",
+        TITLES["rollout/logp_diff"],
         {"rollout/logp_diff": "logp_diff"},
         about="mean |difference| of a token's log-probs",
     ),
-    Panel("Gradient norm", {"grad_norm": "norm"}, about="before clipping"),
+    Panel(TITLES["grad_norm"], {"grad_norm": "norm"}, about="before clipping"),
     Panel(
-        "Staleness",
+        TITLES["rollout/staleness/mean"],
         {"rollout/staleness/mean": "mean", "rollout/staleness/max": "oldest"},
         about="rounds behind",
     ),
-    Panel("Loss", {"loss": "loss"}),
-    Panel("Token accuracy", {"token_accuracy": "share"}, about="share that were the likeliest"),
-    Panel("Perplexity", {"perplexity": "perplexity"}),
-    Panel("Value loss", {"value_loss": "value loss"}),
+    Panel(TITLES["loss"], {"loss": "loss"}),
     Panel(
-        "Explained variance",
+        TITLES["token_accuracy"], {"token_accuracy": "share"}, about="share that were the likeliest"
+    ),
+    Panel(TITLES["perplexity"], {"perplexity": "perplexity"}),
+    Panel(TITLES["value_loss"], {"value_loss": "value loss"}),
+    Panel(
+        TITLES["explained_variance"],
         {"explained_variance": "explained variance"},
         about="of the returns, by the critic",
     ),
@@ -135,7 +138,7 @@ _PANELS = (
         },
         question=FAST,
     ),
-    Panel("Tokens per second", {"tokens_per_second": "tokens/s"}, question=FAST),
+    Panel(TITLES["tokens_per_second"], {"tokens_per_second": "tokens/s"}, question=FAST),
     Panel("Memory", {"memory/peak_gib": "peak"}, about="GiB of the rank with most", question=FAST),
 )
 

@@ -9,7 +9,7 @@ TITLES = {
     "completions/clipped_ratio": "Truncated completions",
     "completions/mean_length": "Completion length",
     "entropy": "Entropy of the policy",
-    "policy/moved": "Change of the policy since the start",
+    "policy/moved": "Policy change since the start",
     "kl": "KL to the reference",
     "kl/pull": "Pull of the KL",
     "teacher_kl": "KL to the teacher",
