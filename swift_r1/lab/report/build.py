@@ -272,6 +272,8 @@ def _accuracies(groups: Mapping[str, Sequence[Opened]]) -> list[Figure]:
     for benchmark, metric in sorted(
         {(name, log.estimate(name)) for log in logs for name in log.benchmarks()}
     ):
+        if metric not in ("accuracy", "perplexity"):
+            continue
         drawn = []
         for number, (name, group) in enumerate(groups.items()):
             curve = _curve(name, number, [run.log for run in group], f"eval/{benchmark}/{metric}")
