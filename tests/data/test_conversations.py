@@ -88,7 +88,9 @@ def test_tokens_and_masks_are_those_of_ms_swift(name: str) -> None:
         [sequence] = one.sequences
         theirs = "\0".join(row["stretches"]).replace(f"{end}\n\0", f"{end}\0\n")
         theirs = theirs.removesuffix("\n")
-        assert stretches(tokenizer, *map(list, sequence)) == theirs.split("\0")
+        assert stretches(
+            tokenizer, list(sequence.token_ids), list(sequence.learned)
+        ) == theirs.split("\0")
 
 
 def test_every_answer_to_the_end_of_its_turn(learned) -> None:
