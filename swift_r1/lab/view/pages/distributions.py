@@ -94,7 +94,7 @@ def _row() -> ui.element:
 
 def _chart(page: Page, title: str, number: int, options: dict[str, Any]) -> ui.echart:
     """Shows a chart of a run; one of several runs has its name."""
-    name = page.chosen[number].name
+    name = page.names[page.chosen[number].name]
     if len(page.chosen) > 1:
         options["title"]["subtext"] = name
         title = f"{title} ({name})"

@@ -103,7 +103,7 @@ async def _list(page: Page) -> None:
             rows_table(rows, heads, *sort, links, page.text("q"), _PLAIN) if rows else ""
         )
         said.set_text(
-            f"{count:,} prompts of {page.run.name}, and their mean reward at the first and the last step"
+            f"{count:,} prompts of {page.names[page.run.name]}, and their mean reward at the first and the last step"
             if count
             else nothing(page, "prompts", bool(page.text("q")))
         )
@@ -147,7 +147,7 @@ async def _over_time(page: Page, prompt_id: str) -> None:
     lines = []
     for colour, run in enumerate(runs):
         means = [(float(step), mean_reward(rows)) for step, rows in groups[run.name].items()]
-        lines.append(Line(run.name, means, colour=colour))
+        lines.append(Line(page.names[run.name], means, colour=colour))
         first = next(iter(groups[run.name].values()))[0]
         if run is runs[0]:
             rich(about_prompt({"prompt": prompt_id} | data_columns(first)))
@@ -170,7 +170,11 @@ async def _over_time(page: Page, prompt_id: str) -> None:
             others = [one for one in page.chosen if one is not run]
             own = replace(page, chosen=[run, *others])  # its links lead to this run
             found = [(step, groups[run.name].get(step, ())) for step in steps]
-            heading = f'<h2 class="of-run">{markup(run.name)}</h2>' if len(page.chosen) > 1 else ""
+            heading = (
+                f'<h2 class="of-run">{markup(page.names[run.name])}</h2>'
+                if len(page.chosen) > 1
+                else ""
+            )
             parts.append(heading + side_by_side(found, number, own, of))
         return "".join(parts)
 
