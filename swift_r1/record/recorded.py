@@ -35,7 +35,16 @@ FIELDS = frozenset(
             "turns",
             "messages",
         ),
-        *("tool_calls", "dropped", "entropy", "sequences", "other_messages", "failure", "invalid"),
+        *(
+            "tool_calls",
+            "dropped",
+            "entropy",
+            "sequences",
+            "other_messages",
+            "failure",
+            "invalid",
+            "images",
+        ),
     )
 )
 """Of a line of `completions.jsonl`, beside `rewards/<name>`; a column of the data of such a name gets `columns/` before
