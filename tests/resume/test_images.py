@@ -6,7 +6,9 @@ import time
 from pathlib import Path
 
 import pytest
+from transformers import AutoModelForMultimodalLM
 
+from swift_r1.models.multimodal import part_of_model
 from tests.resume.test_exact_resume import TWO_RANKS, cut_back, kill_and_resume
 from tests.vision import write_tiny
 
@@ -46,6 +48,20 @@ def test_one_that_was_cut_within_a_round(runs, whole, same, tmp_path, step):
     folder = cut_back(expected, tmp_path / "run", step)
     assert runs.run(folder, resume_from_checkpoint="last", **flags).code == 0
     same(expected, folder)
+
+
+def test_a_checkpoint_is_a_model_whose_tower_was_trained(whole):
+    """And transformers reads all of it."""
+    flags, folder, _ = whole
+    before, after = (
+        AutoModelForMultimodalLM.from_pretrained(path, output_loading_info=True)
+        for path in (flags["model"], folder / "checkpoint-10")
+    )
+    for _, info in (before, after):
+        assert not info["missing_keys"] and not info["unexpected_keys"]
+    weights = after[0].state_dict()
+    moved = {name for name, one in before[0].state_dict().items() if not one.equal(weights[name])}
+    assert {part_of_model(name) for name in moved} == {"llm", "vit", "aligner"}
 
 
 @pytest.mark.long

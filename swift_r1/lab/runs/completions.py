@@ -221,8 +221,8 @@ class CompletionTable(StoredLines):
         descending: bool = True,
     ) -> tuple[int, list[dict[str, Any]]]:
         """Returns how many prompts have `search` in their id or text, and `limit` of them from `offset` on: `prompt_id`,
-        `prompt` and its `images`, `completions`, `steps` (how many), their rewards `first`, `last`, `change`, `mean`, and `curve` (the
-        mean of each step). `order_by` is one of `PROMPT_COLUMNS`."""
+        `prompt` and its `images`, `completions`, `steps` (how many), their rewards `first`, `last`, `change`, `mean`, and
+        `curve` (the mean of each step). `order_by` is one of `PROMPT_COLUMNS`."""
         way = "DESC" if descending else "ASC"
         with self._lock:
             ordered = f'SELECT id FROM ({_PROMPTS}) ORDER BY "{order_by}" {way} NULLS LAST, id'

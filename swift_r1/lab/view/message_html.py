@@ -107,7 +107,8 @@ def _markdown() -> Any:
 
 
 def prompt_block(row: Row, look: Look = AS_WRITTEN) -> str:
-    """Returns the prompt as the model saw it with its images, or with `look.rendered` the messages that a chat template made it of."""
+    """Returns the prompt with its images, as the model saw it, or with `look.rendered` the messages that a chat template
+    made it of."""
     return pictures(row) + _prompt(shown(row.get("prompt")), look)
 
 
