@@ -21,6 +21,7 @@ from swift_r1.flags.plan import Plan
 from swift_r1.flags.rlhf import RlhfArguments
 from swift_r1.flags.world import World
 from swift_r1.launch.environment import has_gpu, trainer
+from swift_r1.record.recorded import IMAGES
 from swift_r1.runtime.hardware import gpu_memory
 from swift_r1.workers.process import SupervisedProcess
 
@@ -80,25 +81,26 @@ def _say(folder: Path, file: Path | None, world: World) -> int:
     content = _read(folder / "args.json")
     rehearsal = _read(folder / FORECAST_FILE)
     args = arguments_of(content)
-    seen = outlook(
-        read_json_lines(folder / "completions.jsonl"), rehearsal, args, Plan(**content["plan"])
-    )
+    rows = read_json_lines(folder / "completions.jsonl")
+    seen = outlook(rows, rehearsal, args, Plan(**content["plan"]))
     judged = verdict(seen, args)
-    memory = _memory(args, world, seen.cost.peak_gib)
+    images = any(IMAGES in row for row in rows)
+    memory = _memory(args, world, seen.cost.peak_gib, images)
     show(seen, judged, memory, Terminal(width=max(100, Terminal().width)))
     if file is not None:
         write_json(file, to_json(seen, judged, memory))
     return EXIT_OK
 
 
-def _memory(args: RlhfArguments, world: World, peak_gib: float | None) -> str:
-    """Returns what was held, what a rank may need at most, and whether that fits."""
+def _memory(args: RlhfArguments, world: World, peak_gib: float | None, images: bool) -> str:
+    """Returns what was held, what a rank may need at most (but what a tower computes of `images`), and whether that
+    fits."""
     from swift_r1.models.shape import shape_of
     from swift_r1.training.memory import GIB, card_of, estimated
 
     gpu = has_gpu(os.environ)
     memory = gpu_memory(os.environ, world.nproc_per_node) if gpu else None
-    most = estimated(args, shape_of(args.model), world, card_of(gpu, memory))
+    most = estimated(args, shape_of(args.model, images), world, card_of(gpu, memory))
     held = "" if peak_gib is None else f"{peak_gib:.2f} GiB were held; "
     bound = f"at most {most.peak / GIB:.2f} GiB with prompts of {most.prompt_tokens} tokens and the longest completions"
     return f"{held}{bound}; {room(most.peak, world, gpu, memory)}"

@@ -12,9 +12,17 @@ from swift_r1.flags.rlhf import RlhfArguments
 from swift_r1.flags.world import World
 from swift_r1.launch.environment import usable_cpus
 from swift_r1.launch.gpu_defaults import UNKNOWN, fits_on_gpu, for_gpu
-from swift_r1.models.shape import shape_of
+from swift_r1.models.multimodal import is_multimodal
+from swift_r1.models.shape import shape_of, transformers_config
 from swift_r1.runtime.hardware import GpuMemory
-from swift_r1.training.memory import GIB, advice, card_of, estimated, flags_that_fit
+from swift_r1.training.memory import (
+    GIB,
+    advice,
+    card_of,
+    estimated,
+    flags_that_fit,
+    trained_numbers,
+)
 
 if TYPE_CHECKING:
     from swift_r1.training.memory import MemoryEstimate
@@ -43,9 +51,23 @@ def print_estimate(
         f"for prompts of up to {estimate.prompt_tokens} tokens ({bound}), {estimate.tokens:,} tokens a forward pass"
     )
     print(room(estimate.peak + engine, world, gpu, memory))
+    if is_multimodal(transformers_config(args.model)):
+        print(_with_images(args, world, card))
     refusal = _refusal(asked, world, gpu, memory)
     print(refusal or advice(args, shape, world, card, estimate))
     return EXIT_USAGE if refusal else EXIT_OK
+
+
+def _with_images(args: RlhfArguments, world: World, card: float | None) -> str:
+    """Says what a rank holds where rows have images: the rows are not read here."""
+    shape = shape_of(args.model, towers=True)
+    held = estimated(args, shape, world, card).peak
+    trained = trained_numbers(args, shape)[0] - trained_numbers(args, shape_of(args.model))[0]
+    return (
+        f"if rows have images: at most {held / GIB:.2f} GiB, with the {shape.tower / 1e6:,.1f} million numbers of what "
+        f"reads them, {trained / 1e6:,.1f} million of them trained; without what these compute of an image, whose tokens "
+        "are part of the prompt's"
+    )
 
 
 def _print_table(estimate: MemoryEstimate, engine: float) -> None:

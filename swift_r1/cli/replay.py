@@ -12,6 +12,7 @@ from typing import Any, ClassVar, Self
 from swift_r1.algorithms.methods import ESTIMATORS
 from swift_r1.cli.memory import print_estimate
 from swift_r1.cli.rlhf import environment_of, start
+from swift_r1.data.images import images_of, rewards_column
 from swift_r1.errors import UsageError, one_line
 from swift_r1.flags.batch import processes_of
 from swift_r1.flags.fields import Scope, flag, flag_specs, shown_value
@@ -305,7 +306,8 @@ def _reward_faults(recorded: RecordedRun, args: ReplayArguments) -> Iterator[str
     load_plugins(args.external_plugins)
     yield from reward_name_faults(args)
     yield from reward_model_faults(args)
-    yield from column_faults(args, [row_columns(recorded.first_row())])
+    row = recorded.first_row()
+    yield from column_faults(args, [row_columns(row) | rewards_column(images_of(row))])
 
 
 def _changes(recorded: RecordedRun, args: ReplayArguments, world: World) -> list[str]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import io
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -67,9 +67,10 @@ def placeless(row: Mapping[str, Any]) -> Mapping[str, Any]:
     return {**row, COLUMN: images} if images else row
 
 
-def for_rewards(images: Iterable[ImageFile]) -> list[dict[str, Any]]:
-    """Returns the column `images` as rewards get it: in the form that ms-swift has of it, which is that of `datasets`."""
-    return [{"bytes": None, "path": image.path} for image in images]
+def rewards_column(images: Sequence[ImageFile]) -> dict[str, list[dict[str, Any]]]:
+    """Returns the column `images` as rewards get it, in the form that ms-swift has of it, which is that of `datasets`;
+    none without images."""
+    return {COLUMN: [{"bytes": None, "path": image.path} for image in images]} if images else {}
 
 
 def in_parts(message: Mapping[str, Any]) -> dict[str, Any]:

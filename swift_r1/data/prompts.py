@@ -10,7 +10,7 @@ from functools import cached_property
 from itertools import islice
 from typing import Any, Protocol
 
-from swift_r1.data.images import COLUMN, ImageFile, for_rewards, images_of, in_parts
+from swift_r1.data.images import ImageFile, images_of, in_parts, rewards_column
 from swift_r1.data.preprocessors import Row
 from swift_r1.data.prompt_templates import (
     check_read,
@@ -70,12 +70,10 @@ class Prompt:
 
 def data_columns(row: Row) -> dict[str, Any]:
     """Returns the columns of a row that rewards get."""
-    images = images_of(row)
-    return {
-        key: for_rewards(images) if key == COLUMN and images else value
-        for key, value in row.items()
-        if key not in RESERVED and key != "messages"
+    columns = {
+        key: value for key, value in row.items() if key not in RESERVED and key != "messages"
     }
+    return columns | rewards_column(images_of(row))
 
 
 class PromptFlags(Protocol):

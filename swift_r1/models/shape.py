@@ -40,6 +40,8 @@ class ModelShape:
     kv_width: int  # of one layer's keys (or values)
     vocabulary: int
     dtype: str
+    tower: int = 0  # numbers among the weights of what reads images, where that is loaded
+    patch: int = 0  # side in pixels of what the tower takes as one position
 
     @property
     def total(self) -> int:
@@ -107,15 +109,16 @@ def longest_prompt(args: RlhfArguments) -> int | None:
 
 
 @cache
-def shape_of(model: str) -> ModelShape:
-    """Returns the shape of the model folder (or id) `model`; it takes seconds, and no weights. Raises UsageError:
-    transformers does not know the architecture."""
+def shape_of(model: str, towers: bool = False) -> ModelShape:
+    """Returns the shape of the model folder (or id) `model`, with `towers` as it is loaded for rows with images; it takes
+    seconds, and no weights. Raises UsageError: transformers does not know the architecture."""
     from torch import float32, nn
 
     from swift_r1.models.expected import skeleton, tied_names
+    from swift_r1.models.multimodal import part_of_model
 
     try:
-        empty: Any = skeleton(model)
+        empty: Any = skeleton(model, towers)
     except (OSError, ValueError, KeyError) as error:
         raise UsageError(f"cannot read the config of --model {model}: {one_line(error)}") from error
 
@@ -129,6 +132,7 @@ def shape_of(model: str) -> ModelShape:
     sizes = {name: parameter.numel() for name, parameter in empty.named_parameters()}
     for name in tied_names(empty):
         sizes.pop(name, None)
+    patch = getattr(getattr(empty.config, "vision_config", None), "patch_size", 0)
     return ModelShape(
         weights=tuple(sizes.items()),
         linear=tuple(
@@ -141,4 +145,6 @@ def shape_of(model: str) -> ModelShape:
         kv_width=(getattr(text, "num_key_value_heads", None) or heads) * head_width,
         vocabulary=text.vocab_size,
         dtype=str(empty.config.dtype or float32).removeprefix("torch."),
+        tower=sum(size for name, size in sizes.items() if part_of_model(name) != "llm"),
+        patch=int(patch[0] if isinstance(patch, list | tuple) else patch),
     )

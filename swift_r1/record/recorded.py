@@ -24,6 +24,8 @@ _NEEDED = (
     *("step", "prompt_id", "request_id", "group", "number", "prompt", "completion", "reward"),
     *("finish_reason", "weight_version"),
 )
+IMAGES = "images"
+_OF_IMAGE = ("path", "sha256", "width", "height")
 FIELDS = frozenset(
     (
         *(
@@ -35,7 +37,16 @@ FIELDS = frozenset(
             "turns",
             "messages",
         ),
-        *("tool_calls", "dropped", "entropy", "sequences", "other_messages", "failure", "invalid"),
+        *(
+            "tool_calls",
+            "dropped",
+            "entropy",
+            "sequences",
+            "other_messages",
+            "failure",
+            "invalid",
+            IMAGES,
+        ),
     )
 )
 """Of a line of `completions.jsonl`, beside `rewards/<name>`; a column of the data of such a name gets `columns/` before
@@ -203,6 +214,10 @@ class RecordedRun:
         """Returns the first line of `completions.jsonl`; empty where there is none."""
         return next((row for _, own in self._lines() for row in own), {})
 
+    def has_images(self) -> bool:
+        """Returns whether a prompt has images. Reads `completions.jsonl` up to the first one that has."""
+        return any(IMAGES in row for _, own in self._lines() for row in own)
+
     def first_of(self, number: int) -> WholeCompletion:
         """Returns the first completion of a round."""
         return self._of_file(self._first_pass(number)[0])[0]
@@ -257,6 +272,12 @@ class RecordedRun:
                     if line.endswith("\n"):
                         row = json.loads(line)
                         lacking = [name for name in _NEEDED if name not in row]
+                        lacking += [
+                            name
+                            for image in row.get(IMAGES, ())
+                            for name in _OF_IMAGE
+                            if name not in image
+                        ]
                         if lacking:
                             raise KeyError(lacking[0])
                         yield row

@@ -20,6 +20,7 @@ from swift_r1.algorithms.rewards import (
     sample_std,
     standard_error,
 )
+from swift_r1.data.images import COLUMN
 from swift_r1.data.prompts import Prompt
 from swift_r1.data.rows import TOOL_COLUMNS
 from swift_r1.data.sampler import Outcome
@@ -423,11 +424,14 @@ def completion_row(trajectory: Trajectory, step: int, dropped: bool = False) -> 
             ]
     if dropped:
         row["dropped"] = True
+    columns = dict(trajectory.prompt.columns)
+    if trajectory.prompt.images:
+        columns.pop(COLUMN, None)
+        row[COLUMN] = [image.stored() for image in trajectory.prompt.images]
     # A column of the data may have the name of a field, also of one that this line lacks: they are told apart.
-    columns = trajectory.prompt.columns.items()
     row |= {
         f"columns/{name}" if name in row or name in FIELDS else name: value
-        for name, value in columns
+        for name, value in columns.items()
     }
     return row if trajectory.entropy is None else row | {"entropy": trajectory.entropy}
 

@@ -71,6 +71,9 @@ def open_inputs(context: Context) -> Inputs:
             _open_rewards(context, not replay.scored_anew),
             num_rows=replay.dataset_size or 0,
             recorded=run,
+            vision=VisionProcessor.load(context.args.model, context.tokenizer)
+            if is_multimodal(transformers_config(context.args.model)) and run.has_images()
+            else None,
         )
     args = context.args
     start = context.start

@@ -101,7 +101,7 @@ def estimate(
     sharded = ranks if stage == 3 else 1
     bucket = _BUCKET_NUMBERS if card is None else ON_GPU["reduce_bucket_size"]
     trained, adapters = trained_numbers(args, shape)
-    embedding_trained = args.train_type == "full" and trained == shape.total
+    embedding_trained = args.train_type == "full" and not args.freezes
 
     if args.train_type == "qlora":
         plain = shape.total - shape.quantized
@@ -201,7 +201,7 @@ def trained_numbers(args: RlhfArguments, shape: ModelShape) -> tuple[int, int]:
     if args.train_type != "full":
         adapters = shape.adapters(args)
         return adapters, adapters
-    if not args.freezes:
+    if not args.freezes and not shape.tower:
         return shape.total, 0
     from swift_r1.models.weights import frozen_names
 

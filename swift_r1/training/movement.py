@@ -84,21 +84,31 @@ def _chosen(batch: RoundBatch, never: tuple[int, ...]) -> tuple[tuple[list[int],
     return tuple(chosen)
 
 
-@torch.no_grad()
 def _logprobs(
     completions: tuple[tuple[list[int], list[int]], ...],
     backend: Backend,
     batching: Batching,
     ranks: Ranks,
 ) -> Tensor:
-    """Returns float64 `[K]`, at temperature 1. Each rank computes all of it: they are few. Collective."""
+    """Returns float64 `[K]`, at temperature 1. Collective."""
     rows = [TokenSequence.of_answer(prompt, answer) for prompt, answer in completions]
+    batch = round_batch(rows, rewards=[0.0] * len(rows))
+    return logprobs_of(batch, backend, batching, ranks, temperature=1.0)
+
+
+@torch.no_grad()
+def logprobs_of(
+    batch: RoundBatch, backend: Backend, batching: Batching, ranks: Ranks, temperature: float
+) -> Tensor:
+    """Returns the policy's log-probs of the `K` trained tokens of a few rows, float64 `[K]`. Each rank computes all of
+    it. Collective."""
     micro = collate(
-        round_batch(rows, rewards=[0.0] * len(rows)),
-        [(number,) for number in range(len(rows))],
+        batch,
+        [(number,) for number in range(len(batch.owners))],
         batching.form,
         ranks.device,
         own_attention=batching.own_attention,
         sequence=ranks.sequence,
+        vision=batching.vision,
     )
-    return backend.logprobs(micro.inputs, 1.0).logps.double().cpu()
+    return backend.logprobs(micro.inputs, temperature).logps.double().cpu()

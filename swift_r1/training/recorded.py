@@ -10,17 +10,20 @@ import torch
 
 from swift_r1.algorithms import from_flags
 from swift_r1.algorithms.rewards import Composition
-from swift_r1.data.images import ImageFile
+from swift_r1.data.images import ImageFile, images_of, rewards_column
 from swift_r1.data.prompts import Prompt
 from swift_r1.errors import RunFailed, UsageError
 from swift_r1.record.recorded import RecordedRun, WholeCompletion, row_columns
 from swift_r1.rewards.batch import RewardAnswer, RewardCall, RewardCaller, Submitted
 from swift_r1.rewards.types import InvalidReward, Item, ItemOutcome
-from swift_r1.rollout.base import NO_IMAGES, OnDone, OnOutput, TrainedPolicy, still_wanted
-from swift_r1.rollout.remote import explained_difference, own_logprobs
+from swift_r1.rollout.base import NO_IMAGES, OnDone, OnOutput, still_wanted
+from swift_r1.rollout.remote import explained_difference
 from swift_r1.rollout.rounds import RoundSampler
 from swift_r1.rollout.scoring import ScoredRound, Scoring
 from swift_r1.rollout.trajectory import TokenSequence, Trajectory
+from swift_r1.training.backends.base import Backend
+from swift_r1.training.batching import Batching, everywhere, round_batch
+from swift_r1.training.movement import logprobs_of
 from swift_r1.wire.protocol import RolloutOutput, RolloutRequest
 
 
@@ -104,7 +107,8 @@ class RecordedRounds:
     def __init__(
         self,
         sampler: RoundSampler,
-        backend: TrainedPolicy,
+        backend: Backend,
+        batching: Batching,
         run: RecordedRun | None,
         rewards: RewardCaller | None,
         begun: tuple[int, int, str],
@@ -112,6 +116,7 @@ class RecordedRounds:
     ) -> None:
         self.sampler = sampler
         self.backend = backend
+        self.batching = batching
         self.run = run
         self.rewards = rewards
         rounds, taken, digest = begun
@@ -131,22 +136,16 @@ class RecordedRounds:
         """Raises UsageError where the policy does not give the log-probs that it had before round `number`."""
         ranks = self.sampler.ranks
         args = self.sampler.args
+        first = None
         told = None
         if self.run is not None:
-            first = self.run.first_of(number)
-            logps = [
-                value if written else 0.0
-                for value, written in zip(first.logps, first.written, strict=True)
-            ]
-            told = [torch.tensor([*first.prompt_token_ids, *first.token_ids]), torch.tensor(logps)]
-        sequence, recorded = ranks.broadcast(told)
-        [own] = own_logprobs(self.backend, [sequence.tolist()], ranks.device, args.temperature)
-        written = recorded != 0
-        difference = (
-            (torch.tensor(own)[-len(recorded) :] - recorded)[written].abs().mean().item()
-            if written.any()
-            else 0.0
-        )
+            one, row = next(self.run.rounds(number)).completions[0]
+            first = round_batch(_trajectory(one, row).sequences, rewards=[0.0])
+            told = [torch.tensor(one.logps)[torch.tensor(one.written)]]
+        batch = everywhere(first, ranks)
+        [recorded] = ranks.broadcast(told)
+        own = logprobs_of(batch, self.backend, self.batching, ranks, args.temperature)
+        difference = (own - recorded).abs().mean().item() if len(recorded) else 0.0
         explained = explained_difference(str(self.backend.model.dtype).removeprefix("torch."))
         if not difference <= explained:
             raise UsageError(
@@ -189,13 +188,15 @@ def _trajectory(one: WholeCompletion, row: Mapping[str, Any]) -> Trajectory:
     """Returns what was sampled. Of the prompt's messages only their text is recorded where there was one turn."""
     ids = tuple(one.token_ids)
     text = row["completion"]
+    images = images_of(row)
     prompt = Prompt(
         prompt_id=str(one.prompt_id),
         dataset=str(one.prompt_id).rpartition(":")[0],
         messages=({"role": "user", "content": row["prompt"]},),
         text=row["prompt"],
         token_ids=tuple(one.prompt_token_ids),
-        columns=row_columns(row),
+        columns=row_columns(row) | rewards_column(images),
+        images=images,
     )
     known = "weight_versions" in row
     sequence = TokenSequence(
@@ -207,6 +208,7 @@ def _trajectory(one: WholeCompletion, row: Mapping[str, Any]) -> Trajectory:
         if known
         else ((0, row["weight_version"]),),
         newest_untold=None if known else row.get("newest_weight_version"),
+        images=images,
     )
     turns = row.get("turns")
     return Trajectory(

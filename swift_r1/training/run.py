@@ -242,7 +242,7 @@ def _build(context: Context, plan: Plan, data: Inputs, eval_sizes: Sequence[int]
         evaluator = _answer_evaluator(args, data, eval_sizes, backend, batching)
     else:
         rounds, evaluator = _sampled(
-            context, plan, data, eval_sizes, backend, rollouts, ends, recorder, run_id
+            context, plan, data, eval_sizes, backend, batching, rollouts, ends, recorder, run_id
         )
     models = [("loss", "", backend)]
     if critic is not None:
@@ -314,6 +314,7 @@ def _sampled(
     data: Inputs,
     eval_sizes: Sequence[int],
     backend: Backend,
+    batching: Batching,
     rollouts: Rollouts,
     ends: tuple[int, ...],
     recorder: Recorder,
@@ -328,7 +329,7 @@ def _sampled(
     sampler = _sampler(context, plan, data, rollouts, turns, ends, recorder, run_id)
     rounds: Rounds = sampler
     if context.start.replay is not None:
-        rounds = _recorded_rounds(context, data, sampler, backend)
+        rounds = _recorded_rounds(context, data, sampler, backend, batching)
     elif prefetches(args):
         assert isinstance(rollouts, ServerRollouts)
         rounds = PrefetchedRounds(sampler, rollouts, make_turns, context.spans)
@@ -441,7 +442,11 @@ def _recheck(args: RlhfArguments, data: Inputs) -> Recheck | None:
 
 
 def _recorded_rounds(
-    context: Context, data: Inputs, sampler: RoundSampler, backend: Backend
+    context: Context,
+    data: Inputs,
+    sampler: RoundSampler,
+    backend: Backend,
+    batching: Batching,
 ) -> RecordedRounds:
     """Returns the rounds of the run that is replayed, after those that were trained on already."""
     saved = context.saved
@@ -451,7 +456,7 @@ def _recorded_rounds(
         else (0, 0, "")
     )
     fresh = saved is None or (saved.round is None and not context.start.resumed)
-    return RecordedRounds(sampler, backend, data.recorded, data.rewards, begun, fresh)
+    return RecordedRounds(sampler, backend, batching, data.recorded, data.rewards, begun, fresh)
 
 
 def _open_saver(

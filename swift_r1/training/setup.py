@@ -19,6 +19,7 @@ from swift_r1.data.prompts import PromptEncoder, Wording
 from swift_r1.data.vision import VisionProcessor
 from swift_r1.errors import ServerUnreachable, UsageError
 from swift_r1.flags import Plan, RlhfArguments
+from swift_r1.flags.fields import flag_specs
 from swift_r1.models.loading import (
     Quantization,
     end_tokens,
@@ -174,9 +175,9 @@ def open_policy(context: Context, images: bool = False) -> Backend:
 
 def _refuse_flags_of_images(args: RlhfArguments) -> None:
     """Raises UsageError where flags are about a tower, and no row has an image for it."""
-    own = type(args)()
+    specs = flag_specs(type(args))
     for name in ("freeze_vit", "freeze_aligner", "freeze_llm", "vit_lr", "aligner_lr"):
-        if getattr(args, name) != getattr(own, name):
+        if getattr(args, name) != specs[name].default:
             raise UsageError(f"--{name} {str(getattr(args, name)).lower()}: no row has images")
 
 

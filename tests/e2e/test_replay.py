@@ -13,6 +13,7 @@ from pyarrow import parquet
 
 from tests import forks
 from tests.e2e.conftest import Run, _flag
+from tests.vision import write_tiny
 
 HERE = Path(__file__).parent
 RUN = {
@@ -110,6 +111,40 @@ def make(folder: Path, model: Path, processes: int = 1, **flags) -> Run:
     print(done.stdout, done.stderr)
     assert done.returncode == 0
     return Run(done.returncode, done.stderr, folder / "run")
+
+
+@pytest.fixture(scope="module")
+def seeing(tmp_path_factory):
+    """A run of two rounds, the last cut in two, whose prompts have images."""
+    folder = tmp_path_factory.mktemp("seeing")
+    return make(
+        folder,
+        write_tiny("qwen2_5_vl", folder / "model"),
+        external_plugins=[HERE / "digits_plugin.py", HERE / "pictures_plugin.py"],
+        dataset="pictures",
+        use_vllm="false",
+        freeze_vit="false",
+        max_steps=6,
+    )
+
+
+def test_a_run_with_images_is_trained_on_again(seeing, tmp_path):
+    again = replay(seeing.folder, tmp_path / "again")
+    assert again.code == 0 and weights(again.folder, 6) == weights(seeing.folder, 6)
+    assert again.lines("completions.jsonl") == seeing.lines("completions.jsonl")
+    assert {len(row.get("images", [])) for row in again.lines("completions.jsonl")} == {0, 1, 2}
+
+
+def test_a_replay_needs_the_images_as_they_were(seeing, tmp_path):
+    image, *_ = next(row["images"] for row in seeing.lines("completions.jsonl") if "images" in row)
+    path = Path(image["path"])
+    content = path.read_bytes()
+    path.write_bytes(b"another")
+    try:
+        again = replay(seeing.folder, tmp_path / "again")
+    finally:
+        path.write_bytes(content)
+    assert again.code == 5 and f"the image {path} of a row has changed" in again.errors
 
 
 def test_unchanged_flags_give_the_same_weights(recorded, tmp_path):

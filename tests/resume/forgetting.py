@@ -14,6 +14,7 @@ def forget(part: str) -> None:
     """`part` names a part of the saved state that the run is not to get back, or is `finite:<numbers>` of losses to
     spoil, or `nothing`, to save a tiny model as a large one, in many buckets, or `evaluation:<step>` of an
     evaluation in which SIGTERM comes."""
+    from swift_r1.training import open_round
     from swift_r1.training.checkpoint import resume, saving
     from swift_r1.training.checkpoint.state import RunState
     from swift_r1.training.optimizer import LearningRate
@@ -58,17 +59,17 @@ def forget(part: str) -> None:
             lambda self, read: None if isinstance(self.module, Critic) else load(self, read)
         )
     elif part == "old_values":
-        round_tensors = saving.round_tensors_of
-        resume.round_tensors_of = lambda checkpoint: {
+        round_tensors = open_round.round_tensors_of
+        open_round.round_tensors_of = lambda checkpoint: {
             name: tensor * 0 if name.startswith("old_values") else tensor
             for name, tensor in round_tensors(checkpoint).items()
         }
-    elif part == "old_logps":
-        round_tensors = saving.round_tensors_of
-        resume.round_tensors_of = lambda checkpoint: {
+    elif part in ("old_logps", "image_"):
+        round_tensors = open_round.round_tensors_of
+        open_round.round_tensors_of = lambda checkpoint: {
             name: tensor
             for name, tensor in round_tensors(checkpoint).items()
-            if not name.startswith("old_logps")
+            if not name.startswith(part)
         }
     else:
         tensor = saving.SavedTensors.__call__

@@ -251,6 +251,13 @@ def test_without_one_part_of_the_state_it_is_another_run(runs, uninterrupted, sa
         same(expected, folder)
 
 
+def test_a_round_of_a_version_without_images_is_gone_on_with(runs, uninterrupted, same, tmp_path):
+    expected, _ = uninterrupted("full")
+    folder = cut_back(expected, tmp_path / "run", 3)
+    assert runs.run(folder, forget="image_", resume_from_checkpoint="last", **FULL).code == 0
+    same(expected, folder)
+
+
 @pytest.mark.long
 def test_without_its_state_a_sampler_chooses_others(runs, uninterrupted, same, tmp_path):
     expected, _ = uninterrupted("chosen")

@@ -66,6 +66,7 @@ def hostile_run(folder: Path) -> Path:
                     ALL: ALL,
                     "messages": _conversation(),
                     "tools": [ALL],
+                    "images": [{"path": ALL, "sha256": ALL, "width": 1, "height": 1}, ALL],
                 }
             elif path.name == "logging.jsonl":
                 row |= dict.fromkeys(

@@ -11,6 +11,7 @@ from swift_r1.flags import World
 from swift_r1.flags.adapters import AdapterArguments
 from swift_r1.flags.rlhf import RlhfArguments
 from swift_r1.lab.estimate.model import from_config
+from swift_r1.models.loading import load_model
 from swift_r1.models.lora import add_lora
 from swift_r1.models.shape import KEPT_CHUNKS, LOGITS_BYTES, shape_of
 from swift_r1.training.memory import (
@@ -23,6 +24,7 @@ from swift_r1.training.memory import (
     peak_bytes,
     zero_of,
 )
+from tests.vision import write_tiny
 
 HALF_B = {
     "model_type": "llama",
@@ -235,6 +237,33 @@ def test_kinds_of_running_out():
     assert out_of_memory(MemoryError()) == "Python got no more memory"
     assert out_of_memory(RuntimeError("shapes differ")) is None
     assert peak_bytes(torch.device("cpu")) > 100 * 2**20
+
+
+def test_what_reads_images_is_counted_where_rows_have_some(tmp_path, capsys):
+    from swift_r1.cli.main import main
+
+    model = write_tiny("qwen2_5_vl", tmp_path / "model")
+    text = shape_of(str(model))
+    whole = shape_of(str(model), towers=True)
+    sizes = {
+        name: parameter.numel()
+        for name, parameter in load_model(model, "float32", False, towers=True).named_parameters()
+    }
+    assert dict(whole.weights) == sizes and whole.patch == 4 and text.tower == 0
+    assert whole.tower == whole.total - text.total > 0
+    frozen = parts(whole)
+    assert frozen["weights"] == 2 * whole.total
+    assert frozen["gradients"] == parts(text)["gradients"] == 4 * text.total
+    trained = parts(whole, freeze_vit=False, freeze_aligner=False)
+    assert trained["gradients"] == 4 * whole.total
+    words = ["--model", str(model), "--dataset", "d", "--reward_funcs", "format", "--rlhf_type"]
+    words += ["grpo", "--freeze_vit", "false", "--freeze_aligner", "false", "--estimate", "true"]
+    assert main(["rlhf", *words]) == 0
+    millions = f"{whole.tower / 1e6:,.1f} million"
+    assert (
+        f"with the {millions} numbers of what reads them, {millions} of them trained"
+        in " ".join(capsys.readouterr().out.split())
+    )
 
 
 def test_the_critic_and_an_offloaded_reference_are_counted(shape):

@@ -43,6 +43,12 @@ class EstimateArguments(RlhfArguments):
         "tokens of a completion (default: those of --measured, else half of --max_completion_length)",
         at_least=1,
     )
+    mean_image_pixels: int = flag(
+        0,
+        "pixels of a prompt's images as the model sees them, together (`swift check` says both); their tokens are part of "
+        "--mean_prompt_length (0: rows have no images)",
+        at_least=0,
+    )
     json: str | None = flag(None, "file for all that was found")
 
     def faults(self, given: frozenset[str], world: World) -> Iterator[str]:

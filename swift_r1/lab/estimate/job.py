@@ -19,7 +19,7 @@ from swift_r1.fleet.run_file import ROLLOUT, TRAIN, RunFile
 from swift_r1.lab.estimate.chips import Chip
 from swift_r1.lab.estimate.flags import EstimateArguments
 from swift_r1.lab.estimate.layout import Layout
-from swift_r1.lab.estimate.model import model_of
+from swift_r1.lab.estimate.model import model_of, with_tower
 from swift_r1.lab.estimate.roles import Job, ServerRole
 from swift_r1.lab.estimate.work import CPU, GPU, QUANTILES, Efficiency, Round
 from swift_r1.record.folder import COMPLETIONS
@@ -112,10 +112,16 @@ def job_of(
     server: Mapping[str, Any] = {} if run_file is None else run_file.rollout
     cache = server.get("vllm_kv_cache_dtype", args.vllm_kv_cache_dtype)
     share = server.get("vllm_gpu_memory_utilization", 0.9)
+    model = model_of(args.model)
+    round_ = round_of(args, known)
+    if args.mean_image_pixels:
+        model = with_tower(model, args.model)
+        patches = args.mean_image_pixels / model.shape.patch**2
+        round_ = replace(round_, patches=patches, tower_passes=1 if args.freeze_vit else 3)
     return Job(
         args=args,
-        model=model_of(args.model),
-        round=round_of(args, known),
+        model=model,
+        round=round_,
         chip=with_cores(chip, usable_cores(run_file, TRAIN) / ranks_of_node(world_size, run_file)),
         server_chip=with_cores(chip, usable_cores(run_file, ROLLOUT)),
         use=use,

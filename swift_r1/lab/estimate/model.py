@@ -45,10 +45,10 @@ class Model:
 
     @cached_property
     def dense_numbers(self) -> int:
-        """Weights that every token is multiplied with, routed experts and output head left out."""
+        """Weights that every token is multiplied with, routed experts, output head and towers left out."""
         embeddings = sum(size for name, size in self.shape.weights if "embed_tokens" in name)
         own_head = sum(size for name, size in self.shape.weights if name.startswith("lm_head."))
-        return self.total - embeddings - own_head - self.expert_numbers
+        return self.total - embeddings - own_head - self.expert_numbers - self.shape.tower
 
     @property
     def is_sparse(self) -> bool:
@@ -105,6 +105,15 @@ def model_of(path: str) -> Model:
     shape = shape_of(str(file.parent))
     heads = int(config.get("num_attention_heads", 1)) * _head_width(config)
     return Model(shape, heads, 2 * shape.layers * shape.kv_width)
+
+
+def with_tower(model: Model, path: str) -> Model:
+    """Returns the model with what reads images, which transformers builds empty. Raises UsageError: it has none."""
+    folder = Path(path).expanduser()
+    whole = shape_of(str(folder.parent if folder.is_file() else folder), towers=True)
+    if not whole.tower or not whole.patch:
+        raise UsageError(f"--mean_image_pixels: --model {path} reads texts alone")
+    return replace(model, shape=whole)
 
 
 def from_config(config: Mapping[str, Any]) -> Model:

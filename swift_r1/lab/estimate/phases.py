@@ -85,6 +85,12 @@ def exchange_seconds(
     return 2 * model.shape.layers * (use.link_seconds + sent / (link * use.network))
 
 
+def tower_flops(model: Model, round_: Round) -> float:
+    """Returns what a model's tower computes of the images of a round, of each prompt once: 2 FLOP per weight and patch.
+    Its attention is left out."""
+    return 2.0 * model.shape.tower * round_.prompts * round_.patches
+
+
 def prefill_seconds(
     model: Model,
     chip: Chip,
@@ -138,6 +144,8 @@ def generate_seconds(
             )
             past += tokens
     prompts = max(1.0, round_.prompts / replicas)
+    looked = tower_flops(model, round_) / replicas
+    seconds += looked / (server.tensor_parallel * reached(model, chip, use, use.forward))
     return (
         seconds
         + prefill_seconds(
@@ -178,7 +186,8 @@ def training_flops(model: Model, round_: Round, recomputes: bool) -> float:
     """Forward and backward of all completions, once: three times the forward pass, four with recomputation."""
     context = round_.prompt_tokens + round_.completion_tokens / 2
     forward = model.forward_flops(round_.trained_tokens, round_.generated_tokens, context)
-    return forward * (4 if recomputes else 3)
+    looked = tower_flops(model, round_) * round_.tower_passes
+    return forward * (4 if recomputes else 3) + looked
 
 
 KERNELS = 88
@@ -255,10 +264,8 @@ def logprob_seconds(
 ) -> float:
     """Returns the seconds of the passes without gradients before the first update."""
     context = round_.prompt_tokens + round_.completion_tokens / 2
-    flops = (
-        model.forward_flops(round_.trained_tokens, round_.generated_tokens, context)
-        * trainer.passes
-    )
+    forward = model.forward_flops(round_.trained_tokens, round_.generated_tokens, context)
+    flops = (forward + tower_flops(model, round_)) * trainer.passes
     return flops / (trainer.ranks * reached(model, chip, use, use.forward)) * use.train_factor
 
 

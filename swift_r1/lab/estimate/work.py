@@ -21,6 +21,8 @@ class Round:
         iterations: how often each completion is trained on.
         shares_prompts: a group's prompt is computed once in training too.
         recorded: ascending quantiles of recorded lengths, where there are any.
+        patches: of a prompt's images, what their tower takes as one position each.
+        tower_passes: of the tower in training, in forward passes: 3 where it is trained too.
     """
 
     prompts: int
@@ -32,6 +34,8 @@ class Round:
     iterations: int = 1
     shares_prompts: bool = False
     recorded: tuple[float, ...] = ()
+    patches: float = 0.0
+    tower_passes: int = 1
 
     @property
     def completions(self) -> int:

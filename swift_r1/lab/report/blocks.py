@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from swift_r1.lab.runs.pictures import Picture
 from swift_r1.runtime.visible import visible
 
 LONGEST = 3000  # characters of a prompt or a completion that are shown
@@ -64,6 +65,7 @@ class Passages:
     title: str
     passages: Sequence[Passage]
     prompt: str | None = None
+    pictures: Sequence[Picture] = ()  # of the prompt
 
 
 Block = Note | CodeBlock | Table | Figures | Passages

@@ -12,6 +12,7 @@ from swift_r1.lab.report.figures import Curve, shares
 from swift_r1.lab.report.parts import joined, spread
 from swift_r1.lab.runs.completions import CompletionTable
 from swift_r1.lab.runs.failures import FAILURES
+from swift_r1.lab.runs.pictures import pictures_of
 from swift_r1.lab.runs.query import CompletionQuery
 
 _POINTS = 60  # of a figure, at most
@@ -90,7 +91,12 @@ def _alone(row: Mapping[str, Any]) -> Passages:
     names = [name for name in row if name.startswith("rewards/")]
     rewards = [f"{name.removeprefix('rewards/')} {_number(row[name])}" for name in names]
     more = ", ".join([*rewards, str(row.get("finish_reason", ""))]).rstrip(", ")
-    return Passages(title, [Passage(more, spoken(row))], prompt=str(row.get("prompt", "")))
+    return _passages(title, [Passage(more, spoken(row))], row)
+
+
+def _passages(title: str, passages: Sequence[Passage], row: Mapping[str, Any]) -> Passages:
+    """Returns passages with the prompt of a row and its images."""
+    return Passages(title, passages, str(row.get("prompt", "")), pictures_of(row))
 
 
 def same_prompts(evaluated: CompletionTable) -> list[Block]:
@@ -113,7 +119,7 @@ def same_prompts(evaluated: CompletionTable) -> list[Block]:
             for row in rows
         ]
         if rows:
-            found.append(Passages(prompt_id, passages, str(rows[0].get("prompt", ""))))
+            found.append(_passages(prompt_id, passages, rows[0]))
     return found
 
 

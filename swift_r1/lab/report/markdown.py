@@ -73,6 +73,8 @@ def _block(block: Block, places: Mapping[int, str]) -> str:
     parts = [f"### {plain(block.title)}"]
     if block.prompt is not None:
         parts += ["Prompt:", _fenced(block.prompt)]
+    if block.pictures:
+        parts.append(f"Images: {plain('; '.join(one.title for one in block.pictures))}")
     for passage in block.passages:
         parts += [f"{plain(passage.title)}:", _fenced(passage.text)]
     return "\n\n".join(parts)

@@ -221,8 +221,8 @@ class CompletionTable(StoredLines):
         descending: bool = True,
     ) -> tuple[int, list[dict[str, Any]]]:
         """Returns how many prompts have `search` in their id or text, and `limit` of them from `offset` on: `prompt_id`,
-        `prompt`, `completions`, `steps` (how many), their rewards `first`, `last`, `change`, `mean`, and `curve` (the
-        mean of each step). `order_by` is one of `PROMPT_COLUMNS`."""
+        `prompt` and its `images`, `completions`, `steps` (how many), their rewards `first`, `last`, `change`, `mean`, and
+        `curve` (the mean of each step). `order_by` is one of `PROMPT_COLUMNS`."""
         way = "DESC" if descending else "ASC"
         with self._lock:
             ordered = f'SELECT id FROM ({_PROMPTS}) ORDER BY "{order_by}" {way} NULLS LAST, id'
@@ -244,9 +244,12 @@ class CompletionTable(StoredLines):
             found = {
                 row[0]: dict(zip(names, row, strict=True)) for row in self._rows(statement, [shown])
             }
-            texts = {str(row["prompt_id"]): row.get("prompt") for row in self._rows_of(shown)}
+            own = {
+                str(row["prompt_id"]): {name: row.get(name) for name in ("prompt", "images")}
+                for row in self._rows_of(shown)
+            }
             rows = [found[place] for place in shown]
-            return len(ids), [row | {"prompt": texts.get(row["prompt_id"])} for row in rows]
+            return len(ids), [row | own.get(row["prompt_id"], {"prompt": None}) for row in rows]
 
     def high_advantage(self) -> float | None:
         """Returns the advantage, to three decimals, that a tenth of the completions has or exceeds; None where it is

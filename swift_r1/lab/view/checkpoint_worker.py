@@ -52,6 +52,7 @@ class Checkpoint:
         longest = getattr(self.engine.config, "max_position_embeddings", None)
         if not tokens:
             raise ValueError("the prompt has no tokens")
+        self._refuse_images(tokens)
         if longest is not None and len(tokens) + asked["max_tokens"] > longest:
             raise ValueError(
                 f"{len(tokens)} prompt + {asked['max_tokens']} new tokens, the model takes {longest}"
@@ -84,6 +85,7 @@ class Checkpoint:
         """Returns the likeliest next tokens and their log-probs after temperature (0: at 1, as of a sample)."""
         import torch
 
+        self._refuse_images(asked["token_ids"])
         if max(asked["token_ids"], default=0) >= self.engine.config.vocab_size:
             raise ValueError("the tokens are not of this model's vocabulary")
         with torch.inference_mode():
@@ -94,6 +96,13 @@ class Checkpoint:
             )
         logps, ids = (logits / (asked["temperature"] or 1.0)).log_softmax(-1).topk(asked["count"])
         return list(zip(self._pieces(ids.tolist()), logps.tolist(), strict=True))
+
+    def _refuse_images(self, token_ids: Sequence[int]) -> None:
+        """Raises ValueError where a prompt has places for images: without them the answer would be to another one."""
+        from swift_r1.models.multimodal import placeholders
+
+        if not set(token_ids).isdisjoint(placeholders(self.engine.model.config)):
+            raise ValueError("the prompt has images, which a checkpoint is not shown here")
 
     def _pieces(self, token_ids: Sequence[int]) -> list[str]:
         return [self.tokenizer.decode([one]) for one in token_ids]

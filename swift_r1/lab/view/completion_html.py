@@ -11,7 +11,16 @@ from swift_r1.lab.report.colours import CLASSES
 from swift_r1.lab.runs.failures import answer_place
 from swift_r1.lab.runs.query import FAILURE, LENGTH, clean
 from swift_r1.lab.view.markup import excerpt, markup, matches
-from swift_r1.lab.view.message_html import AS_WRITTEN, CARD, VALUE, Look, passage, shown, turns
+from swift_r1.lab.view.message_html import (
+    AS_WRITTEN,
+    CARD,
+    VALUE,
+    Look,
+    passage,
+    pictures,
+    shown,
+    turns,
+)
 from swift_r1.record.recorded import FIELDS
 
 Row = Mapping[str, Any]
@@ -107,6 +116,8 @@ def _cell(
     if name in links:
         first = " data-item" if name == next(iter(links)) else ""
         cut = f'<a{first} href="{html.escape(links[name](row))}">{cut or "(empty)"}</a>'
+    if name == "prompt":
+        cut = pictures(row) + cut
     kind = "long" if long else "short number" if number else "short"
     return f'<td class="{kind}" data-name="{html.escape(clean(short(name)))}">{cut}</td>'
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import json
 import math
 import re
@@ -10,6 +11,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
+from swift_r1.lab.runs.pictures import Picture, pictures_of
 from swift_r1.lab.view.markup import KEPT, highlighted, markup, matches
 from swift_r1.runtime.visible import UNSEEN, visible
 
@@ -105,14 +107,31 @@ def _markdown() -> Any:
 
 
 def prompt_block(row: Row, look: Look = AS_WRITTEN) -> str:
-    """Returns the prompt as the model saw it, or with `look.rendered` the messages that a chat template made it of."""
-    text = shown(row.get("prompt"))
+    """Returns the prompt with its images, as the model saw it, or with `look.rendered` the messages that a chat template
+    made it of."""
+    return pictures(row) + _prompt(shown(row.get("prompt")), look)
+
+
+def _prompt(text: str, look: Look) -> str:
     messages = [
         {"role": found["role"], "content": found["content"]} for found in _TURN.finditer(text)
     ]
     if look.rendered and messages:
         return f'<div class="prompt">{turns(messages, look)}</div>'
     return f'<pre class="text prompt">{highlighted(text, look.words)}</pre>'
+
+
+def pictures(row: Row) -> str:
+    """Returns the images of the row's prompt, side by side; nothing where it has none."""
+    found = pictures_of(row)
+    return f'<div class="pictures">{"".join(map(_picture, found))}</div>' if found else ""
+
+
+def _picture(one: Picture) -> str:
+    title = html.escape(visible(one.title))
+    if one.url is None:
+        return f'<span class="unseen">{title}</span>'
+    return f'<img src="{one.url}" alt="{title}" title="{title}">'
 
 
 def turns(messages: Sequence[Any], look: Look = AS_WRITTEN) -> str:

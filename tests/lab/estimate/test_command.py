@@ -18,6 +18,7 @@ from swift_r1.lab.estimate.job import assumed, of_run
 from swift_r1.lab.estimate.layout import estimate_layout
 from swift_r1.lab.estimate.measured import lengths_of, read_measured, seconds_of
 from tests.lab.estimate.conftest import SMALL, folder_of
+from tests.vision import write_tiny
 
 PLUGIN = Path(__file__).resolve().parents[3] / "plugins" / "countdown.py"
 
@@ -161,6 +162,28 @@ def test_flags_alone(model_folder: Path, capsys: pytest.CaptureFixture[str]) -> 
     assert "not estimated: several turns, agents and environments" in capsys.readouterr().out
 
 
+def test_images_of_prompts_are_looked_at(model_folder: Path, tmp_path: Path) -> None:
+    """By a tower whose 2 FLOP per weight and patch come once per prompt, and thrice in training where it is trained."""
+    sees = write_tiny("qwen2_5_vl", tmp_path / "sees")
+
+    def estimated(*words: str) -> dict[str, Any]:
+        file = tmp_path / "found.json"
+        flags = ["--model", str(sees), "--chip", "cpu", "--json", str(file), *words]
+        assert main(["estimate", *flags]) == 0
+        found: dict[str, Any] = json.loads(file.read_text())["given"]
+        return found
+
+    text = estimated()
+    pixels = ("--mean_image_pixels", str(10**9))
+    frozen = estimated(*pixels)
+    trained = estimated(*pixels, "--freeze_vit", "false", "--freeze_aligner", "false")
+    for phase in ("generate", "train"):
+        assert frozen["seconds"][phase] > text["seconds"][phase]
+    more = [one["seconds"]["train"] - text["seconds"]["train"] for one in (frozen, trained)]
+    assert more[1] == pytest.approx(3 * more[0], rel=0.05)
+    assert frozen["memory"][0]["bytes"]["weights"] > text["memory"][0]["bytes"]["weights"]
+
+
 @pytest.mark.parametrize(
     ("words", "says"),
     [
@@ -172,6 +195,7 @@ def test_flags_alone(model_folder: Path, capsys: pytest.CaptureFixture[str]) -> 
             "is above --max_completion_length",
         ),
         (("--mean_prompt_length", "1000", "--max_length", "10"), "is above --max_length"),
+        (("--mean_image_pixels", "1000"), "reads texts alone"),
         (
             ("--use_vllm", "true", "--vllm_server_file", "/nowhere"),
             "--vllm_server_file /nowhere cannot be read",

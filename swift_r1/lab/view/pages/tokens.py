@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -30,6 +31,7 @@ from swift_r1.record.token_reader import RecordedCompletion, TokenRecord
 _PAGE_TOKENS = (
     "no tokens are recorded: `--log_tokens sample` (the default) or `all` records those of a run"
 )
+_REPEATED = re.compile(r"(<[^<>\s]{1,40}>)\1{7,}")  # the tokens of an image
 
 
 @view_page("/tokens", "Tokens", go="k")
@@ -250,7 +252,10 @@ class _Tokens:
         }
         facts |= {"sequence": row.sequence} if row.sequence else {}
         rich(about_prompt(facts | {"tokens": len(self.ids)}))
-        prompt = record.text(row.prompt_token_ids or [])
+        prompt = _REPEATED.sub(
+            lambda found: f"{found[1]} x {len(found[0]) // len(found[1])} ",
+            record.text(row.prompt_token_ids or []),
+        )
         rich(
             f'<details open><summary>prompt</summary><pre class="text prompt">{markup(prompt)}</pre></details>'
         )

@@ -1,0 +1,62 @@
+"""Runs whose rows have images: what their checkpoints hold."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from swift_r1.cli.main import main
+from swift_r1.models.multimodal import part_of_model
+from tests.vision import write_tiny
+
+HERE = Path(__file__).parent
+RUN = {
+    "external_plugins": [HERE / "digits_plugin.py", HERE / "pictures_plugin.py"],
+    "dataset": "pictures",
+    "use_vllm": "false",
+    "torch_dtype": "float32",
+    "learning_rate": 1e-3,
+    "max_steps": 2,
+    "save_steps": 2,
+    "log_tokens": "none",
+}
+
+
+@pytest.fixture(scope="module")
+def seeing(tmp_path_factory):
+    return write_tiny("qwen2_5_vl", tmp_path_factory.mktemp("models") / "qwen2_5_vl")
+
+
+def changed(before: Path, after: Path) -> set[str]:
+    """The parts of a model whose weights differ."""
+    first, second = (load_file(one / "model.safetensors") for one in (before, after))
+    assert first.keys() == second.keys()
+    return {part_of_model(name) for name in first if not torch.equal(first[name], second[name])}
+
+
+def test_a_frozen_tower_is_in_the_checkpoint_as_it_was(rlhf, seeing):
+    run = rlhf(seeing, **RUN)
+    assert run.code == 0
+    assert max(line["rollout/logp_diff"] for line in run.steps) < 1e-4
+    assert changed(seeing, run.folder / "checkpoint-2") == {"llm"}
+    rows = run.lines("completions.jsonl")
+    assert {len(row.get("images", [])) for row in rows} == {0, 1, 2}
+    [image] = next(row["images"] for row in rows if len(row.get("images", [])) == 1)
+    assert image.keys() == {"path", "sha256", "width", "height"}
+    assert Path(image["path"]).stem == image["sha256"]
+
+
+def test_adapters_of_a_tower_are_merged_into_it(rlhf, seeing, tmp_path):
+    run = rlhf(seeing, **RUN, train_type="lora", freeze_vit="false", target_modules="all-linear")
+    adapters = run.folder / "checkpoint-2"
+    assert {one.name for one in adapters.glob("*.safetensors")} == {"adapter_model.safetensors"}
+    assert {part_of_model(name) for name in load_file(adapters / "adapter_model.safetensors")} == {
+        "llm",
+        "vit",
+    }
+    merged = tmp_path / "merged"
+    assert main(["merge-lora", "--adapters", str(adapters), "--output_dir", str(merged)]) == 0
+    assert changed(seeing, merged) == {"llm", "vit"}

@@ -1,0 +1,110 @@
+"""Which parts of a model that reads images are trained, and how fast; the gradient of its tower by finite differences."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from swift_r1.data.vision import VisionProcessor
+from swift_r1.flags.adapters import AdapterArguments
+from swift_r1.models.loading import load_model, load_tokenizer
+from swift_r1.models.multimodal import part_of_model
+from swift_r1.models.policy import ModelInputs
+from swift_r1.models.vision import Vision
+from swift_r1.rollout.trajectory import TokenSequence
+from swift_r1.training.backends.local import LocalBackend
+from swift_r1.training.batching import collate, round_batch
+from swift_r1.training.micro_batches import Form
+from swift_r1.training.optimizer import OptimizerConfig
+from tests.vision import image_file, picture, write_tiny
+
+RATE = 1e-3
+LORA = {"train_type": "lora", "lora_rank": 4, "target_modules": ["all-linear"]}
+ALL = {"freeze_vit": False, "freeze_aligner": False}
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory: Any) -> Path:
+    return write_tiny("qwen2_5_vl", tmp_path_factory.mktemp("models") / "qwen2_5_vl")
+
+
+def opened(
+    folder: Path,
+    flags: dict[str, Any],
+    vit_lr: float | None = None,
+    aligner_lr: float | None = None,
+) -> tuple[LocalBackend, ModelInputs]:
+    """A model, and an answer to a question about an image."""
+    model = load_model(folder, "float32", False, AdapterArguments(**flags), towers=True)
+    config = OptimizerConfig(
+        RATE, 0, 0.9, 0.95, 1e-12, 1e9, vit_lr=vit_lr, aligner_lr=aligner_lr, optim="adamw_torch"
+    )
+    processor = VisionProcessor.load(str(folder), load_tokenizer(str(folder)))
+    image = image_file(folder, picture(40, 28), (40, 28))
+    ids = processor.expand(f"a{processor.placeholder}b", [image.read()])
+    own = (10, 20, 30, 40, 50)
+    row = TokenSequence(ids, own, (0.0,) * 5, (True,) * 5, images=[image])
+    batch = round_batch([row], [0.0])
+    vision = Vision(processor, model)
+    micro = collate(batch, [(0,)], Form(), torch.device("cpu"), vision=vision)
+    return LocalBackend(model, config), micro.inputs
+
+
+@pytest.mark.parametrize(
+    ("flags", "rates", "moved"),
+    [
+        ({}, {}, {"llm": RATE}),
+        (ALL, {}, {"llm": RATE, "vit": RATE, "aligner": RATE}),
+        (
+            ALL,
+            {"vit_lr": 1e-5, "aligner_lr": 1e-4},
+            {"llm": RATE, "vit": 1e-5, "aligner": 1e-4},
+        ),
+        ({"freeze_llm": True, "freeze_vit": False}, {"vit_lr": 2e-4}, {"vit": 2e-4}),
+        (LORA, {}, {"llm": RATE}),
+        (LORA | ALL, {"vit_lr": 1e-5}, {"llm": RATE, "vit": 1e-5, "aligner": RATE}),
+    ],
+)
+def test_each_part_moves_by_its_own_rate(
+    tiny: Path, flags: dict[str, Any], rates: dict[str, float], moved: dict[str, float]
+) -> None:
+    """The first step of Adam moves what has a gradient by the learning rate."""
+    backend, inputs = opened(tiny, flags, **rates)
+    before = {name: one.detach().clone() for name, one in backend.model.named_parameters()}
+    backend.backward(-backend.logprobs(inputs, 1.0).logps.mean(), last=True)
+    backend.step(RATE)
+    found: dict[str, float] = defaultdict(float)
+    for name, one in backend.model.named_parameters():
+        change = (one.detach() - before[name]).abs().max().item()
+        part = part_of_model(name)
+        found[part] = max(found[part], change)
+    assert {part: value for part, value in found.items() if value} == {
+        part: pytest.approx(rate, rel=0.02) for part, rate in moved.items()
+    }
+
+
+@pytest.mark.parametrize("part", ["vit", "aligner"])
+def test_the_gradient_of_a_tower_is_that_of_finite_differences(tiny: Path, part: str) -> None:
+    """Along the gradient, of which the slope is the length."""
+    backend, inputs = opened(tiny, ALL)
+
+    def value() -> torch.Tensor:
+        return backend.logprobs(inputs, 1.0).logps.double().sum()
+
+    value().backward()
+    own = [one for name, one in backend.model.named_parameters() if part_of_model(name) == part]
+    length = sum(one.grad.double().square().sum() for one in own if one.grad is not None).sqrt()
+    step = 2e-3 / length
+    values = []
+    with torch.no_grad():
+        for way in (1, -2):
+            for one in own:
+                one.add_((way * step * one.grad).float())
+            values.append(value())
+    slope = (values[0] - values[1]) / (2 * step * length)
+    assert length > 1e-3
+    torch.testing.assert_close(slope, length, rtol=0.01, atol=0)
