@@ -84,7 +84,7 @@ def test_a_run_and_the_same_run_cut_otherwise(sft) -> None:
     line = headline(said_of_it.verdict, said_of_it)
     assert line.startswith("learns answers: loss ") and "held-out perplexity on rows" in line
     card = (folder / "checkpoint-3/README.md").read_text()
-    assert "sft, --loss\\_scale default" in card and "grpo" not in card.lower()
+    assert "sft, --loss_scale default" in card and "grpo" not in card.lower()
     summary = json.loads((folder / "summary.json").read_text())
     assert summary["best_metric"] == last["eval/rows/loss"]
     other, _ = sft(
