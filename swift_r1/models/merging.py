@@ -16,8 +16,10 @@ from safetensors import safe_open
 from swift_r1.errors import UsageError, one_line
 from swift_r1.flags.adapters import WEIGHTS
 from swift_r1.models.expected import (
+    Shapes,
     as_in_checkpoint,
     own_weights,
+    parts_of,
     skeleton,
     tied_names,
     use_checkpoint_form,
@@ -69,10 +71,12 @@ def merge(base: str, adapters: Path, output: Path, dtype: str | None) -> None:
     known: dict[str, Any] = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
     quantization = Quantization(**known["quantization"]) if known.get("quantization") else None
 
-    fault = misfit(base, adapters)
+    shapes = _shapes(adapters)
+    towers = parts_of(shapes) != {"llm"}
+    fault = misfit(base, shapes, towers)
     if fault is not None:
         raise UsageError(f"--adapters {adapters} are not of --model {base}: {fault}")
-    model = load_model(base, known.get("dtype"), False, quantization=quantization)
+    model = load_model(base, known.get("dtype"), False, quantization=quantization, towers=towers)
     try:
         # Not by transformers' `load_adapter`, which leaves DoRA's magnitudes out and unties what is trained whole.
         model.add_adapter(PeftConfig.from_pretrained(str(adapters)), ADAPTER)
@@ -109,14 +113,18 @@ def merge(base: str, adapters: Path, output: Path, dtype: str | None) -> None:
     load_tokenizer(str(tokenizer)).save_pretrained(output)
 
 
-def misfit(base: str, adapters: Path) -> str | None:
-    """Says why the adapters cannot be of the model `base`, by names and shapes; None where they fit."""
-    empty: Any = skeleton(base)
+def _shapes(adapters: Path) -> Shapes:
+    """Returns the shapes of the tensors in a folder of adapters."""
+    with safe_open(adapters / WEIGHTS, "pt") as file:
+        return {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118
+
+
+def misfit(base: str, shapes: Shapes, towers: bool = False) -> str | None:
+    """Says why adapters with tensors of these shapes cannot be of the model `base`, with its `towers` or without; None
+    where they fit."""
+    empty: Any = skeleton(base, towers)
     expected = own_weights(empty)
     tied = tuple(tied_names(empty))
-    with safe_open(adapters / WEIGHTS, "pt") as file:
-        shapes = {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118
-
     for name, shape in sorted(shapes.items()):
         match = _ADDED.fullmatch(name)
         under = (

@@ -43,8 +43,7 @@ def test_a_frozen_tower_is_in_the_checkpoint_as_it_was(rlhf, seeing):
     assert max(line["rollout/logp_diff"] for line in run.steps) < 1e-4
     assert changed(seeing, run.folder / "checkpoint-2") == {"llm"}
     rows = run.lines("completions.jsonl")
-    assert {len(row.get("images", [])) for row in rows} == {0, 1, 2}
-    [image] = next(row["images"] for row in rows if len(row.get("images", [])) == 1)
+    image = next(row["images"][0] for row in rows if "images" in row)
     assert image.keys() == {"path", "sha256", "width", "height"}
     assert Path(image["path"]).stem == image["sha256"]
 
