@@ -47,7 +47,7 @@ def test_a_picture_has_as_many_discs_as_it_says() -> None:
 
 
 def commands(folder: Path, dataset: str) -> list[list[str]]:
-    """The commands of `swift` that the script runs, as words; the warm start leaves its checkpoint, as the real one does."""
+    """The commands of `swift` that the script runs, as words; the warm start leaves its checkpoint."""
     recorder = folder / "bin" / "swift"
     recorder.parent.mkdir(exist_ok=True)
     recorder.write_text(
