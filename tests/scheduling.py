@@ -35,6 +35,7 @@ SECONDS: dict[str, float] = {
     "tests/e2e/test_async.py": 8,
     "tests/e2e/test_batch.py": 5,
     "tests/e2e/test_calculator_agent.py": 21,
+    "tests/e2e/test_counting.py": 14,
     "tests/e2e/test_data.py": 7,
     "tests/e2e/test_diagnosis.py": 8,
     "tests/e2e/test_distillation.py": 30,

@@ -1,15 +1,17 @@
 """Pictures of discs to count, and the reward for the right number."""
 
+import random
+
 import drawing  # the file beside this one
 from swift.dataset import DatasetMeta, RowPreprocessor, register_dataset
 from swift.rewards import ORM, orms
 
 HELD_OUT = 256
-TRAINING = 20_000
+TRAINING = 8_000
 
 
 def load_problems(split="train", seed=42):
-    """Rows of a problem's number; the pictures of the held-out ones are drawn for no other row."""
+    """Rows of a problem's number; held-out ones have numbers of their own (2 of their 256 pictures occur in training)."""
     first, count = (0, HELD_OUT) if split != "train" else (HELD_OUT, TRAINING)
     return ({"number": first + number} for number in range(count))
 
@@ -17,21 +19,29 @@ def load_problems(split="train", seed=42):
 class CountingPrompt(RowPreprocessor):
     def preprocess(self, row):
         problem = drawing.problem(row["number"])
-        asked = {"role": "user", "content": drawing.question(problem.colour)}
-        answer = {"role": "assistant", "content": str(problem.count)}
         return {
-            "messages": [asked, answer],
+            "messages": [{"role": "user", "content": drawing.QUESTION}],
             "images": [{"bytes": problem.picture}],
             "count": problem.count,
         }
 
 
 class SwappedPrompt(CountingPrompt):
-    """The same questions about the picture of another row: nothing can be learned but what is guessed most often."""
+    """The same about the picture of another row: nothing can be learned but what is guessed most often."""
 
     def preprocess(self, row):
         other = drawing.problem(row["number"] + 1_000_000)
         return super().preprocess(row) | {"images": [{"bytes": other.picture}]}
+
+
+class FormPrompt(CountingPrompt):
+    """The same with an answer that is drawn: what an answer looks like, and nothing about the picture."""
+
+    def preprocess(self, row):
+        prompt = super().preprocess(row)
+        drawn = random.Random(f"answer {row['number']}").randint(1, drawing.MOST)
+        answer = {"role": "assistant", "content": str(drawn)}
+        return {"messages": [*prompt["messages"], answer], "images": prompt["images"]}
 
 
 class RightCount(ORM):
@@ -43,8 +53,9 @@ class RightCount(ORM):
 
 
 for name, preprocessor, what in (
-    ("counting", CountingPrompt, "pictures of 1 to 5 discs of a colour among other shapes"),
+    ("counting", CountingPrompt, "pictures of 1 to 5 discs among squares"),
     ("counting_swapped", SwappedPrompt, "the same with the pictures of other rows"),
+    ("counting_form", FormPrompt, "the same with answers that are drawn, for a warm start"),
 ):
     register_dataset(
         DatasetMeta(
