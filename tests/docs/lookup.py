@@ -8,6 +8,7 @@ from importlib.util import find_spec
 from itertools import pairwise
 from pathlib import Path
 
+from swift_r1.cli import sample
 from swift_r1.cli.demo import DemoArguments
 from swift_r1.cli.replay import ReplayArguments
 from swift_r1.cli.view import ViewArguments
@@ -85,6 +86,8 @@ def look_up(command: Shown) -> None:
             assert {word[2:] for word in flags if word.startswith("--")} <= known
         case ["swift", "sft", *flags]:
             parse_arguments(SftArguments, flags, command.environ, recorded=ALWAYS)
+        case ["swift", "sample", *flags] if "--dataset" in flags:
+            parse_arguments(SampleArguments, flags, command.environ, recorded=sample.ALWAYS)
         case ["swift", "estimate", *flags]:
             assert {word[2:] for word in flags if word.startswith("--")} <= spellings(
                 EstimateArguments

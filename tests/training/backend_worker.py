@@ -258,7 +258,9 @@ def run_ppo(case, ranks):
             out.with_suffix(".safetensors"),
         )
         out.write_text(
-            json.dumps({"steps": steps, "generation_equals_weights": True, "backend": policy.describe()})
+            json.dumps(
+                {"steps": steps, "generation_equals_weights": True, "backend": policy.describe()}
+            )
         )
 
 
@@ -450,7 +452,9 @@ def run(case, ranks):
             out.with_suffix(".safetensors"),
         )
         out.write_text(
-            json.dumps({"steps": steps, "generation_equals_weights": same, "backend": backend.describe()})
+            json.dumps(
+                {"steps": steps, "generation_equals_weights": same, "backend": backend.describe()}
+            )
         )
 
 

@@ -170,8 +170,8 @@ def test_seeds_are_one_line_with_a_band_unless_the_link_says_otherwise(
     page.goto(f"{url}/?run=seed-1")
     assert until(lambda: series(page, "Reward")) == {"reward": one}
     # of several a page of one names its run
-    for chosen, title in (("", "Time: seed-2"), ("?run=seed-1", "Time")):
-        page.goto(f"{url}/time{chosen}")
+    for chosen, title in (("", "Completions: seed-2"), ("?run=seed-1", "Completions")):
+        page.goto(f"{url}/completions{chosen}")
         assert page.inner_text(".view-title") == title
     page.goto(f"{url}/?run=seed-1&log=1")
     until(lambda: series(page, "Reward"))
