@@ -14,10 +14,12 @@ from collections.abc import Iterable
 from functools import cache
 from itertools import islice
 from pathlib import Path
-from typing import Any, Literal, cast
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 from safetensors import safe_open
-from torch import nn
+
+if TYPE_CHECKING:
+    from torch import nn
 
 NEVER = -1e4
 """The logit of a token that is never sampled: its probability is 0, and 0 times it is a number."""
@@ -108,7 +110,7 @@ def decoder_of(model: Any) -> nn.Module:
     while inner.get_decoder() is not inner:
         inner = inner.get_decoder()
     # Llama 4's causal LM is its own decoder to transformers.
-    return cast(nn.Module, inner.model if hasattr(inner, "lm_head") else inner)
+    return cast("nn.Module", inner.model if hasattr(inner, "lm_head") else inner)
 
 
 def placeholders(config: Any) -> tuple[int, ...]:

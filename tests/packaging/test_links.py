@@ -21,11 +21,12 @@ TARGETS = set(re.findall(r"^([a-z0-9-]+):", (ROOT / "Makefile").read_text(), re.
 
 
 def anchors(page: Path) -> set[str]:
-    """What GitHub makes of the page's headings."""
+    """What GitHub makes of the page's headings, and the addresses that it names itself."""
     text = re.sub(r"^```.*?^```", "", page.read_text(), flags=re.MULTILINE | re.DOTALL)
     headings = re.findall(r"^#+ +(.*?)\s*$", text, re.MULTILINE)
     plain = [re.sub(r"\[(.*?)\]\(.*?\)", r"\1", heading).lower() for heading in headings]
-    return {re.sub(r"[^\w\- ]", "", heading).replace(" ", "-") for heading in plain}
+    named = re.findall(r'<a id="([^"]+)"></a>', text)
+    return {*named, *(re.sub(r"[^\w\- ]", "", one).replace(" ", "-") for one in plain)}
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
