@@ -5,6 +5,7 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from swift_r1.errors import UsageError
+from swift_r1.models.vision import PromptWithImages
 from swift_r1.serving.engines.transformers import TransformersEngine, _Row
 from swift_r1.wire.protocol import RolloutRequest, SamplingParams
 from tests.cuts import CUTS, check_first_tokens
@@ -187,7 +188,7 @@ def test_what_is_wanted_no_more_ends_at_once(model):
 
 
 def test_prompts_are_held_once_and_nothing_is_copied_to_grow(model):
-    one, other = (request.prompt_token_ids for request in requests([5, 9]))
+    one, other = (PromptWithImages(asked.prompt_token_ids, ()) for asked in requests([5, 9]))
     with torch.inference_mode():
         logits, state = engine(model)._read_prompts([one] * 3 + [other] * 5, 40)
         layer = state.cache.layers[0]
@@ -202,7 +203,7 @@ def test_prompts_are_held_once_and_nothing_is_copied_to_grow(model):
         # What is left are two rows of the second prompt: the first one is gone.
         assert layer.prompt[0].shape[0] == 1 and state.groups.shape == (1, 2)
         expected = model.generate(
-            torch.tensor([other]), max_new_tokens=4, do_sample=False, eos_token_id=None
+            torch.tensor([other.token_ids]), max_new_tokens=4, do_sample=False, eos_token_id=None
         )[0, -1]
         assert tokens.tolist() == [expected] * 2
 

@@ -17,7 +17,7 @@ from swift_r1.training.grpo import changed_share, weight_sample
 
 
 def trajectory(request_id: str, prompt: str, text: str, ids: list[int]) -> Any:
-    asked = SimpleNamespace(text=prompt, token_ids=tuple(prompt.encode()))
+    asked = SimpleNamespace(text=prompt, token_ids=tuple(prompt.encode()), images=())
     return SimpleNamespace(
         request_id=request_id,
         prompt=asked,
