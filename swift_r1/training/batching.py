@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from swift_r1.algorithms import drop_truncated, groups_without_signal
+from swift_r1.errors import RunFailed
 from swift_r1.models.attention import PackedRow, packed_row
 from swift_r1.models.policy import MicroBatch, ModelInputs
 from swift_r1.models.vision import ImageInputs, PromptWithImages, Stretch, Vision
@@ -300,8 +301,12 @@ class _Rows(NamedTuple):
     ) -> tuple[ImageInputs | None, Tensor | None]:
         """Returns the images of the rows, and their positions. Those of the round's first prompt with images go through
         the tower where the rows have none and other ranks' may have some."""
-        if vision is None or not batch.image_numbers.numel():
+        if not batch.image_numbers.numel():
             return None, self.position_ids
+        if vision is None:
+            raise RunFailed(
+                "a row has images, and the run began without: the first row of streamed data decides"
+            )
         # a prompt once, however many rows have it
         numbers = batch.prompt_numbers.tolist()
         row_of = {numbers[one.prompt]: one.prompt for one in self.stretches if one.prompt >= 0}

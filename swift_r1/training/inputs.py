@@ -19,8 +19,7 @@ from swift_r1.data.vocabulary import vocabulary_of
 from swift_r1.errors import UsageError
 from swift_r1.flags import make_plan
 from swift_r1.flags.sft import SftArguments
-from swift_r1.models.multimodal import is_multimodal
-from swift_r1.models.shape import longest_prompt, transformers_config
+from swift_r1.models.shape import longest_prompt
 from swift_r1.plugins import load_plugins
 from swift_r1.plugins.environments.registering import register_environment
 from swift_r1.record.metrics import JsonLines
@@ -72,7 +71,7 @@ def open_inputs(context: Context) -> Inputs:
             num_rows=replay.dataset_size or 0,
             recorded=run,
             vision=VisionProcessor.load(context.args.model, context.tokenizer)
-            if is_multimodal(transformers_config(context.args.model)) and run.has_images()
+            if run.has_images()
             else None,
         )
     args = context.args
@@ -96,10 +95,9 @@ def open_inputs(context: Context) -> Inputs:
     held_out = [
         prompt for row in encoder.fitting(data.eval, "held-out") if (prompt := encoder.encode(row))
     ]
-    # of rows that are read as they come, only the model tells
-    images = have_images(data.train, data.eval) or (
-        args.streaming and is_multimodal(transformers_config(args.model))
-    )
+    # rows that are read as they come are taken to be as their first one
+    first = next(iter(stream_of(args.data_flags, 1, encoder.fits)), {}) if args.streaming else {}
+    images = have_images(data.train, data.eval, [first])
     eval_prompts = [held_out, *load_eval_prompts(args, context.tokenizer, data.train)]
     size = make_plan(args, context.ranks.world_size, len(rows)).prompts_per_round
     number = 0
