@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,7 @@ from safetensors.torch import load_file
 
 from swift_r1.cli.main import main
 from swift_r1.models.multimodal import part_of_model
-from tests.vision import write_tiny
+from tests.vision import picture, write_tiny
 
 HERE = Path(__file__).parent
 RUN = {
@@ -59,3 +60,13 @@ def test_adapters_of_a_tower_are_merged_into_it(rlhf, seeing, tmp_path):
     merged = tmp_path / "merged"
     assert main(["merge-lora", "--adapters", str(adapters), "--output_dir", str(merged)]) == 0
     assert changed(seeing, merged) == {"llm", "vit"}
+
+
+def test_streamed_rows_with_images_are_trained(rlhf, seeing, tmp_path):
+    (tmp_path / "a.png").write_bytes(picture())
+    rows = [{"query": "what?", "images": ["a.png"]}, {"query": "why?"}] * 8
+    data = tmp_path / "rows.jsonl"
+    data.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    run = rlhf(seeing, **RUN | {"dataset": str(data)}, streaming="true")
+    assert run.code == 0
+    assert any("images" in row for row in run.lines("completions.jsonl"))

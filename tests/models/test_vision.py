@@ -10,6 +10,7 @@ import torch
 from transformers import AutoModelForMultimodalLM
 
 from swift_r1.data.vision import VisionProcessor
+from swift_r1.errors import RunFailed
 from swift_r1.flags.adapters import AdapterArguments
 from swift_r1.models.loading import load_model, load_tokenizer
 from swift_r1.models.multimodal import part_of_model, placeholders
@@ -140,6 +141,8 @@ def test_the_cut_of_a_batch_changes_nothing(seeing: Seeing) -> None:
             for i in range(5)
         ]
     torch.testing.assert_close(torch.cat(alone), together, atol=NOISE, rtol=0)
+    with pytest.raises(RunFailed, match="a row has images, and the run began without"):
+        collate(batch, [(0,)], Form(), CPU)
 
 
 def test_the_embedded_engine_samples_what_the_trainer_scores(seeing: Seeing) -> None:
