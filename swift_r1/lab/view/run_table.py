@@ -15,22 +15,11 @@ from swift_r1.lab.view.markup import table
 from swift_r1.lab.view.shell import Page
 from swift_r1.record.metric_log import MetricLog
 
-_RUN_CELL = """
-<q-td :props="props">
-  <span class="view-mark" :style="{ background: props.row.colour }"></span>
-  <a :href="props.row.link" title="this run alone">{{ props.value }}</a>
-  <button class="view-rename" title="rename" :aria-label="`rename ${props.value}`">✎
-    <q-popup-edit v-model="props.row.given" v-slot="scope" buttons
-        @save="(name) => $parent.$emit('rename', { run: props.row.key, name })">
-      <q-input v-model="scope.value" dense autofocus label="name (empty: what tells it apart)"
-        @keyup.enter="scope.set" />
-    </q-popup-edit>
-  </button>
-</q-td>
-"""
 _MOST_FLAGS = 4  # columns
-# q-th sorts on a click; a button can be reached with the keyboard too
-_HEAD_CELL = '<q-th :props="props"><button class="view-sort">{{ props.col.label }}</button></q-th>'
+
+
+class _Grid(ui.table, component="run_table.js"):
+    """Quasar's table with the cells of `run_table.js`."""
 
 
 class RunTable:
@@ -47,10 +36,8 @@ class RunTable:
                 names, value=chosen, multiple=True, with_input=True, label="metrics"
             )
             metrics.props("dense options-dense use-chips").classes("view-metrics")
-        self.table = ui.table(rows=[], columns=[], row_key="key")
+        self.table = _Grid(rows=[], columns=[], row_key="key")
         self.table.props("dense flat").classes("view-run-table")
-        self.table.add_slot("body-cell-run", _RUN_CELL)
-        self.table.add_slot("header-cell", _HEAD_CELL)
         self.table.bind_filter_from(filtered, "value")
         self.table.on("rename", self._rename)
         with above:
@@ -87,8 +74,14 @@ class RunTable:
             )
         names = dict.fromkeys(["run", *flags, *(name for row in rows for name in row), *wanted])
         columns = [
-            {"name": name, "label": name, "field": name, "sortable": True, "align": "left"}
-            | ({":format": "view.number", "align": "right"} if name in wanted else {})
+            {
+                "name": name,
+                "label": name,
+                "field": name,
+                "sortable": True,
+                "align": "right" if name in wanted else "left",
+                "metric": name in wanted,
+            }
             for name in names
         ]
         self.table.columns = columns

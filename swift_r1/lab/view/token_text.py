@@ -1,4 +1,4 @@
-"""The element that shows coloured tokens (`static/tokens.js` in the browser)."""
+"""The element that shows coloured tokens (`tokens.js` in the browser)."""
 
 from __future__ import annotations
 

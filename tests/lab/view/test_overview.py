@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
@@ -278,8 +278,8 @@ def test_the_verdict_is_the_headline_and_follows_the_run(
     page.goto(f"{url}/?run=rising")
     headline = page.get_by_role("region", name="verdict")
     until(lambda: "Reward: no verdict" in headline.inner_text())
-    with (rising / "logging.jsonl").open("a") as file:
-        file.write("".join(json.dumps(row) + "\n" for row in rows_of(recorded)[1:]))
+    *further, last = rows_of(recorded)[1:]
+    _append(rising, further)
     until(lambda: re.search("Reward: (solved|rises)", headline.inner_text()), 20)
     assert "(95 %: +" in headline.inner_text() and "Why" not in headline.inner_text()
     assert "reward format" not in headline.inner_text()
@@ -295,8 +295,16 @@ def test_the_verdict_is_the_headline_and_follows_the_run(
     assert page.evaluate("document.documentElement.scrollWidth") <= 400
 
     page.goto(f"{url}/?run=rising&run=silent")
-    row = page.locator(".view-run-table tr", has_text="silent")
+    rows = page.locator(".view-run-table tr")
+    row = rows.filter(has_text="silent")
     until(lambda: {"flat", "no signal"} <= set(row.locator("td").all_inner_texts()))
+    page.get_by_label("rename silent").click()
+    field = page.get_by_label("name (empty")
+    field.fill("half a na")
+    before = rows.filter(has_text="rising").inner_text()
+    _append(rising, [last])
+    until(lambda: rows.filter(has_text="rising").inner_text() != before)
+    assert field.input_value() == "half a na"
 
 
 CONTRAST = """() => {
@@ -440,3 +448,8 @@ def test_a_run_is_renamed_isolated_and_compared(
     until(lambda: page.locator(".view-run-table tbody tr").count() == 1)
     page.locator(".view-run-table a", has_text="the better").click()
     page.wait_for_url("**/?run=other")
+
+
+def _append(run: Path, rows: Sequence[Mapping[str, Any]]) -> None:
+    with (run / "logging.jsonl").open("a") as file:
+        file.write("".join(json.dumps(row) + "\n" for row in rows))
