@@ -101,6 +101,7 @@ def registries() -> Iterator[None]:
     from swift_r1.data.tool_registry import tools
     from swift_r1.plugins import loader, protocol, rollouts
     from swift_r1.plugins.agents import agents
+    from swift_r1.plugins.tools import mcp_servers
     from swift_r1.rewards import orms
 
     everything = (
@@ -109,6 +110,7 @@ def registries() -> Iterator[None]:
             registry.datasets,
             registry._origins,
             loader._LOADED,
+            mcp_servers._REGISTERED,
             protocol.prms,
             protocol.rm_plugins,
         ),

@@ -6,18 +6,36 @@ import functools
 import inspect
 import re
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from swift_r1.errors import UsageError, a_kind, one_line
 
-tools: dict[str, Callable[..., Any]] = {}
-"""Name for `--tools`, and for the model -> a function with type hints and a docstring. Plugins write into it."""
+
+@dataclass(frozen=True, slots=True)
+class ServerTool:
+    """A tool of the MCP server named `server`, with OpenAI's description of it."""
+
+    server: str
+    description: Mapping[str, Any]
+
+
+tools: dict[str, Callable[..., Any] | ServerTool] = {}
+"""Name for `--tools`, and for the model -> a function with type hints and a docstring, which plugins write into it, or a
+tool of `--mcp_servers`."""
+
+
+def server_tools() -> list[str]:
+    """Returns the names of the tools of MCP servers."""
+    return [name for name, tool in tools.items() if isinstance(tool, ServerTool)]
 
 
 def described(name: str) -> dict[str, Any]:
     """OpenAI's description of the tool `name`: from its type hints, and from its docstring (plain text, or Google's
     form with a line for each argument). Raises UsageError where it has none of these, with its line."""
     function = tools[name]
+    if isinstance(function, ServerTool):
+        return dict(function.description)
     if not inspect.isroutine(function):
         raise UsageError(f"tools[{name!r}] is {a_kind(function)}, not a function")
     text = inspect.getdoc(function)

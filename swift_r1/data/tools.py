@@ -10,7 +10,7 @@ from typing import Any
 
 from swift_r1.data.preprocessors import TOOL_CALL_KEYS, RowFault
 from swift_r1.data.prompt_templates import text_of
-from swift_r1.data.tool_registry import described, tools
+from swift_r1.data.tool_registry import described, server_tools, tools
 from swift_r1.errors import a_kind
 
 _THOUGHTS = {"react_en": "Thought: what to do next", "react_grpo": "<think>what to do next</think>"}
@@ -46,7 +46,7 @@ class ToolUse:
 
     Attributes:
         agent_template: describes them in the system message; None: the chat template renders them.
-        names: registered tools of rows without a column `tools`.
+        names: registered tools of rows without a column `tools`, which also have all tools of MCP servers.
         called: the run calls them, so that each must be a registered one.
     """
 
@@ -68,7 +68,9 @@ class ToolUse:
         tools and of descriptions (or their JSON). Raises RowFault for anything else, or an unknown name."""
         column = _read(column, "the column tools")
         if column is None or not len(column):
-            return [described(_known(name)) for name in self.names]
+            return [
+                described(_known(name)) for name in dict.fromkeys((*self.names, *server_tools()))
+            ]
         if isinstance(column, Mapping) or not isinstance(column, Sequence):
             raise RowFault(f"tools is {a_kind(column)}, not a list")
         found = [self._description(one) for one in column]

@@ -124,6 +124,7 @@ def agent_faults(args: RlhfArguments, given: frozenset[str]) -> Iterator[str]:
     for name, why in {
         "multi_turn_scheduler": f"{own}: leave the scheduler out",
         "tools": f"{own}, its calls of tools too: leave --tools out",
+        "mcp_servers": f"{own}: open the servers in it",
         "use_gym_env": f"{own}: make the environment in it",
         "gym_env": f"{own}: make the environment in it",
         "agent_template": "tools are described in the agent's requests",

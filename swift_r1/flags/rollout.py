@@ -47,7 +47,8 @@ _TURNS = Scope(
     "without --multi_turn_scheduler, --tools, --use_gym_env true or an agent",
 )
 _CALLS = Scope(
-    lambda args: args.calls_tools, f"without --tools or --multi_turn_scheduler {TOOL_SCHEDULER}"
+    lambda args: args.calls_tools,
+    f"without --tools, --mcp_servers or --multi_turn_scheduler {TOOL_SCHEDULER}",
 )
 _PARSES = Scope(
     lambda args: args.calls_tools or args.plays_agent,
@@ -358,6 +359,10 @@ class MultiTurnArguments(TurnArguments):
         [],
         "registered tools that the model may call in rows without a `tools` column (docs/tools.md)",
     )
+    mcp_servers: str | None = flag(
+        None,
+        "JSON file of MCP servers, in the form of other MCP clients; the model may call their tools (docs/tools.md)",
+    )
     tool_call_parser: str | None = flag(
         None,
         "vLLM's parser of the model's tool calls, by name (default: guessed from the chat template, a line says which)",
@@ -383,7 +388,9 @@ class MultiTurnArguments(TurnArguments):
     @property
     def scheduler_name(self) -> str | None:
         """The scheduler's name; that of environments or tools where only those are named."""
-        return super().scheduler_name or (TOOL_SCHEDULER if self.tools else None)
+        return super().scheduler_name or (
+            TOOL_SCHEDULER if self.tools or self.mcp_servers else None
+        )
 
     @property
     def calls_tools(self) -> bool:

@@ -22,6 +22,7 @@ from swift_r1.flags.sft import SftArguments
 from swift_r1.models.shape import longest_prompt
 from swift_r1.plugins import load_plugins
 from swift_r1.plugins.environments.registering import register_environment
+from swift_r1.plugins.tools.mcp_servers import register_servers
 from swift_r1.record.metrics import JsonLines
 from swift_r1.record.recorded import RecordedRun
 from swift_r1.rewards.batch import RewardCaller
@@ -79,6 +80,7 @@ def open_inputs(context: Context) -> Inputs:
     saved = context.saved
     cleanup = context.cleanup
     load_plugins(args.external_plugins)
+    register_servers(args.mcp_servers)
     register_dataset_info(args.custom_dataset_info)
     if args.env is not None:
         register_environment(args.env, args.env_args, args.reward_env)

@@ -60,7 +60,12 @@ def open_tools(context: Context, ends: tuple[int, ...]) -> ToolKit | None:
     context.cleanup.enter_context(pool)
     parser = ToolCallParser(name, tokenizer)
     pool.wait_ready(args.tools)
-    return ToolKit(parser, pool, ends, corrects=args.unread_calls == "error")
+    servers = None
+    if args.mcp_servers is not None:
+        from swift_r1.plugins.tools.mcp_servers import McpServers, read_servers
+
+        servers = context.cleanup.enter_context(McpServers(read_servers(args.mcp_servers), limits))
+    return ToolKit(parser, pool, ends, args.unread_calls == "error", servers)
 
 
 def open_turns(context: Context, facts: ModelFacts, tool_kit: ToolKit | None) -> MakeTurns:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -13,10 +14,12 @@ from transformers import AutoTokenizer
 
 from tests import forks
 from tests.conftest import REPO, ServerProcess, free_port, wait_until_serving
+from tests.plugins.tools import mcp_program
 from tests.tool_templates import HERMES
 
 PLUGIN = REPO / "tests" / "plugins" / "tools" / "tools_plugin.py"
 TOOLS = ["add", "echo", "fails"]
+SERVERS = {"own": {"command": sys.executable, "args": [mcp_program.__file__], "tools": ["count"]}}
 
 
 @pytest.fixture(scope="module")
@@ -56,12 +59,16 @@ def train(rlhf: Callable[..., Any], model: Path, server: str, tmp_path: Path) ->
     ]
     rows.write_text("".join(json.dumps(row) + "\n" for row in sums))
 
+    servers = tmp_path / "servers.json"
+    servers.write_text(json.dumps({"mcpServers": SERVERS}))
+
     def run(**flags: Any) -> Any:
         own = {
             "external_plugins": PLUGIN,
             "dataset": rows,
             "reward_funcs": "right",
             "tools": TOOLS,
+            "mcp_servers": servers,
             "max_tool_response_length": 20,
             "unread_calls": "error",
             "use_vllm": "true",
@@ -84,6 +91,7 @@ def test_a_run_with_tools(train: Callable[..., Any]) -> None:
     rows = run.lines("completions.jsonl")
     made = [call for row in rows for call in row["tool_calls"]]
     assert {call["outcome"] for call in made if call["name"] == "fails"} == {"error"}
+    assert {call["content"] for call in made if call["name"] == "count"} == {"1"}  # each its own
     for row in rows:
         asked = [
             call["function"]["name"]
@@ -98,14 +106,15 @@ def test_a_run_with_tools(train: Callable[..., Any]) -> None:
     assert {row["reward"] for row in rows} == {0.0, 0.1, 1.1, 1.2}
     for line in run.steps:
         assert line["rollout/logp_diff"] < 2e-3 and 0 < line["multi_turn/trained_tokens"] < 1
-        counts = [line[f"tools/{name}/calls"] for name in TOOLS]
+        names = [*TOOLS, "count"]
+        counts = [line[f"tools/{name}/calls"] for name in names]
         step = [
             call["name"]
             for row in rows
             if row["step"] == line["step"]
             for call in row["tool_calls"]
         ]
-        assert counts == [step.count(name) for name in TOOLS]
+        assert counts == [step.count(name) for name in names]
         assert line["tools/fails/errors"] == line["tools/fails/calls"]
         assert line["tools/echo/cut"] == line["tools/echo/calls"]
     assert all(row["tool_calls"] is not None for row in run.lines("eval_completions.jsonl"))

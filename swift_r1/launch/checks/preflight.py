@@ -29,6 +29,7 @@ from swift_r1.launch.checks.reward_smoke_test import quick_faults
 from swift_r1.launch.checks.sampler import sampler_faults
 from swift_r1.plugins import LoadedPlugin, load_plugins
 from swift_r1.plugins.environments.registering import register_environment
+from swift_r1.plugins.tools.mcp_servers import register_servers
 from swift_r1.record.reporters import tracker_faults
 from swift_r1.rewards import orms
 from swift_r1.runtime.libraries import vllm_faults
@@ -47,6 +48,7 @@ def check_inputs(
     if is_hub_id(args.model) and not is_local(args.model):
         ask("hf")  # while the data is looked for
     plugins = load_plugins(args.external_plugins)
+    register_servers(args.mcp_servers)
     register_dataset_info(args.custom_dataset_info)
     if args.env is not None:
         register_environment(args.env, args.env_args, args.reward_env)

@@ -18,6 +18,7 @@ from swift_r1.data.registry import register_dataset_info
 from swift_r1.data.resolve import open_sources
 from swift_r1.data.rows import Drops, preprocessed
 from swift_r1.data.sources import Source
+from swift_r1.data.tool_registry import server_tools
 from swift_r1.data.vision import VisionProcessor
 from swift_r1.errors import RunFailed, UsageError, one_line
 from swift_r1.flags.rlhf import CheckArguments
@@ -38,6 +39,7 @@ from swift_r1.models.shape import longest_prompt
 from swift_r1.plugins import LoadedPlugin, load_plugins
 from swift_r1.plugins.agents import agents
 from swift_r1.plugins.environments.registering import register_environment
+from swift_r1.plugins.tools.mcp_servers import register_servers
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -168,7 +170,7 @@ def run_checks(args: CheckArguments) -> CheckReport:
         rows, parts = _read(args, report, encoder)
         _try_samplers(args, report, rows)
         called = args.tools or [name for plugin in report.plugins for name in plugin.tools]
-        if called and not report.faults:
+        if (called or server_tools()) and not report.faults:
             report.tools = try_tools(args, called)
         if not args.dataset:
             rows = [_MADE_UP_ROW]
@@ -191,6 +193,7 @@ def _register(args: CheckArguments, report: CheckReport) -> CheckArguments:
     """Loads plugins, data sets and the environment, and looks up all names. Returns the arguments with the rewards to
     try: those of the plugins where none are named. Raises UsageError."""
     report.plugins = load_plugins(args.external_plugins)
+    register_servers(args.mcp_servers)
     register_dataset_info(args.custom_dataset_info)
     if args.env is not None:
         report.environment = check_environment(
@@ -435,6 +438,8 @@ def show(report: CheckReport, console: Console) -> None:
             soft_wrap=True,
             highlight=False,
         )
+        if tool.outcome == "not called":
+            continue
         style = "" if tool.outcome == "answer" else "yellow"
         text = f"  {tool.name}({tool.arguments}) -> {tool.content}"
         console.print(escape(text), style=style, soft_wrap=True, highlight=False)

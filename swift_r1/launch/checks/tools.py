@@ -10,7 +10,7 @@ from functools import partial
 from typing import Any
 
 from swift_r1.data.prompts import PromptEncoder
-from swift_r1.data.tool_registry import described
+from swift_r1.data.tool_registry import described, server_tools
 from swift_r1.errors import UsageError
 from swift_r1.flags.rlhf import RlhfArguments
 from swift_r1.plugins import load_plugins
@@ -36,7 +36,8 @@ class ToolReport:
         function: its name, description and parameters, as the model sees them.
         arguments: what it was called with (JSON).
         content: what the model would read.
-        outcome: answer, error or timeout. None of them breaks a run, and made-up arguments may be wrong ones.
+        outcome: answer, error or timeout. None of them breaks a run, and made-up arguments may be wrong ones. Tools of
+            MCP servers are "not called": a call may change something.
     """
 
     name: str
@@ -47,18 +48,25 @@ class ToolReport:
 
 
 def try_tools(args: RlhfArguments, names: Sequence[str]) -> list[ToolReport]:
-    """Calls each tool, all at once, in worker processes. Raises as `ToolPool.wait_ready`."""
-    functions = [described(name)["function"] for name in names]
+    """Calls each function, all at once, in worker processes, and describes the tools of MCP servers. Raises as
+    `ToolPool.wait_ready`."""
+    remote = server_tools()
+    functions = [described(name)["function"] for name in names if name not in remote]
     calls = [
         ToolCall("", one["name"], json.dumps(_made_up(one["parameters"]))) for one in functions
     ]
-    limits = ToolLimits(args.tool_timeout, args.max_tool_response_length)
-    with ToolPool(args, limits, partial(load_plugins, args.external_plugins)) as pool:
-        pool.wait_ready(names)
-        answers = asyncio.run(pool.call(calls, names))
-    return [
+    answers = []
+    if calls:
+        limits = ToolLimits(args.tool_timeout, args.max_tool_response_length)
+        with ToolPool(args, limits, partial(load_plugins, args.external_plugins)) as pool:
+            pool.wait_ready(names)
+            answers = asyncio.run(pool.call(calls, names))
+    tried = [
         ToolReport(one["name"], one, call.arguments, answer.content, answer.outcome)
         for one, call, answer in zip(functions, calls, answers, strict=True)
+    ]
+    return tried + [
+        ToolReport(name, described(name)["function"], "", "", "not called") for name in remote
     ]
 
 

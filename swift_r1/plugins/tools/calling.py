@@ -63,11 +63,15 @@ def call_tool(name: str, arguments: str, limit: float, longest: int) -> ToolAnsw
             content = f"Error: {_why(error)}"
             cause = describe(error)
         seconds = time.perf_counter() - started
+    content, cut = within(content, longest)
+    return ToolAnswer(content, "answer" if cause is None else "error", seconds, cut, cause)
+
+
+def within(content: str, longest: int) -> tuple[str, bool]:
+    """Returns an answer as a model reads it, and whether something of it is cut off: so many characters, and a mark."""
     content = content.encode("utf-8", "replace").decode()  # half characters have no tokens
     more = len(content) - longest
-    if more > 0:
-        content = f"{content[:longest]} [{more} more characters]"
-    return ToolAnswer(content, "answer" if cause is None else "error", seconds, more > 0, cause)
+    return (f"{content[:longest]} [{more} more characters]" if more > 0 else content), more > 0
 
 
 class _BadArguments(ValueError):

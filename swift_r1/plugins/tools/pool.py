@@ -9,13 +9,17 @@ import time
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Self
+from typing import TYPE_CHECKING, Self
 
+from swift_r1.data.tool_registry import server_tools
 from swift_r1.errors import UsageError
 from swift_r1.plugins.tools.calling import ToolAnswer, call_tool, load_tools, registered
 from swift_r1.plugins.tools.parsing import ToolCall
 from swift_r1.rewards.types import RewardFlags
 from swift_r1.workers.pool import NoAnswer, WorkerPool
+
+if TYPE_CHECKING:
+    from swift_r1.plugins.tools.mcp_servers import McpEpisode
 
 _logger = logging.getLogger("swift_r1.tools")
 
@@ -60,17 +64,22 @@ class ToolPool:
     def wait_ready(self, names: Collection[str]) -> None:
         """Waits for a worker. Raises UsageError where the plugins do not register these tools there; RunFailed: no
         worker is up within its deadline."""
-        missing = sorted(set(names).difference(self._workers.wait_ready()))
+        missing = sorted(set(names).difference(server_tools(), self._workers.wait_ready()))
         if missing:
             raise UsageError(
                 f"the worker processes do not have the tools {', '.join(missing)}: plugins fail to load there"
             )
 
-    async def call(self, calls: Sequence[ToolCall], names: Collection[str]) -> list[ToolAnswer]:
-        """Returns the answers to the calls of a turn, which run together; `names` are those that the model may call."""
+    async def call(
+        self, calls: Sequence[ToolCall], names: Collection[str], servers: McpEpisode | None = None
+    ) -> list[ToolAnswer]:
+        """Returns the answers to the calls of a turn, which run together; `names` are those that the model may call,
+        `servers` those of its conversation."""
         self.running += len(calls)
         try:
-            return list(await asyncio.gather(*(self._answer(call, names) for call in calls)))
+            return list(
+                await asyncio.gather(*(self._answer(call, names, servers) for call in calls))
+            )
         finally:
             self.running -= len(calls)
             self._worked = time.monotonic()
@@ -79,15 +88,21 @@ class ToolPool:
         """Returns when a call was under way last, by the monotonic clock."""
         return time.monotonic() if self.running else self._worked
 
-    async def _answer(self, call: ToolCall, names: Collection[str]) -> ToolAnswer:
+    async def _answer(
+        self, call: ToolCall, names: Collection[str], servers: McpEpisode | None
+    ) -> ToolAnswer:
         if call.name not in names:
             text = f"Error: there is no tool {call.name[:100]!r}; there are {', '.join(sorted(names)) or 'none'}"
             return ToolAnswer(text, "unknown")
-        # a breakdown of the pool is another call's fault
-        answer = await self._once(call) or await self._once(call)
-        answer = answer or ToolAnswer(
-            "Error: its process died", "error", cause="its worker process died"
-        )
+        if servers is not None and call.name in server_tools():
+            answer = await servers.call(call.name, call.arguments)
+        else:
+            # a breakdown of the pool is another call's fault
+            answer = (
+                await self._once(call)
+                or await self._once(call)
+                or ToolAnswer("Error: its process died", "error", cause="its worker process died")
+            )
         if answer.cause is not None and call.name not in self._warned:
             self._warned.add(call.name)
             _logger.warning(

@@ -25,6 +25,7 @@ from swift_r1.plugins.tools.parsing import Parsed, ToolCall
 
 if TYPE_CHECKING:
     from swift_r1.data.prompts import PromptEncoder
+    from swift_r1.plugins.tools.mcp_servers import McpServers
     from swift_r1.plugins.tools.parsing import ToolCallParser
     from swift_r1.plugins.tools.pool import ToolPool
 
@@ -33,13 +34,14 @@ _logger = logging.getLogger("swift_r1.tools")
 
 @dataclass(frozen=True)
 class ToolKit:
-    """What reads and makes calls. Tokens in `ends` end a turn; with `corrects` the model reads that its call
-    cannot be read, and goes on."""
+    """What reads and makes calls, those of `servers` too. Tokens in `ends` end a turn; with `corrects` the model reads
+    that its call cannot be read, and goes on."""
 
     parser: ToolCallParser
     pool: ToolPool
     ends: Collection[int]
     corrects: bool = False
+    servers: McpServers | None = None
 
 
 class ToolScheduler(RolloutScheduler):
@@ -58,7 +60,11 @@ class ToolScheduler(RolloutScheduler):
         answer), `outcome` (answer, error, timeout or unknown), `seconds` and `cut`. A turn with a call that could not
         be read is there too: its text as `arguments`, `outcome` unread."""
         turns = _Turns(self, infer_request)
-        output = await turns.run(infer_request, request_config, **kwargs)
+        try:
+            output = await turns.run(infer_request, request_config, **kwargs)
+        finally:
+            if turns.servers is not None:
+                turns.servers.close()
         output.messages = up_to_last_answer(turns.messages)
         output.rollout_infos["tool_calls"] = turns.calls
         return output
@@ -84,6 +90,7 @@ class _Turns(MultiTurnScheduler):
         self._tools: list[Mapping[str, Any]] = request.data_dict.get("tools") or []
         self.messages: list[dict[str, Any]] = deepcopy(request.messages)
         self.calls: list[dict[str, Any]] = []
+        self.servers = owner.kit.servers.episode() if owner.kit.servers is not None else None
 
     async def on_turn_end(
         self,
@@ -110,7 +117,7 @@ class _Turns(MultiTurnScheduler):
                 infer_request.messages.append(dict(told))
             return {"done": not corrected}
         names = [one["function"]["name"] for one in self._tools]
-        answers = await self._kit.pool.call(parsed.calls, names)
+        answers = await self._kit.pool.call(parsed.calls, names, self.servers)
         made = list(zip(parsed.calls, answers, strict=True))
         said = [
             {"role": "tool", "tool_call_id": call.id, "name": call.name, "content": answer.content}

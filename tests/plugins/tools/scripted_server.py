@@ -18,7 +18,7 @@ def call(name: str, **arguments: object) -> str:
 
 
 def says(prompt: str, seed: int) -> str:
-    """An answer where a tool has answered; before, a guess, a call, two calls, or one that fails."""
+    """An answer where a tool has answered; before, a guess, a call, two calls, one that fails, or one of a server."""
     a, b = map(int, re.findall(r"What is (\d+) \+ (\d+)\?", prompt)[-1])
     answers = re.findall(r"<tool_response>\n(.*?)\n</tool_response>", prompt)
     if answers:
@@ -28,7 +28,8 @@ def says(prompt: str, seed: int) -> str:
         call("add", a=a, b=b),
         f"{call('add', a=a, b=b)}\n{call('echo', text='x' * 30)}",
         call("fails", how="now"),
-    )[seed % 4]
+        call("count"),
+    )[seed % 5]
 
 
 class ScriptedEngine(tiny_server.TinyEngine):

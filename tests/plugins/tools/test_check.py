@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import sys
 from pathlib import Path
 
 from rich.console import Console
@@ -11,6 +12,7 @@ from rich.console import Console
 from swift_r1.launch.checks.run import CheckReport, show
 from swift_r1.launch.checks.tools import ToolReport
 from tests import forks
+from tests.plugins.tools import mcp_program
 from tests.plugins.tools.test_pool import PLUGIN
 
 
@@ -41,6 +43,20 @@ def test_each_tool_is_shown_and_called_once() -> None:
         'add({"a": 1.0, "b": 1.0}) -> 2.0' in out.getvalue()
         and '"description": "Adds two numbers."' in out.getvalue()
     )
+
+
+def test_tools_of_servers_are_shown_and_not_called(tmp_path: Path) -> None:
+    program = {"command": sys.executable, "args": [mcp_program.__file__], "tools": ["dies"]}
+    file = tmp_path / "servers.json"
+    file.write_text(json.dumps({"mcpServers": {"one": program}}))
+    words = ["--mcp_servers", str(file), "--reward_funcs", "format"]
+    code, said = check(str(PLUGIN), *words, "--json")
+    found = json.loads(said)["tools"]
+    assert code == 0 and found[-1]["function"]["description"] == "The tool dies."
+    assert (found[-1]["name"], found[-1]["outcome"]) == ("dies", "not called")
+    file.write_text(json.dumps({"mcpServers": {"one": program | {"tools": ["add"]}}}))
+    code, said = check(str(PLUGIN), *words)
+    assert code != 0 and "MCP server one has no tool add; it has count, dies" in said
 
 
 def test_a_tool_without_hints_is_refused_with_its_line(tmp_path: Path) -> None:
