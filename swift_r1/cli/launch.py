@@ -8,6 +8,7 @@ import os
 import secrets
 import shutil
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -79,8 +80,8 @@ def run(words: Sequence[str]) -> int:
     if args.dry_run:
         planned = getattr(module, "planned", module.open_backend)
         nodes = planned(run_file, args.silence_timeout)
-        for part, folder in run_file.parts(str(run_file.args.output_dir)):
-            print(dry_run(part, folder, nodes, environ))
+        for part, own in run_file.parts(str(run_file.args.output_dir)):
+            print(dry_run(part, own, nodes, environ))
         return EXIT_OK
     faults = run_folder_faults(run_file.args, World())
     if faults:
@@ -88,39 +89,31 @@ def run(words: Sequence[str]) -> int:
     backend = module.open_backend(run_file, args.silence_timeout)
     resume = run_file.args.resume_from_checkpoint == LAST
     run_folder = _folder(run_file, resume)
+    launched = partial(_launched, backend, args, environ, run_folder / "launch", resume)
     code = EXIT_OK
     for part, own in run_file.parts(str(run_folder)):
-        code = _part(part, backend, args, environ, Path(own), run_folder / "launch", resume)
+        folder = Path(own)
+        warms = part.command == SftArguments.command
+        done = resume and warms and RunFolder(folder, folder.name).status == "ended"
+        code = EXIT_OK if done else launched(part, folder)
         if code != EXIT_OK:
             break
+        if warms:
+            _say_kept(part, folder)
     output_dir = Path(str(run_file.args.output_dir))
     return (
-        int(module.after(code, Path(own), output_dir, args.max_restarts))
+        int(module.after(code, folder, output_dir, args.max_restarts))
         if hasattr(module, "after")
         else code
     )
 
 
-def _part(
-    part: RunFile,
-    backend: Any,
-    args: LaunchArguments,
-    environ: dict[str, str],
-    folder: Path,
-    logs: Path,
-    resume: bool,
-) -> int:
-    """Returns the exit code of a part of the run; a warm start that has ended before is not done again."""
-    if part.command != SftArguments.command:
-        return _launch(part, backend, args, environ, folder, logs, resume)
-    ended = resume and RunFolder(folder, folder.name).status == "ended"
-    code = EXIT_OK if ended else _launch(part, backend, args, environ, folder, logs, resume)
-    if code == EXIT_OK:
-        best = part.args.metric_for_best_model
-        which = "its last checkpoint" if best is None else f"its best checkpoint by {best}"
-        kept = os.path.relpath(os.path.realpath(kept_in(part, str(folder))))
-        say(f"sft has ended; rlhf begins with {which}, {kept}", "launch")
-    return code
+def _say_kept(part: RunFile, folder: Path) -> None:
+    """Says which checkpoint of a warm start the run begins with."""
+    best = part.args.metric_for_best_model
+    which = "its last checkpoint" if best is None else f"its best checkpoint by {best}"
+    kept = os.path.relpath(os.path.realpath(kept_in(part, str(folder))))
+    say(f"sft has ended; rlhf begins with {which}, {kept}", "launch")
 
 
 def _read_flags(words: Sequence[str]) -> tuple[LaunchArguments, dict[str, Any]]:
@@ -162,15 +155,16 @@ def _folder(run_file: RunFile, resume: bool) -> Path:
     return base / made.name if run_file.args.add_version else base
 
 
-def _launch(
-    run_file: RunFile,
+def _launched(
     backend: Any,
     args: LaunchArguments,
     environ: dict[str, str],
-    folder: Path,
     logs: Path,
     resume: bool,
+    run_file: RunFile,
+    folder: Path,
 ) -> int:
+    """Starts a part of the run and returns its exit code once it has ended."""
     from swift_r1.fleet.driver import Driver
     from swift_r1.fleet.show import Display
 
