@@ -40,8 +40,10 @@ ELASTIC, WORKER = "swift_r1.launch.elastic", "swift_r1.cli.rank"
 
 def main(control: socket.socket) -> None:
     """Forks until the other side hangs up; in a child, does not return."""
+    gc.disable()
     import_everything()
     gc.freeze()  # the collector does not write to what is shared
+    gc.enable()
     control.send(b"ready")
     with selectors.DefaultSelector() as selector:
         selector.register(control, selectors.EVENT_READ)
