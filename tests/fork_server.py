@@ -6,7 +6,8 @@ function and its arguments, called first). With it come four descriptors: stdin,
 exit code is written in the end (negative: the signal). The answer is the process id; the process leads a session.
 
 A program starts as from the command line, except that modules are there already. Where it would become another Python
-program by `exec`, it runs that one in this process; torch's elastic launcher is replaced by forks, one per rank. A run
+program by `exec`, it runs that one in this process; torch's elastic launcher is replaced by forks, one per rank. Where
+it starts one that imports torch (`swift sample` its trainer, `swift sweep` its runs), that one is forked from it. A run
 draws no curves at its end, which would take longer than most runs of tests.
 """
 
@@ -24,10 +25,13 @@ import runpy
 import selectors
 import signal
 import socket
+import subprocess
 import sys
 import tempfile
 import threading
 import traceback
+from collections.abc import Callable, Sequence
+from multiprocessing import resource_tracker
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -36,6 +40,13 @@ from swift_r1.errors import EXIT_LOST_PEER, EXIT_RUN_FAILED
 MESSAGE_BYTES = 1 << 20
 DESCRIPTORS = 4
 ELASTIC, WORKER = "swift_r1.launch.elastic", "swift_r1.cli.rank"
+FORKED = {
+    "swift_r1": ("rlhf", "replay"),
+    ELASTIC: (),
+    WORKER: (),
+    "swift_r1.lab.view.checkpoint_worker": (),
+}
+"""Modules that a program starts, and the commands of one that has several."""
 
 
 def main(control: socket.socket) -> None:
@@ -80,6 +91,7 @@ IMPORTED_LATE = (
         "peft.tuners.lora",
         "transformers.models.llama.modeling_llama",
         "transformers.optimization",
+        "pandas",  # by pyarrow, for the first list that becomes a column
     ),
     *("uvicorn.lifespan.off", "uvicorn.loops.auto", "uvicorn.protocols.http.auto"),
 )
@@ -112,6 +124,7 @@ def become(
         os.close(descriptor)
     os.chdir(cwd)
     os.execve = in_place_of_exec
+    subprocess._fork_exec = start_of(subprocess._fork_exec)
     if prepare is not None:
         module, function, *arguments = prepare
         getattr(importlib.import_module(module), function)(*arguments)
@@ -131,6 +144,58 @@ def in_place_of_exec(path: str, argv: list[str], environ: dict[str, str]) -> NoR
     if argv[1:3] == ["-m", ELASTIC]:
         run_ranks(argv[3:], environ)
     run(argv[1:], environ)
+
+
+def start_of(cold: Callable[..., int]) -> Callable[..., int]:
+    """Returns what `subprocess` calls to start a program: a fork for those of `FORKED`, `cold` for others."""
+
+    def start(
+        argv: Sequence[str | bytes],
+        executables: Sequence[bytes],
+        close_fds: bool,
+        kept: Sequence[int],
+        cwd: str | None,
+        environ: Sequence[bytes] | None,
+        *more: Any,
+    ) -> int:
+        words = [os.fsdecode(word) for word in argv]
+        commands = FORKED.get(words[2]) if words[:2] == [sys.executable, "-m"] else None
+        if commands is None or (commands and words[3] not in commands):
+            return cold(argv, executables, close_fds, kept, cwd, environ, *more)
+        sys.stdout.flush()
+        sys.stderr.flush()
+        pid = os.fork()
+        if pid == 0:
+            try:
+                into, _, _, out, _, err, _, failed, _, new_session = more[:10]
+                for target, source in enumerate((into, out, err)):
+                    if source != -1:
+                        os.dup2(source, target)
+                gc.freeze()  # objects of what it comes from close nothing here
+                for number in map(int, os.listdir("/proc/self/fd")):
+                    if number > 2 and (number not in kept or number == failed):
+                        with contextlib.suppress(OSError):
+                            os.close(number)
+                if new_session:
+                    os.setsid()
+                if cwd is not None:
+                    os.chdir(cwd)
+                prepare = more[-2]
+                if prepare is not None:
+                    prepare()
+                signal.set_wakeup_fd(-1)
+                resource_tracker._resource_tracker.__init__()
+                atexit._clear()
+                pairs = environ if environ is not None else map(b"=".join, os.environb.items())
+                in_place_of_exec(
+                    words[0], words, dict(os.fsdecode(pair).split("=", 1) for pair in pairs)
+                )
+            finally:  # what comes from the start itself
+                traceback.print_exc()
+                os._exit(1)
+        return pid
+
+    return start
 
 
 def run_ranks(words: list[str], environ: dict[str, str]) -> NoReturn:
