@@ -527,17 +527,24 @@ def second_killable_vllm(tiny_model: Path, tmp_path: Path) -> Iterator[KillableS
 
 
 @pytest.fixture(scope="session")
-def rollout_server(launch_server: Callable[..., ServerProcess]) -> Callable[..., str]:
+def rollout_servers() -> dict[str, ServerProcess]:
+    """What `rollout_server` has started."""
+    return {}
+
+
+@pytest.fixture(scope="session")
+def rollout_server(
+    launch_server: Callable[..., ServerProcess], rollout_servers: dict[str, ServerProcess]
+) -> Callable[..., str]:
     """`rollout_server(model, **flags) -> url`, one server for each model and flags in the whole session.
 
-    Tests that share one must not rely on its weights being the folder's, nor leave it broken.
+    Tests that share one must not rely on its weights being the folder's, nor leave it broken; the last one may end it.
     """
-    servers: dict[str, ServerProcess] = {}
 
     def serve(model: Path, **args: Any) -> str:
         key = json.dumps([str(model), args], sort_keys=True, default=str)
-        if key not in servers:
-            servers[key] = launch_server(model, **args)
-        return servers[key].url
+        if key not in rollout_servers or rollout_servers[key].process.poll() is not None:
+            rollout_servers[key] = launch_server(model, **args)
+        return rollout_servers[key].url
 
     return serve

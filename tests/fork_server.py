@@ -91,7 +91,13 @@ IMPORTED_LATE = (
         "peft.tuners.lora",
         "transformers.models.llama.modeling_llama",
         "transformers.optimization",
+        "deepspeed.module_inject.auto_ep_layer",
+        "deepspeed.runtime.superoffload.superoffload_stage3",
+        "deepspeed.runtime.zero.muon.original_muon",
         "pandas",  # by pyarrow, for the first list that becomes a column
+        "pyarrow.pandas_compat",
+        "pyarrow.parquet",
+        "torch.profiler",
     ),
     *("uvicorn.lifespan.off", "uvicorn.loops.auto", "uvicorn.protocols.http.auto"),
 )

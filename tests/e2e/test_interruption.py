@@ -13,12 +13,17 @@ from tests.e2e.live_run import PLUGIN, LiveRun, words_of
 
 
 @pytest.mark.parametrize(
-    ("number", "code", "cold"), [(signal.SIGTERM, 143, False), (signal.SIGINT, 130, True)]
+    ("number", "code", "cold"),
+    [
+        (signal.SIGTERM, 143, False),
+        (signal.SIGINT, 130, False),
+        pytest.param(signal.SIGINT, 130, True, marks=pytest.mark.long),
+    ],
 )
 def test_a_signal_saves_and_ends(tiny_model, tmp_path, number, code, cold):
     run_dir = tmp_path / "run"
     flags = {"dataset": "counting#50", "per_device_train_batch_size": 4, "max_completion_length": 8}
-    flags |= {"reward_isolation": "process" if cold else "inline"}
+    flags |= {"reward_isolation": "process" if number == signal.SIGINT else "inline"}
     run = LiveRun(
         words_of(tiny_model, run_dir, max_steps=100_000, dataloader_num_workers=1, **flags),
         cold=cold,

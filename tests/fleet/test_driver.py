@@ -172,7 +172,9 @@ def test_training_whose_servers_were_lost_begins_again(launch):
     assert len(list(one.folder.glob("rlhf-*.json"))) == 2
 
 
-@pytest.mark.parametrize("code", [2, 5, 3])
+@pytest.mark.parametrize(
+    "code", [2, *(pytest.param(code, marks=pytest.mark.long) for code in (5, 3))]
+)
 def test_what_would_fail_again_is_not_tried_again(launch, code):
     one = launch({"train": {}})
     one.started("rlhf")
@@ -200,7 +202,10 @@ def test_a_server_that_does_not_start_ends_the_launch(launch, tmp_path):
     assert "ended with 2 before it was ready: swift rollout: no such model" in one.said
 
 
-@pytest.mark.parametrize(("roles", "who"), [({"train": {}}, "train"), (ONE, "rollout")])
+@pytest.mark.parametrize(
+    ("roles", "who"),
+    [({"train": {}}, "train"), pytest.param(ONE, "rollout", marks=pytest.mark.long)],
+)
 def test_an_interpreter_that_is_not_there(launch, roles, who):
     one = launch(roles, local={"python": "/no/such/python"})
     assert one.wait() == 2

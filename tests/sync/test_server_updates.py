@@ -23,6 +23,7 @@ from swift_r1.errors import EXIT_RUN_FAILED, RunFailed, UsageError
 from swift_r1.sync.buckets import bucket_digest, content_hash
 from swift_r1.wire import protocol as wire
 from swift_r1.wire.client import RolloutClient
+from tests.conftest import ServerProcess, wait_until_serving
 from tests.live_servers import in_buckets, push_weights, to_bytes
 
 SEQUENCES = ((1, 20, 31, 42, 7, 55, 60), (1, 99, 98, 97, 3, 4, 5, 6, 80))
@@ -310,40 +311,49 @@ def test_kept_generations_go_on_over_an_update(
         assert spans == [(0, 1)] * 64
 
 
-@pytest.fixture(scope="module")
-def second_server(launch_server: Callable[..., Any], tiny_model_untied: Path) -> Any:
-    """Another architecture, an output head of its own, an API key. The last test kills it."""
-    return launch_server(tiny_model_untied, api_key="secret")
-
-
-def test_an_update_of_an_untied_model(second_server: Any, tiny_model_untied: Path) -> None:
-    with RolloutClient(second_server.url, api_key="secret") as client:
+@pytest.mark.long
+def test_an_update_of_an_untied_model(
+    launch_server: Callable[..., Any], tiny_model_untied: Path
+) -> None:
+    """Another architecture, an output head of its own, an API key."""
+    server = launch_server(tiny_model_untied, api_key="secret")
+    with RolloutClient(server.url, api_key="secret") as client:
         assert client.info().dtype == "float32"  # no --torch_dtype: the config's
         check_updates(client, tiny_model_untied)
+    check_key(server.url)
 
 
-def test_the_key_guards_all_but_health(second_server: Any) -> None:
-    with httpx.Client(base_url=second_server.url, trust_env=False) as http:
+def test_the_key_guards_all_but_health(start_tiny: Callable[..., Any], tiny_model: Path) -> None:
+    server = start_tiny(tiny_model, api_key="secret")
+    wait_until_serving(server, "secret")
+    check_key(server.url)
+
+
+def check_key(url: str) -> None:
+    with httpx.Client(base_url=url, trust_env=False) as http:
         assert http.get("/info").status_code == 401
         assert http.put("/v1/weights/bucket", content=b"x" * 100).status_code == 401
         assert http.get("/info", headers={"Authorization": "Bearer wrong"}).status_code == 401
         assert http.get("/info", headers={"Authorization": "Bearer secret"}).status_code == 200
         assert http.get("/health").status_code == 200
     with (
-        RolloutClient(second_server.url, api_key="wrong") as client,
+        RolloutClient(url, api_key="wrong") as client,
         pytest.raises(UsageError, match="--api_key"),
     ):
         client.wait_until_ready(30)
 
 
-def test_the_process_ends_with_its_engine(second_server: Any) -> None:
-    """Last in this file: the server is gone afterwards."""
-    children = psutil.Process(second_server.process.pid).children(recursive=True)
+def test_the_process_ends_with_its_engine(
+    server_url: str, rollout_servers: dict[str, ServerProcess]
+) -> None:
+    """Last in this file and its group (`tests/scheduling.py`): the shared server is gone afterwards."""
+    server = next(one for one in rollout_servers.values() if one.url == server_url)
+    children = psutil.Process(server.process.pid).children(recursive=True)
     os.kill(next(child.pid for child in children if "EngineCore" in child.name()), signal.SIGKILL)
     seen, end = 200, time.monotonic() + 30
-    with httpx.Client(base_url=second_server.url, trust_env=False, timeout=10) as http:
+    with httpx.Client(base_url=server.url, trust_env=False, timeout=10) as http:
         while seen == 200 and time.monotonic() < end:
             seen = http.get("/health").status_code
     assert seen == 503
-    assert second_server.process.wait(30) == EXIT_RUN_FAILED
-    assert "the engine died" in second_server.log.read_text()
+    assert server.process.wait(30) == EXIT_RUN_FAILED
+    assert "the engine died" in server.log.read_text()

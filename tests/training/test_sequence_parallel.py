@@ -103,11 +103,11 @@ def test_a_row_has_a_token_for_every_rank():
     ("backend", "case"),
     [
         ("ddp", {}),
-        ("zero2", {}),
         ("zero3", {"train": "lora"}),
-        ("zero3", {"ppo": PPO}),
-        ("fsdp2", {"train": "lora", "checkpointing": True}),
         ("fsdp2", {"ppo": PPO}),
+        pytest.param("zero2", {}, marks=pytest.mark.long),
+        pytest.param("zero3", {"ppo": PPO}, marks=pytest.mark.long),
+        pytest.param("fsdp2", {"train": "lora", "checkpointing": True}, marks=pytest.mark.long),
     ],
 )
 def test_every_backend_equals_one_process(jobs, tiny_model, backend, case):
