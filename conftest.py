@@ -10,6 +10,7 @@ after its own, and the first one after what a crashed one has left.
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import faulthandler
 import gc
@@ -31,6 +32,7 @@ WORKER_BYTES = 7 << 30  # pytest, a fork server, a vLLM server, two ranks
 EXIT_S = 120.0  # for Python to end
 # Half of the collection's time would go into looking for garbage among modules that stay.
 gc.disable()
+atexit.register(gc.unfreeze)  # else C++ modules complain of objects that outlive them
 
 
 def fail_if_skipped(report: pytest.TestReport | pytest.CollectReport, marked: bool) -> None:

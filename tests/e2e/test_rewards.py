@@ -170,7 +170,13 @@ NO_REWARD = {
 }
 
 
-@pytest.mark.parametrize(("name", "why"), NO_REWARD.items())
+@pytest.mark.parametrize(
+    ("name", "why"),
+    [
+        pytest.param(name, why, marks=pytest.mark.long if name == "loops" else ())
+        for name, why in NO_REWARD.items()
+    ],
+)
 def test_a_round_without_one_valid_reward_ends_the_run(
     rlhf, tiny_model, hostile: Path, name: str, why: str
 ) -> None:

@@ -297,7 +297,7 @@ def test_a_killed_rank_is_named_as_such(launch):
     "who",
     [
         "driver",
-        "agent",
+        pytest.param("agent", marks=pytest.mark.long),
         pytest.param("the agent's first process", marks=pytest.mark.long),
         pytest.param("the agent's process group", marks=pytest.mark.long),
     ],

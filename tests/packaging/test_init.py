@@ -16,21 +16,13 @@ import pytest
 from swift_r1.cli.init import TASKS
 from swift_r1.errors import EXIT_INTERRUPTED, EXIT_OK, EXIT_USAGE
 from swift_r1.flags import RlhfArguments, parse_arguments
+from tests import forks
 
 ROOT = Path(__file__).resolve().parents[2]
 
 
 def swift(cwd: Path, *words: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "swift_r1", *words],
-        cwd=cwd,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
+    return forks.run(["-m", "swift_r1", *words], cwd=cwd, timeout=120)
 
 
 @pytest.mark.parametrize("task", TASKS)

@@ -41,7 +41,7 @@ def whole(runs, tmp_path_factory):
     return flags, folder / "run", time.monotonic() - started
 
 
-@pytest.mark.parametrize("step", [3, 9])
+@pytest.mark.parametrize("step", [pytest.param(3, marks=pytest.mark.long), 9])
 def test_one_that_was_cut_within_a_round(runs, whole, same, tmp_path, step):
     """Its images are read from the checkpoint alone: of the files that the rows name the round needs none."""
     flags, expected, _ = whole

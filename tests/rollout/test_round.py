@@ -215,7 +215,7 @@ class Numbers:
         return ({"number": number, "prompt_id": str(number)} for number in range(100))
 
 
-@pytest.mark.parametrize("streams", [False, True])
+@pytest.mark.parametrize("streams", [pytest.param(False, marks=pytest.mark.long), True])
 def test_a_killed_process_costs_no_prompt(streams, caplog):
     before = set(psutil.Process().children())
     if streams:

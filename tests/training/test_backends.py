@@ -122,7 +122,15 @@ def test_fsdp_equals_one_process(train, backend):
     )
 
 
-@pytest.mark.parametrize("backend", ["ddp", "fsdp2", "zero0", "zero2", "zero3"])
+@pytest.mark.parametrize(
+    "backend",
+    [
+        "ddp",
+        "fsdp2",
+        "zero3",
+        *(pytest.param(name, marks=pytest.mark.long) for name in ("zero0", "zero2")),
+    ],
+)
 def test_ranks_leave_out_the_same_backward_passes(train, backend):
     """Micro-batches that teach nothing; on two ranks, which have other ones."""
     case = {"silent": True, "loss": {"beta": 0.0}}
@@ -175,12 +183,16 @@ APART = json.dumps(
 """ZeRO-3 that gathers a weight only where it is used, as it does with large ones."""
 
 
-@pytest.mark.parametrize("kind", ADAPTERS)
 @pytest.mark.parametrize(
-    "backend",
+    ("backend", "kind"),
     [
-        pytest.param(APART, id="apart"),
-        *(pytest.param(name, marks=pytest.mark.long) for name in ("zero2", "zero3", "fsdp2")),
+        pytest.param(APART, "whole", id="apart-whole"),
+        pytest.param(APART, "dora", id="apart-dora", marks=pytest.mark.long),
+        *(
+            pytest.param(name, kind, marks=pytest.mark.long)
+            for name in ("zero2", "zero3", "fsdp2")
+            for kind in ADAPTERS
+        ),
     ],
 )
 def test_other_adapters_equal_one_process(train, backend, kind):

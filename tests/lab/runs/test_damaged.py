@@ -91,7 +91,7 @@ def test_a_whole_run_has_no_problems(whole):
     assert look(whole) == []
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=8, deadline=None)
 @given(st.data())
 def test_cut_or_changed_at_any_byte(whole, tmp_path_factory, data):
     run = tmp_path_factory.mktemp("damaged") / "run"

@@ -45,7 +45,7 @@ def recorded(run: Path, step: int, number: int) -> dict[str, Any]:
     return next(row for row in rows if row["number"] == number)
 
 
-@pytest.mark.parametrize("theme", ["light", "dark"])
+@pytest.mark.parametrize("theme", [pytest.param("light", marks=pytest.mark.long), "dark"])
 def test_tokens_have_the_colours_of_their_numbers(
     viewer: Any, tab: Tab, run: Path, theme: str
 ) -> None:
