@@ -103,7 +103,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         put_in_order(items)
 
 
-def pytest_collection_finish() -> None:
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtestloop() -> None:
     gc.freeze()
     gc.enable()
 
