@@ -47,6 +47,10 @@ _LIMITED = Scope(
     lambda args: args.max_length is not None or args.truncation_strategy == "delete",
     "without --max_length",
 )
+_WITHOUT_IMAGES = (
+    "leave them out, or rename the column to keep it for the rewards "
+    '(--columns \'{"images": "..."}\')'
+)
 EVALUATED = Scope(
     lambda args: args.evaluates,
     "without --eval_steps (or --eval_on_start true)",
@@ -232,6 +236,26 @@ def pixels_of(environ: Mapping[str, str], name: str) -> int | None:
     if text and not (text.isascii() and text.isdigit() and int(text)):
         raise UsageError(f"{name}={text} must be a whole number of pixels, 1 or more")
     return int(text) if text else None
+
+
+def image_faults(args: RlhfArguments, *more: str) -> list[str]:
+    """Returns what does not go with rows that have images, `more` (what the flags do not tell) included."""
+    found = list(more)
+    if args.plays_agent:
+        found.append("an agent or environment shows the model texts alone")
+    elif args.multi_turn_scheduler:
+        found.append("several turns, and tools, show the model texts alone")
+    if args.distillation is not None:
+        found.append("a teacher reads texts alone")
+    if args.rlhf_type == "ppo":
+        found.append("a critic (--rlhf_type ppo) reads texts alone")
+    if args.reward_model:
+        found.append("--reward_model reads texts alone")
+    if args.chord_sft_dataset:
+        found.append("--chord_sft_dataset has texts alone")
+    if args.sequence_parallel_size > 1:
+        found.append("--sequence_parallel_size cuts texts alone")
+    return [f"rows have images, and {one}: {_WITHOUT_IMAGES}" for one in found]
 
 
 def data_faults(args: RlhfArguments, given: frozenset[str]) -> Iterator[str]:

@@ -305,7 +305,8 @@ class _Rows(NamedTuple):
             return None, self.position_ids
         if vision is None:
             raise RunFailed(
-                "a row has images, and the run began without: the first row of streamed data decides"
+                "a row has images, and the run began without: the first rows of streamed data decide, give some with "
+                "images as a --dataset of its own"
             )
         # a prompt once, however many rows have it
         numbers = batch.prompt_numbers.tolist()

@@ -97,9 +97,8 @@ def open_inputs(context: Context) -> Inputs:
     held_out = [
         prompt for row in encoder.fitting(data.eval, "held-out") if (prompt := encoder.encode(row))
     ]
-    # rows that are read as they come are taken to be as their first one
-    first = next(iter(stream_of(args.data_flags, 1, encoder.fits)), {}) if args.streaming else {}
-    images = have_images(data.train, data.eval, [first])
+    # those of streamed data are taken to be as the first ones, which `data` has
+    images = have_images(data.train, data.eval)
     eval_prompts = [held_out, *load_eval_prompts(args, context.tokenizer, data.train)]
     size = make_plan(args, context.ranks.world_size, len(rows)).prompts_per_round
     number = 0

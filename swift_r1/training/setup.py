@@ -19,6 +19,7 @@ from swift_r1.data.prompts import PromptEncoder, Wording
 from swift_r1.data.vision import VisionProcessor
 from swift_r1.errors import ServerUnreachable, UsageError
 from swift_r1.flags import Plan, RlhfArguments
+from swift_r1.flags.data import image_faults
 from swift_r1.flags.fields import flag_specs
 from swift_r1.models.loading import (
     Quantization,
@@ -136,8 +137,7 @@ def open_policy(context: Context, images: bool = False) -> Backend:
             towers=images,
         )
 
-    if not images:
-        _refuse_flags_of_images(args)
+    _check_images(args, images)
     seed_everything(args.seed)
     backend = open_backend(args, args.model, load, args.peak_learning_rate, ranks, Policy)
     check_logprobs(backend)
@@ -173,8 +173,13 @@ def open_policy(context: Context, images: bool = False) -> Backend:
     return backend
 
 
-def _refuse_flags_of_images(args: RlhfArguments) -> None:
-    """Raises UsageError where flags are about a tower, and no row has an image for it."""
+def _check_images(args: RlhfArguments, images: bool) -> None:
+    """Raises UsageError where flags do not go with rows that have images, or are about a tower and no row has any."""
+    if images:
+        faults = image_faults(args)
+        if faults:
+            raise UsageError(*faults)
+        return
     specs = flag_specs(type(args))
     for name in ("freeze_vit", "freeze_aligner", "freeze_llm", "vit_lr", "aligner_lr"):
         if getattr(args, name) != specs[name].default:
@@ -182,18 +187,8 @@ def _refuse_flags_of_images(args: RlhfArguments) -> None:
 
 
 def open_vision(context: Context, backend: Backend, processor: VisionProcessor | None) -> Vision:
-    """Returns what reads images for the policy; `processor` is rank 0's. Raises UsageError: the policy, or another part
-    of the run, cannot."""
-    args = context.args
-    for flag, given in (
-        ("--rlhf_type ppo", args.rlhf_type == "ppo"),
-        ("--teacher_model", bool(args.teacher_model)),
-        ("--chord_sft_dataset", bool(args.chord_sft_dataset)),
-        ("--sequence_parallel_size", args.sequence_parallel_size > 1),
-    ):
-        if given:
-            raise UsageError(f"{flag} does not take rows with images yet")
-    processor = processor or VisionProcessor.load(args.model, context.tokenizer)
+    """Returns what reads images for the policy; `processor` is rank 0's."""
+    processor = processor or VisionProcessor.load(context.args.model, context.tokenizer)
     return Vision(processor, backend.model, together=context.ranks.world_size > 1)
 
 

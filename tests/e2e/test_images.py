@@ -70,3 +70,15 @@ def test_streamed_rows_with_images_are_trained(rlhf, seeing, tmp_path):
     run = rlhf(seeing, **RUN | {"dataset": str(data)}, streaming="true")
     assert run.code == 0
     assert any("images" in row for row in run.lines("completions.jsonl"))
+
+
+def test_a_streamed_row_with_images_behind_rows_without_ends_the_run(rlhf, seeing, tmp_path):
+    (tmp_path / "a.png").write_bytes(picture())
+    rows = [*[{"query": "why?"}] * 4, {"query": "what?", "images": ["a.png"]}]
+    data = tmp_path / "rows.jsonl"
+    data.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    flags = RUN | {"dataset": str(data), "max_steps": 3, "dataset_shuffle": "false"}
+    run = rlhf(seeing, **flags, streaming="true")
+    assert run.code == 5
+    assert "has images, and this engine was started without" in run.errors
+    assert len(run.steps) == 2

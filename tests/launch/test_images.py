@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from swift_r1.flags import RlhfArguments
 from swift_r1.flags.parser import parse_arguments
 from swift_r1.flags.rlhf import CheckArguments
 from swift_r1.flags.sft import ALWAYS, SftArguments
-from swift_r1.launch.checks.images import image_faults, reads_images
+from swift_r1.launch.checks.images import reads_images, row_faults
 from swift_r1.launch.checks.run import run_checks, show
 from tests.vision import picture, write_tiny
 
@@ -39,20 +40,23 @@ def sees(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def faults(kind: Any, *words: str) -> list[str]:
     recorded = ALWAYS if kind is SftArguments else None
     args = parse_arguments(kind, ["--dataset", "d", *words], {}, recorded=recorded)
-    assert image_faults(args, [TEXT], []) == []
-    return image_faults(args, [TEXT], [ROW])
+    assert row_faults(args, [TEXT], []) == []
+    return row_faults(args, [TEXT], [ROW])
 
 
 def test_what_shows_texts_alone_refuses_rows_with_images(sees: Path, tiny_model: Path) -> None:
     grpo = ("--rlhf_type", "grpo", "--reward_funcs", "format")
     base = (*grpo, "--model", str(sees))
     assert faults(RlhfArguments, *base) == []
+    args = parse_arguments(RlhfArguments, ["--dataset", "d", *base], {})
     found = {
         "a text model": faults(RlhfArguments, *grpo, "--model", str(tiny_model)),
         "turns": faults(RlhfArguments, *base, "--multi_turn_scheduler", "math_tip_trick"),
         "a critic": faults(RlhfArguments, *base[2:], "--rlhf_type", "ppo"),
         "a teacher": faults(RlhfArguments, *base, "--teacher_model", str(sees)),
         "a reward model": faults(RlhfArguments, *base, "--reward_model", str(sees)),
+        "experts": row_faults(replace(args, chord_sft_dataset=["d"]), [ROW]),
+        "parts of sequences": row_faults(replace(args, sequence_parallel_size=2), [ROW]),
     }
     said = {
         "a text model": f"rows have images, and --model {tiny_model} reads texts alone: ",
@@ -60,6 +64,8 @@ def test_what_shows_texts_alone_refuses_rows_with_images(sees: Path, tiny_model:
         "a critic": "rows have images, and a critic (--rlhf_type ppo) reads texts alone: ",
         "a teacher": "rows have images, and a teacher reads texts alone: ",
         "a reward model": "rows have images, and --reward_model reads texts alone: ",
+        "experts": "rows have images, and --chord_sft_dataset has texts alone: ",
+        "parts of sequences": "rows have images, and --sequence_parallel_size cuts texts alone: ",
     }
     for name, (fault,) in found.items():
         assert fault.startswith(said[name]) and "--columns" in fault

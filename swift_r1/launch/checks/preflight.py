@@ -22,7 +22,7 @@ from swift_r1.flags.rlhf import RlhfArguments
 from swift_r1.flags.rollout import GYM_SCHEDULER
 from swift_r1.flags.world import World
 from swift_r1.launch.checks.golds import right_completions
-from swift_r1.launch.checks.images import image_faults
+from swift_r1.launch.checks.images import row_faults
 from swift_r1.launch.checks.model_folder import config_dtype, family_faults, is_local, model_faults
 from swift_r1.launch.checks.names import name_faults, reward_name_faults
 from swift_r1.launch.checks.reward_smoke_test import quick_faults
@@ -77,7 +77,7 @@ def check_inputs(
         for note in data_notes(args, data):
             _logger.warning("data: %s", note)
         faults += column_faults(args, data.train, data.eval)
-        faults += image_faults(args, data.train, data.eval)
+        faults += row_faults(args, data.train, data.eval)
         faults += sampler_faults(args, data.train)
     faults += [] if unknown else eval_dataset_faults(args)
     if data is not None and not faults and args.generates:

@@ -28,7 +28,7 @@ from swift_r1.launch.checks.environments import (
     show_environment,
 )
 from swift_r1.launch.checks.golds import right_completions, unreadable_golds
-from swift_r1.launch.checks.images import image_faults
+from swift_r1.launch.checks.images import row_faults
 from swift_r1.launch.checks.model_folder import is_local
 from swift_r1.launch.checks.names import name_faults, why_no_agent
 from swift_r1.launch.checks.preflight import column_faults, data_notes
@@ -246,7 +246,7 @@ def _read(
     if not is_whole or not all(one.ok for one in report.datasets):
         return rows, [rows]
     data = load_rows(args.data_flags)
-    report.faults += image_faults(args, data.train, data.eval)
+    report.faults += row_faults(args, data.train, data.eval)
     if report.faults:
         return rows, [rows]
     report.notes += data_notes(args, data)
@@ -345,7 +345,7 @@ def _rows(
             image_rules=flags.image_rules,
         )
         tried = list(islice(kept, args.num_rows))
-        faults = image_faults(args, tried)
+        faults = row_faults(args, tried)
         if faults:
             raise UsageError(*faults)
         rows = [row for row in tried if encoder is None or encoder.fits(row)]
