@@ -120,6 +120,7 @@ def test_vllm_beside_another_torch(
         ("lfm2_moe", "vLLM computes another distribution of a mixture of LFM2's on a CPU"),
         ("qwen3_next", "vLLM computes the layers of qwen3_next only in bfloat16 on a CPU"),
         ("gpt_oss", "vLLM's engine ends at the first completion of a gpt-oss on a CPU"),
+        ("gemma3", "vLLM lets no token of an image see those behind it on a CPU"),
     ],
 )
 def test_what_vllm_does_not_serve_on_a_cpu(tmp_path: Path, family: str, why: str) -> None:
@@ -127,7 +128,14 @@ def test_what_vllm_does_not_serve_on_a_cpu(tmp_path: Path, family: str, why: str
         pytest.skip("vLLM is a GPU's here")
     AutoConfig.for_model(family).save_pretrained(tmp_path)
     with pytest.raises(UsageError, match=re.escape(why) + ".* use the embedded engine"):
-        start_vllm(RolloutArguments(model=str(tmp_path), torch_dtype="float32"), 0)
+        start_vllm(
+            RolloutArguments(
+                model=str(tmp_path),
+                torch_dtype="float32",
+                vllm_limit_mm_per_prompt={"image": int(family == "gemma3")},
+            ),
+            0,
+        )
 
 
 def test_https(

@@ -38,6 +38,10 @@ _NOT_ON_A_CPU = {
     "gpt_oss": "vLLM's engine ends at the first completion of a gpt-oss",
 }
 """Families that vLLM 0.32 does not serve there."""
+_IMAGES_NOT_ON_A_CPU = {
+    "aria": "vLLM's tower reads the padding of images that are not square",
+    "gemma3": "vLLM lets no token of an image see those behind it",
+}
 _BF16_ON_A_CPU = {"qwen3_next", "qwen3_5", "qwen3_5_moe"}
 """Else its engine ends at the first completion."""
 _VIDEO_PROCESSORS = {"smolvlm"}
@@ -59,16 +63,17 @@ def start_vllm(config: RolloutArguments, model_bytes: int) -> InferenceEngine:
     known = transformers_config(config.model)
     if config.max_images and not is_multimodal(known):
         raise UsageError(f"--vllm_limit_mm_per_prompt: --model {config.model} reads text alone")
-    if is_multimodal(known):
-        _check_torchvision(config.model, known)
     from vllm.platforms import current_platform
 
     has_gpu = not current_platform.is_cpu()
-    why = None if has_gpu else _NOT_ON_A_CPU.get(known.model_type)
+    refused = _NOT_ON_A_CPU | (_IMAGES_NOT_ON_A_CPU if config.max_images else {})
+    why = None if has_gpu else refused.get(known.model_type)
     if why is not None:
         raise UsageError(
             f"--model {config.model}: {why} on a CPU: use the embedded engine (--use_vllm false), or a GPU"
         )
+    if is_multimodal(known):
+        _check_torchvision(config.model, known)
     if not has_gpu and other_layers(known.get_text_config()):
         # Of layers that keep a state vLLM caches prefixes only where it reads prompts in steps (see below).
         config = replace(config, vllm_enable_prefix_caching=False)
