@@ -22,7 +22,7 @@ from transformers import AutoConfig, AutoTokenizer
 
 from swift_r1.data.vision import VisionProcessor
 from swift_r1.flags.server import RolloutArguments
-from swift_r1.models.expected import expected_weights
+from swift_r1.models.expected import as_in_checkpoint, expected_weights, use_checkpoint_form
 from swift_r1.models.multimodal import language_class, placeholders
 from swift_r1.models.vision import Vision
 from swift_r1.runtime.processes import leave, stop_at_once
@@ -59,6 +59,7 @@ class TinyEngine:
         config = AutoConfig.from_pretrained(folder)
         kind = language_class(config, towers=max_images > 0)
         self.model = kind.from_pretrained(folder, dtype=torch.float32).eval().requires_grad_(False)
+        use_checkpoint_form(self.model, folder)
         tokenizer = self.tokenizer = AutoTokenizer.from_pretrained(folder)
         self.prompts = PromptTokenizer(tokenizer)
         self.vision: Vision | None = None
@@ -156,7 +157,7 @@ class TinyEngine:
 
     async def load_weights(self, files: Sequence[Path], version: int) -> None:
         assert "weights" not in self.asleep
-        own = dict(self.model.named_parameters())
+        own = as_in_checkpoint(self.model, dict(self.model.named_parameters()))
 
         def load() -> None:
             with self.one_at_a_time:  # between two completions: each is of one version

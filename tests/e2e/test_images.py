@@ -11,6 +11,8 @@ from safetensors.torch import load_file
 
 from swift_r1.cli.main import main
 from swift_r1.models.multimodal import part_of_model
+from tests.conftest import KillableServer, ServerProcess, start_tiny_server
+from tests.e2e.live_run import steps_of, train_to_the_end, words_of
 from tests.vision import picture, write_tiny
 
 HERE = Path(__file__).parent
@@ -82,3 +84,53 @@ def test_a_streamed_row_with_images_behind_rows_without_ends_the_run(rlhf, seein
     assert run.code == 5
     assert "has images, and this engine was started without" in run.errors
     assert len(run.steps) == 2
+
+
+@pytest.mark.parametrize(
+    "adapters",
+    [
+        {},
+        pytest.param(
+            {"train_type": "lora", "target_modules": "all-linear"}, marks=pytest.mark.long
+        ),
+    ],
+)
+def test_a_killed_server_gets_tower_and_images_again(seeing, tmp_path, adapters):
+    def start(model: Path, port: int | None) -> ServerProcess:
+        images = {"image": 2}
+        return start_tiny_server(tmp_path / "server", model, port, vllm_limit_mm_per_prompt=images)
+
+    server = KillableServer(start, seeing)
+
+    def kill(step: int) -> None:
+        if step == 2:
+            server.kill()
+            server.start()
+
+    # one pass is two rounds, so that every image comes twice
+    flags = RUN | {
+        "dataset": "pictures#8",
+        "max_steps": 4,
+        "save_steps": 4,
+        "use_vllm": "true",
+        "vllm_server_base_url": server.url,
+        "vllm_server_timeout": 200,
+        "freeze_vit": "false",
+        "dataset_shuffle": "false",
+        **adapters,
+    }
+    try:
+        server.wait()
+        said = train_to_the_end(words_of(seeing, tmp_path / "run", **flags), kill, within_s=280)
+    finally:
+        server.kill()
+    assert "was started again and holds weight version 0" in said
+    steps = steps_of(tmp_path / "run")
+    assert len(steps) == 4 and max(step["rollout/logp_diff"] for step in steps) < 1e-4
+    lines = (tmp_path / "run" / "completions.jsonl").read_text().splitlines()
+    rows = [json.loads(line) for line in lines]
+    shown = [
+        {image["sha256"] for row in rows if row["step"] in half for image in row.get("images", ())}
+        for half in ((1, 2), (3, 4))
+    ]
+    assert shown[0] == shown[1] != set()
