@@ -163,14 +163,13 @@ def policy_weights(model: PreTrainedModel) -> list[Weight]:
 def pushed_weights(model: PreTrainedModel) -> list[Weight]:
     """Returns the weights that an engine gets: those of the language model, and of each part beside it that is
     trained."""
-    weights = policy_weights(model)
-    trained = [
-        weight.name
-        for weight in weights
-        if any(parameter.requires_grad for parameter in weight.parameters)
-    ]
-    parts = parts_of(trained)
-    return [weight for weight in weights if part_of_model(weight.name) in parts]
+    parts = trained_parts(model)
+    return [weight for weight in policy_weights(model) if part_of_model(weight.name) in parts]
+
+
+def trained_parts(model: PreTrainedModel) -> set[str]:
+    """Returns the parts of a multimodal model that are trained, or have adapters, and the language model."""
+    return parts_of(name for name, weight in model.named_parameters() if weight.requires_grad)
 
 
 def _weight_at(model: nn.Module, name: str) -> Weight:

@@ -33,7 +33,7 @@ from swift_r1.models.lora import adapter_config
 from swift_r1.models.policy import Critic, Policy
 from swift_r1.models.shape import transformers_config
 from swift_r1.models.vision import Vision
-from swift_r1.models.weights import trained_share
+from swift_r1.models.weights import trained_parts, trained_share
 from swift_r1.record.events import Events
 from swift_r1.record.recorded import Replay
 from swift_r1.record.recorder import Watch
@@ -394,8 +394,13 @@ def open_rollouts(
     max_rank, own_base, can_sleep = ranks.broadcast(limits)[0].tolist()
     adapter = None
     # The server's base weights are not the trainer's 4-bit ones, so adapters over them are another policy; and vLLM
-    # knows no magnitudes (DoRA), nor modules beside the adapters.
-    alone = args.takes_adapters and quantization_of(args) is None and args.low_rank_alone
+    # knows no magnitudes (DoRA), no modules beside the adapters, and none of a tower.
+    alone = (
+        args.takes_adapters
+        and quantization_of(args) is None
+        and args.low_rank_alone
+        and trained_parts(backend.model) == {"llm"}
+    )
     if args.takes_adapters and max_rank and not alone and ranks.is_rank0:
         logger.info(
             "whole weights go to the rollout server: it would make another policy of these adapters alone"

@@ -134,3 +134,39 @@ def test_a_killed_server_gets_tower_and_images_again(seeing, tmp_path, adapters)
         for half in ((1, 2), (3, 4))
     ]
     assert shown[0] == shown[1] != set()
+
+
+@pytest.mark.long
+@pytest.mark.timeout(900)
+def test_adapters_of_a_run_with_images_on_vllm(rlhf, launch_server, tmp_path):
+    """Those of the language model alone; with a tower's among them, which vLLM does not take, as whole weights."""
+    model = write_tiny("idefics3", tmp_path / "idefics3")
+    server = launch_server(
+        model,
+        torch_dtype="float32",
+        max_model_len=256,
+        vllm_limit_mm_per_prompt={"image": 2},
+        vllm_enable_lora="true",
+        vllm_max_lora_rank=8,
+    )
+    flags = RUN | {
+        "use_vllm": "true",
+        "vllm_server_base_url": server.url,
+        "train_type": "lora",
+        "lora_rank": 4,
+        "learning_rate": 1e-2,
+        "max_steps": 3,
+        "save_steps": 3,
+        "weight_check_steps": 1,
+    }
+    try:
+        alone = rlhf(model, **flags)
+        tower = {"freeze_vit": "false", "target_modules": "all-linear"}
+        whole = rlhf(model, **flags | tower, output_dir=tmp_path / "whole")
+    finally:
+        server.stop()
+    for run in (alone, whole):
+        assert run.code == 0
+        assert max(line["rollout/logp_diff"] for line in run.steps) < 1e-4
+    assert "adapters alone go to the rollout server" in alone.errors
+    assert "whole weights go to the rollout server" in whole.errors
