@@ -123,12 +123,15 @@ def prepared(
     plan = make_plan(args, world.size, None if args.streaming else len(data.train))
     memory = gpu_memory(os.environ, world.nproc_per_node) if gpu else None
     args = as_it_began(args) if gpu else args
-    args, about_vllm = chosen(args, plan, world, gpu, memory)
+    images = most_images(data.train, data.eval)
+    args, about_vllm = chosen(args, plan, world, gpu, memory, images > 0)
     args, about_compiling = compiled(args, plan, gpu)
     about_gpu = list[str]()
     if gpu:
         cores = len(usable_cpus())
-        args, about_gpu = for_gpu(args, plan.completions_per_round, world, memory, cores)
+        args, about_gpu = for_gpu(
+            args, plan.completions_per_round, world, memory, cores, images > 0
+        )
         plan = replace(plan, max_tokens_per_micro_batch=micro_batch_tokens(args))
     for line in (*args.about_flags, *about_machine, about_vllm, about_compiling, *about_gpu):
         if line is not None and is_first_node:
@@ -136,7 +139,6 @@ def prepared(
     folder, checkpoint = find_checkpoint(args)
     if checkpoint is not None:
         check_same_run(args, world, data_hash, checkpoint)
-    images = most_images(data.train, data.eval)
     if args.colocates and images and not args.vllm_limit_mm_per_prompt:
         args = replace(args, vllm_limit_mm_per_prompt={"image": images})
     token = None

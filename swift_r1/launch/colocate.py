@@ -32,15 +32,20 @@ after 70,000 to 300,000 tokens (docs/performance.md)."""
 
 
 def chosen(
-    args: RlhfArguments, plan: Plan, world: World, gpu: bool, memory: GpuMemory | None = None
+    args: RlhfArguments,
+    plan: Plan,
+    world: World,
+    gpu: bool,
+    memory: GpuMemory | None = None,
+    images: bool = False,
 ) -> tuple[RlhfArguments, str | None]:
     """Returns the arguments with `use_vllm` decided, and the line about it; None where the user has decided. `memory` is
-    that of the GPUs, where it is known."""
+    that of the GPUs, where it is known; rows have `images`."""
     if args.use_vllm is not None:
         return args, None
     why = why_own_process(args, plan, world, gpu)
     if why is None and gpu:
-        why = why_no_room(args, plan.completions_per_round, world, memory)
+        why = why_no_room(args, plan.completions_per_round, world, memory, images)
     if why is not None:
         line = f"completions come from the trainer's own process (--use_vllm false): {why}"
         return replace(args, use_vllm=False), line

@@ -23,12 +23,18 @@ UNKNOWN = "nvidia-smi does not tell this GPU's memory"
 
 
 def for_gpu(
-    args: RlhfArguments, completions: int, world: World, memory: GpuMemory | None, cores: int
+    args: RlhfArguments,
+    completions: int,
+    world: World,
+    memory: GpuMemory | None,
+    cores: int,
+    images: bool = False,
 ) -> tuple[RlhfArguments, list[str]]:
     """Returns the arguments with what a GPU of this `memory` (None: it does not tell) decides, for rounds of so many
-    completions, and the lines about it."""
-    args, about_share = engine_share(args, completions, world, memory)
-    args, about_cut = step_cut(args, completions, world, memory)
+    completions, and the lines about it. What reads `images` is counted where rows have some; what it computes is not.
+    """
+    args, about_share = engine_share(args, completions, world, memory, images)
+    args, about_cut = step_cut(args, completions, world, memory, images)
     args, about_workers = reward_workers(args, cores)
     return args, [line for line in (about_share, *about_cut, about_workers) if line is not None]
 
@@ -50,13 +56,17 @@ def as_it_began(args: RlhfArguments) -> RlhfArguments:
 
 
 def why_no_room(
-    args: RlhfArguments, completions: int, world: World, memory: GpuMemory | None
+    args: RlhfArguments,
+    completions: int,
+    world: World,
+    memory: GpuMemory | None,
+    images: bool = False,
 ) -> str | None:
     """Says why a GPU has no room for vLLM beside the trainer; None where it has."""
     if memory is None:
         return f"{UNKNOWN}, so whether vLLM has room beside the trainer is not known"
     beside = replace(args, use_vllm=True, vllm_mode="colocate")
-    shape = shape_of(args.model)
+    shape = shape_of(args.model, images)
     if divided(beside, shape, world, memory, completions) is not None:
         return None
     need = engine_need(beside, shape, world, memory, completions)
@@ -68,17 +78,21 @@ def why_no_room(
 
 
 def engine_share(
-    args: RlhfArguments, completions: int, world: World, memory: GpuMemory | None
+    args: RlhfArguments,
+    completions: int,
+    world: World,
+    memory: GpuMemory | None,
+    images: bool = False,
 ) -> tuple[RlhfArguments, str | None]:
     """Returns the arguments with `vllm_gpu_memory_utilization` for an engine beside the trainer, and the line about it;
     None where the user has decided, or there is no such engine."""
     if not args.colocates or args.vllm_gpu_memory_utilization is not None:
         return args, None
     flag = "--vllm_gpu_memory_utilization"
-    shape = shape_of(args.model)
+    shape = shape_of(args.model, images)
     found = memory if memory is None else divided(args, shape, world, memory, completions)
     if memory is None or found is None:
-        why = UNKNOWN if memory is None else why_no_room(args, completions, world, memory)
+        why = UNKNOWN if memory is None else why_no_room(args, completions, world, memory, images)
         return args, f"{flag} stays at its default: {why}"
     share = int(1000 * found.engine / memory.total) / 1000
     cache = found.engine - found.need.fixed
@@ -91,7 +105,11 @@ def engine_share(
 
 
 def step_cut(
-    args: RlhfArguments, completions: int, world: World, memory: GpuMemory | None
+    args: RlhfArguments,
+    completions: int,
+    world: World,
+    memory: GpuMemory | None,
+    images: bool = False,
 ) -> tuple[RlhfArguments, list[str]]:
     """Returns the arguments with micro-batches and checkpointing as large and as little as the memory allows, and the
     lines about them; none where the user has decided."""
@@ -104,8 +122,8 @@ def step_cut(
         return args, [f"{stay}: on several nodes, whose GPUs may differ, only the flags decide"]
     if memory is None:
         return args, [f"{stay}: {UNKNOWN}"]
-    shape = shape_of(args.model)
-    room = trainer_room(args, completions, world, memory)
+    shape = shape_of(args.model, images)
+    room = trainer_room(args, completions, world, memory, images)
 
     def peak_of(one: RlhfArguments) -> float:
         return estimated(one, shape, world, memory.total).peak
@@ -135,25 +153,29 @@ def step_cut(
     return cut, lines
 
 
-def trainer_room(args: RlhfArguments, completions: int, world: World, memory: GpuMemory) -> float:
+def trainer_room(
+    args: RlhfArguments, completions: int, world: World, memory: GpuMemory, images: bool = False
+) -> float:
     """Returns the bytes of a GPU that are for the trainer while it trains."""
     usable = memory.free - SPARE * memory.total
     if not args.colocates:
         return usable
-    found = divided(args, shape_of(args.model), world, memory, completions)
+    found = divided(args, shape_of(args.model, images), world, memory, completions)
     if found is not None and args.sleep_level:
         return found.trainer
     return usable - (args.vllm_gpu_memory_utilization or DEFAULT_GPU_SHARE) * memory.total
 
 
-def fits_on_gpu(args: RlhfArguments, completions: int, world: World, memory: GpuMemory) -> bool:
+def fits_on_gpu(
+    args: RlhfArguments, completions: int, world: World, memory: GpuMemory, images: bool = False
+) -> bool:
     """Says whether a GPU has room for the trainer, with micro-batches as small as nobody forbids, and for an engine
     beside it."""
-    shape = shape_of(args.model)
+    shape = shape_of(args.model, images)
     if args.colocates and args.vllm_gpu_memory_utilization is None:
         return divided(args, shape, world, memory, completions) is not None
     least = estimated(smallest_cut(args), shape, world, memory.total)
-    return least.peak <= trainer_room(args, completions, world, memory)
+    return least.peak <= trainer_room(args, completions, world, memory, images)
 
 
 def reward_workers(args: RlhfArguments, cores: int) -> tuple[RlhfArguments, str | None]:

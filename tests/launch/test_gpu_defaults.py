@@ -29,6 +29,7 @@ from swift_r1.models.shape import shape_of
 from swift_r1.runtime.hardware import GpuMemory, gpu_memory
 from swift_r1.training.memory import GIB, estimated
 from swift_r1.training.room import SPARE, divided
+from tests.families import family_config
 
 H200 = GpuMemory(140.0 * GIB, 139.0 * GIB)
 FLAGS = {
@@ -257,3 +258,20 @@ def test_the_driver_is_asked_for_the_gpus_that_train(tmp_path: Path) -> None:
     program.write_text('#!/bin/sh\necho "[N/A], [N/A]"\n')
     assert gpu_memory({}, 1, str(program)) is None
     assert gpu_memory({}, 1, str(tmp_path / "none")) is None
+
+
+def test_what_reads_images_takes_memory_where_rows_have_some(tmp_path: Path) -> None:
+    config = family_config("qwen2_5_vl", 103)
+    config.vision_config.hidden_size = 4096
+    config.vision_config.intermediate_size = 16_384
+    config.vision_config.depth = 24
+    config.architectures = ["Qwen2_5_VLForConditionalGeneration"]
+    config.save_pretrained(tmp_path)
+    args = parse(tmp_path, use_vllm="false")
+    card = GpuMemory(16 * GIB, 16 * GIB)
+    assert fits_on_gpu(args, 64, World(), card)
+    assert not fits_on_gpu(args, 64, World(), card, images=True)
+    beside = why_no_room(args, 64, World(), card), why_no_room(args, 64, World(), card, images=True)
+    assert beside[0] is None and "has no room for both" in str(beside[1])
+    lines = for_gpu(args, 64, World(), card, 4, images=True)[1]
+    assert any("by the memory estimate nothing fits" in line for line in lines)

@@ -56,7 +56,8 @@ def find_places(
 
 
 def _memory_allows(runs: Sequence[PlannedRun]) -> int:
-    """Returns how many runs the memory that is free now is enough for, each taking what the largest is estimated to."""
+    """Returns how many runs the memory that is free now is enough for, each taking what the largest is estimated to,
+    with a tower: rows are not read here."""
     import psutil
 
     from swift_r1.models.shape import shape_of
@@ -64,7 +65,7 @@ def _memory_allows(runs: Sequence[PlannedRun]) -> int:
 
     kinds = {run.point: run for run in runs}.values()
     most = max(
-        estimated(run.args, shape_of(run.args.model), run.world, None).peak
+        estimated(run.args, shape_of(run.args.model, towers=True), run.world, None).peak
         * run.world.nproc_per_node
         for run in kinds
     )
