@@ -12,6 +12,7 @@ from functools import cache, cached_property
 from typing import TYPE_CHECKING, Any
 
 from swift_r1.data.images import decoded
+from swift_r1.data.prompt_templates import token_ids
 from swift_r1.errors import UsageError, one_line
 
 if TYPE_CHECKING:
@@ -56,6 +57,11 @@ class VisionProcessor:
     def placeholder(self) -> str:
         """Returns the text that stands for an image in a rendered prompt."""
         return str(self._processor.image_token)  # of some processors an AddedToken
+
+    @property
+    def unexpanded(self) -> tuple[int, ...]:
+        """Returns the token ids of that text alone."""
+        return token_ids(self._processor.tokenizer, self.placeholder)
 
     def expand(self, text: str, images: Sequence[bytes]) -> tuple[int, ...]:
         """Returns the token ids of a rendered prompt, each image's placeholder expanded to all of its tokens. Raises

@@ -7,6 +7,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
+from uuid import uuid4
 
 import torch
 
@@ -18,6 +19,7 @@ from swift_r1.models.policy import ModelInputs
 from swift_r1.models.weights import adapter_weights, pushed_weights
 from swift_r1.rollout.base import NO_IMAGES, OnDone, OnOutput, TrainedPolicy, still_wanted
 from swift_r1.rollout.calls import OpenCalls, answers_of
+from swift_r1.rollout.image_probe import ImageProbe, as_tensors, largest_difference
 from swift_r1.rollout.pool.health import GatherAgain
 from swift_r1.rollout.pool.pool import ServerPool
 from swift_r1.rollout.staleness import ServedVersions
@@ -54,6 +56,7 @@ class ServerRollouts:
         pool: on rank 0, None elsewhere.
         check_steps: updates between two checks that the engines use what they were sent; 0 for none.
         adapter: of the policy, where the servers take it alone; they have the base weights from their own `--model`.
+        probe: of a policy with a tower that is sent to them.
 
     Attributes:
         weight_version: the highest number of the weights that the servers hold.
@@ -69,6 +72,7 @@ class ServerRollouts:
         check_steps: int = 0,
         adapter: AdapterConfig | None = None,
         can_sleep: bool = False,
+        probe: ImageProbe | None = None,
     ) -> None:
         self.pool = pool
         self.backend = backend
@@ -81,6 +85,7 @@ class ServerRollouts:
         self._as_loaded = True
         self._rounding = 0.0
         self._adapter = adapter
+        self._probe = probe
         self.can_sleep = can_sleep
         self.before_scoring: Callable[[], None] = lambda: None
         self.unwanted = still_wanted
@@ -300,10 +305,32 @@ class ServerRollouts:
             )
 
         self.attend(compare)
-        difference, allowed = self._on_all_ranks(
+        text, allowed = self._on_all_ranks(
             lambda pool: (differences[-1], max(self._explained(pool), self._rounding))
         )
-        return (difference if math.isfinite(difference) else math.inf), allowed
+        both = (text, 0.0 if self._probe is None else self._image_difference(self._probe))
+        return (max(both) if all(map(math.isfinite, both)) else math.inf), allowed
+
+    def _image_difference(self, probe: ImageProbe) -> float:
+        """The same of what the engines write behind an image."""
+        answers: list[RolloutOutput] = []
+
+        def ask(pool: ServerPool) -> None:
+            request = probe.request(f"weight-check/{uuid4()}")
+            length = len(request.prompt_token_ids) + request.sampling.max_tokens
+            if length > pool.first.max_model_len:
+                logger.info("weight check: of text alone, an image would take %d tokens", length)
+                return
+            answers[:] = pool.answers(request, probe.read_image)
+
+        self.attend(ask)
+        done = [output.completions[0] for output in answers]
+        told = as_tensors([one.token_ids for one in done], [one.logprobs for one in done])
+        count, written, logps = self.ranks.broadcast(None if self.pool is None else told)
+        if not int(count):
+            return 0.0
+        own = probe.logprobs(self.backend, written.view(int(count), -1), self.ranks.device)
+        return largest_difference(own, logps.view_as(own))
 
 
 @torch.no_grad()

@@ -39,6 +39,7 @@ from swift_r1.record.recorded import Replay
 from swift_r1.record.recorder import Watch
 from swift_r1.record.spans import Spans, Stopwatch
 from swift_r1.rollout.base import EmbeddedRollouts, Rollouts
+from swift_r1.rollout.image_probe import ImageProbe
 from swift_r1.rollout.pool.pool import Membership, ServerPool
 from swift_r1.rollout.pool.session import Expected, ServerSession, why_not_alike
 from swift_r1.rollout.prefetch import prefetches
@@ -393,13 +394,14 @@ def open_rollouts(
             )
     max_rank, own_base, can_sleep = ranks.broadcast(limits)[0].tolist()
     adapter = None
+    parts = trained_parts(backend.model)
     # The server's base weights are not the trainer's 4-bit ones, so adapters over them are another policy; and vLLM
     # knows no magnitudes (DoRA), no modules beside the adapters, and none of a tower.
     alone = (
         args.takes_adapters
         and quantization_of(args) is None
         and args.low_rank_alone
-        and trained_parts(backend.model) == {"llm"}
+        and parts == {"llm"}
     )
     if args.takes_adapters and max_rank and not alone and ranks.is_rank0:
         logger.info(
@@ -422,7 +424,10 @@ def open_rollouts(
             logger.info(
                 "adapters alone go to the rollout server, which takes them up to rank %d", max_rank
             )
-    return ServerRollouts(pool, backend, ranks, args.weight_check_steps, adapter, bool(can_sleep))
+    probe = None if vision is None or parts == {"llm"} else ImageProbe(vision)
+    return ServerRollouts(
+        pool, backend, ranks, args.weight_check_steps, adapter, bool(can_sleep), probe
+    )
 
 
 def _first_sessions(

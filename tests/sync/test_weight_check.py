@@ -11,9 +11,13 @@ from typing import Any
 import pytest
 import torch
 
+from swift_r1.data.vision import VisionProcessor
 from swift_r1.errors import RunFailed
 from swift_r1.models.expected import expected_weights
 from swift_r1.models.loading import load_model
+from swift_r1.models.multimodal import part_of_model
+from swift_r1.models.vision import Vision
+from swift_r1.rollout.image_probe import ImageProbe
 from swift_r1.rollout.pool.session import Expected
 from swift_r1.rollout.remote import (
     TOLERANCE,
@@ -28,14 +32,14 @@ from swift_r1.training.backends.local import LocalBackend
 from swift_r1.training.optimizer import OptimizerConfig
 from swift_r1.wire.client import RolloutClient
 from tests.live_servers import pool_of
+from tests.vision import write_tiny
 
 ONE_RANK = Ranks(0, 1, torch.device("cpu"), None)
 SCRIPT = Path(__file__).resolve().parents[1] / "tiny_server.py"
 
 
-@pytest.fixture
-def engine(tiny_model: Path) -> Any:
-    """The tiny engine, which leaves out the last norm in as many coming loads as `forgets` says."""
+def forgetful(model: Path, max_images: int = 0, forgotten: str = "model.norm.weight") -> Any:
+    """The tiny engine, which leaves out a weight in as many coming loads as `forgets` says."""
     spec = importlib.util.spec_from_file_location("tiny_server", SCRIPT)
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
@@ -48,13 +52,19 @@ def engine(tiny_model: Path) -> Any:
             return tuple(one + self.rounds_by for one in await super().score(sequence))
 
         async def load_weights(self, files: Sequence[Path], version: int) -> None:
-            kept = self.model.model.norm.weight.clone()
+            weight = self.model.get_parameter(forgotten)
+            kept = weight.clone()
             await super().load_weights(files, version)
             if self.forgets:
                 self.forgets -= 1
-                self.model.model.norm.weight.copy_(kept)
+                weight.copy_(kept)
 
-    return Forgetful(str(tiny_model))
+    return Forgetful(str(model), max_images=max_images)
+
+
+@pytest.fixture
+def engine(tiny_model: Path) -> Any:
+    return forgetful(tiny_model)
 
 
 @pytest.fixture
@@ -137,6 +147,40 @@ def test_a_model_that_rounds_far_in_16_bits_is_measured_before_the_first_update(
     engine.rounds_by = 0.7
     with pytest.raises(RunFailed, match=r"rounding explains 0\.6"):
         rollouts.publish_weights()
+
+
+@pytest.mark.parametrize("family", ["qwen2_5_vl", "idefics3"])
+def test_a_tower_that_stays_is_found_by_an_image(
+    serve_engine: Callable[..., str], tmp_path: Path, family: str
+) -> None:
+    folder = write_tiny(family, tmp_path)
+    policy = load_model(folder, "float32", False, towers=True)
+    tower = next(
+        name
+        for name, weight in policy.named_parameters()
+        if part_of_model(name) == "vit" and weight.dim() > 1
+    )
+    engine = forgetful(folder, 1, tower)
+    processor = VisionProcessor.load(str(folder), engine.tokenizer)
+    backend = LocalBackend(policy, OptimizerConfig(0.1, 0.0, 0.9, 0.99, 1e-8, 1.0))
+    expected = Expected(str(folder), engine.info.tokenizer_hash, engine.info.vocab_size, None)
+    limits = {"vllm_limit_mm_per_prompt": {"image": 1}}
+    url = serve_engine(engine, expected_weights(str(folder), towers=True), **limits)
+    with RolloutClient(url) as client:
+        pool = pool_of([client], expected, 60)
+        probe = ImageProbe(Vision(processor, policy))
+        rollouts = ServerRollouts(pool, backend, ONE_RANK, check_steps=1, probe=probe)
+        with torch.no_grad():
+            policy.get_parameter(tower).mul_(2)
+        rollouts.publish_weights()
+        assert rollouts.take_metrics()["rollout/weight_check"] < 1e-5
+        with torch.no_grad():
+            policy.get_parameter(tower).mul_(2)
+        engine.forgets = 1
+        rollouts.publish_weights()
+        assert rollouts.take_metrics()["rollout/weight_check"] > TOLERANCE
+        assert rollouts.weight_version == 3  # repaired
+        pool.close()
 
 
 def test_differences_and_what_rounding_explains() -> None:

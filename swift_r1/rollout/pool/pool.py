@@ -25,8 +25,9 @@ from swift_r1.sync.buckets import Tensors
 from swift_r1.sync.snapshot import SnapshotReader, Superseded, WeightSnapshot
 from swift_r1.sync.transport import HTTP, NCCL, overlapped
 from swift_r1.sync.writer import Link, fanout_of, joined
+from swift_r1.wire.client import ReadImage
 from swift_r1.wire.connections import KEPT, ServerLoop
-from swift_r1.wire.protocol import AdapterConfig, RolloutOutput
+from swift_r1.wire.protocol import AdapterConfig, RolloutOutput, RolloutRequest
 from swift_r1.wire.server_file import parsed
 
 logger = logging.getLogger(__name__)
@@ -247,6 +248,16 @@ class ServerPool:
                 "weight check: %s", ", ".join(f"{url} {value:.3g}" for url, value in found.items())
             )
         return max(found.values(), key=_nan_is_largest)
+
+    def answers(self, request: RolloutRequest, read_image: ReadImage) -> list[RolloutOutput]:
+        """Each server's own answer to a request. Raises as `largest_difference`."""
+        found: dict[str, RolloutOutput] = {}
+
+        def ask(session: ServerSession) -> None:
+            found[session.url] = session.answer(request, read_image, self.served.current)
+
+        self._each(ask)
+        return list(found.values())
 
     def _each(self, work: Callable[[ServerSession], None]) -> None:
         """Runs `work` on each server that is ready, all at the same time, until it has ended well on at least one."""

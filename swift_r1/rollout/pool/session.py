@@ -15,8 +15,15 @@ from swift_r1.flags.server import LOOPBACK
 from swift_r1.record.spans import Spans, Stopwatch
 from swift_r1.sync.transport import AUTO, IPC, SHM, own_gpu
 from swift_r1.sync.writer import Bucket, Link, WeightWriter
-from swift_r1.wire.client import why_no_answer
-from swift_r1.wire.protocol import NOT_NOW, AdapterConfig, RolloutOutput, ServerInfo, ServerRefused
+from swift_r1.wire.client import ReadImage, why_no_answer
+from swift_r1.wire.protocol import (
+    NOT_NOW,
+    AdapterConfig,
+    RolloutOutput,
+    RolloutRequest,
+    ServerInfo,
+    ServerRefused,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -317,6 +324,17 @@ class ServerSession:
                 )
             )
         return [answer.logprobs, *answer.copies]
+
+    def answer(
+        self, request: RolloutRequest, read_image: ReadImage, versions: Container[int]
+    ) -> RolloutOutput:
+        """The completions of one request, by weights of these `versions`. Raises as `judge`."""
+        try:
+            [output] = self.client.generate([request], read_image=read_image)
+            self.check(output, versions)
+        except (ServerUnreachable, ServerRefused, OtherWeights) as error:
+            self.judge(error)
+        return output
 
     def wait_until_back(
         self,
