@@ -21,7 +21,8 @@ ROLLOUTS = (
     ),
     M(
         "rollout/weight_check",
-        "the same for four fixed sequences after an update, largest over the servers",
+        "the same for four fixed sequences after an update, and behind an image where a tower is sent; largest over the "
+        "servers",
         "nats",
         "below 0.01 in float32; in 16 bits 0.2, or twice what it is before the first update; above it the weights are "
         "sent again, then the run ends",
