@@ -6,6 +6,7 @@ One request per completion, each with its own seed.
 from __future__ import annotations
 
 import asyncio
+import base64
 import logging
 import random
 import ssl
@@ -16,7 +17,9 @@ from typing import Any
 
 import httpx
 
+from swift_r1.data.images import ImageFile, in_parts
 from swift_r1.data.prompt_templates import template_arguments
+from swift_r1.data.prompts import Prompt
 from swift_r1.errors import RunFailed, ServerUnreachable, SwiftError, UsageError, a_kind
 from swift_r1.flags.evaluation import EvalArguments
 from swift_r1.flags.server import LOOPBACK
@@ -32,7 +35,31 @@ _FIRST_PAUSE_S = 0.5
 _LONGEST_PAUSE_S = 30.0
 _LONGEST_ASKED_S = 600.0  # that `Retry-After` may ask for
 _STOP_TOKENS = "stop_token_ids"  # not OpenAI's, but vLLM's and SGLang's
+_KINDS = {b"\x89PNG": "png", b"\xff\xd8": "jpeg", b"RIFF": "webp"}
+"""Of images by how their files begin; there are no others (`data/image_files.py`)."""
 _SEEDS = 2**31  # what every endpoint takes
+
+
+def _messages(prompt: Prompt) -> list[dict[str, Any]]:
+    """Returns a prompt's messages in OpenAI's form, its images in data URLs."""
+    if not prompt.images:
+        return list(map(dict, prompt.messages))
+    coming = iter(prompt.images)
+    messages = list(map(in_parts, prompt.messages))
+    for message in messages:
+        if not isinstance(message["content"], str):
+            message["content"] = [
+                _image_part(next(coming)) if part["type"] == "image" else part
+                for part in message["content"]
+            ]
+    return messages
+
+
+def _image_part(image: ImageFile) -> dict[str, Any]:
+    data = image.read()
+    kind = next(kind for beginning, kind in _KINDS.items() if data.startswith(beginning))
+    url = f"data:image/{kind};base64,{base64.b64encode(data).decode()}"
+    return {"type": "image_url", "image_url": {"url": url}}
 
 
 def http_options(args: EvalArguments) -> dict[str, Any]:
@@ -142,7 +169,7 @@ class EndpointEngine(EvalEngine):
             arguments = template_arguments(task.enable_thinking, task.chat_template_kwargs)
             if arguments:
                 body["chat_template_kwargs"] = arguments  # not OpenAI's, but vLLM's and SGLang's
-            return body | {"messages": list(map(dict, prompt.messages))}
+            return body | {"messages": _messages(prompt)}
         return body | {"prompt": list(prompt.token_ids)}
 
     def _adapts(self, body: Mapping[str, Any], refused: httpx.Response) -> bool:

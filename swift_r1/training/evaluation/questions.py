@@ -16,10 +16,10 @@ from swift_r1.data.images import images_of, placeless
 from swift_r1.data.loading import have_images
 from swift_r1.data.preprocessors import Row
 from swift_r1.data.prompt_templates import template_arguments
-from swift_r1.data.prompts import Prompt, PromptEncoder, Wording
+from swift_r1.data.prompts import Prompt, PromptEncoder, Wording, data_columns
 from swift_r1.data.registry import find_dataset
 from swift_r1.data.resolve import DATA_FOLDER, open_sources
-from swift_r1.data.rows import RESERVED, Drops, preprocessed
+from swift_r1.data.rows import Drops, preprocessed
 from swift_r1.data.sources import Split
 from swift_r1.data.tools import ToolUse
 from swift_r1.data.vision import VisionProcessor
@@ -110,11 +110,12 @@ def prompts_of(
 ) -> list[Prompt]:
     """The prompts of all questions, without text and tokens where the endpoint renders them (`tokenizer` None). Raises
     UsageError as `check_room`, without a chat template, for a wording that the endpoint cannot get, and for images where
-    there is no `model` whose processor reads them."""
+    the prompts are rendered here and there is no `model` whose processor reads them."""
     task = questions.task
-    if model is None and have_images(questions.rows):
+    if tokenizer is not None and model is None and have_images(questions.rows):
         raise UsageError(
-            f"{task.name}: its rows have images, which are asked about while a run trains (--eval_datasets), and not here"
+            f"{task.name}: its rows have images, which are asked about while a run trains (--eval_datasets), or by "
+            "--model URL --endpoint chat"
         )
     arguments = template_arguments(task.enable_thinking, task.chat_template_kwargs)
     asked = task.system or None, task.prompt_template, task.response_prefix, arguments
@@ -132,6 +133,8 @@ def prompts_of(
             "reach it: --endpoint completions --tokenizer FOLDER"
         )
     prompts = []
+    # a row without images lacks their column, and rewards get the rows of several questions as one
+    every = {name: None for row in questions.rows for name in data_columns(row)}
     for row in questions.rows:
         if row.get("tools"):
             raise UsageError(
@@ -140,10 +143,9 @@ def prompts_of(
         messages = tuple(row["messages"])
         if task.system and messages[0]["role"] != "system":
             messages = ({"role": "system", "content": task.system}, *messages)
-        columns = {
-            key: value for key, value in row.items() if key not in RESERVED and key != "messages"
-        }
-        prompts.append(Prompt(row["prompt_id"], row["dataset"], messages, "", (), columns))
+        names = row["prompt_id"], row["dataset"]
+        columns = every | data_columns(row)
+        prompts.append(Prompt(*names, messages, "", (), columns, images=images_of(row)))
     return prompts
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import threading
 import time
@@ -16,6 +17,7 @@ import pytest
 from swift_r1.errors import RunFailed, ServerUnreachable, UsageError
 from tests.conftest import KillableServer, ServerProcess, start_tiny_server, wait_until_serving
 from tests.lab.evaluation.conftest import rows_of
+from tests.vision import picture
 
 Evaluate = Callable[..., Path]
 
@@ -37,7 +39,8 @@ class Endpoint(BaseHTTPRequestHandler):
 
     def do_POST(self) -> None:
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-        text = body["messages"][-1]["content"]
+        content = body["messages"][-1]["content"]
+        text = content if isinstance(content, str) else content[-1]["text"]
         with self.lock:
             self.seen[text, body["seed"]] += 1
             times = self.seen[text, body["seed"]]
@@ -123,6 +126,28 @@ def test_transient_failures_leave_nothing_out(
         1.0,
     )
     assert body["chat_template_kwargs"] == {"enable_thinking": False}
+
+
+def test_images_are_asked_about_in_chats(
+    swift_eval: Evaluate, endpoint: tuple[str, type[Endpoint]], tmp_path: Path
+) -> None:
+    url, handler = endpoint
+    (tmp_path / "a.png").write_bytes(picture())
+    rows = [
+        {"query": "<image>and <image>what is 1", "images": ["a.png", "a.png"], "solution": "2"},
+        {"query": "what is 2", "solution": "3"},
+    ]
+    file = tmp_path / "q.jsonl"
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    flags: dict[str, Any] = {"reward_func": "accuracy", "n": 1}
+    folder = swift_eval(f"{url}/v1", benchmarks=[file], **flags)
+    assert len(rows_of(folder)) == 2
+    contents = [body["messages"][-1]["content"] for body in handler.bodies]
+    (asked,) = (content for content in contents if not isinstance(content, str))
+    sent = f"data:image/png;base64,{base64.b64encode(picture()).decode()}"
+    image = {"type": "image_url", "image_url": {"url": sent}}
+    texts = [{"type": "text", "text": text} for text in ("and ", "what is 1")]
+    assert asked == [image, texts[0], image, texts[1]]
 
 
 def test_a_persistent_failure_ends_it_in_time_and_it_goes_on_later(
