@@ -1,6 +1,6 @@
 """Seconds and rewards of the same run with rounds that are waited for or prefetched.
 
-    python examples/mini/make_model.py countdown models/mini/countdown
+    examples/mini/make_model.sh countdown models/mini/countdown
     python benchmarks/async.py --model models/mini/countdown --external_plugins examples/countdown_demo/plugin.py \\
       --dataset countdown_mini --reward_funcs countdown format --learning_rate 3e-4
 

@@ -1,7 +1,7 @@
 """What `swift why` says of runs with one fault each, and of healthy ones.
 
-    python examples/mini/make_model.py countdown models/mini/countdown
-    python examples/mini/make_model.py words models/mini/words
+    examples/mini/make_model.sh countdown models/mini/countdown
+    examples/mini/make_model.sh words models/mini/words
     make smollm2
     python benchmarks/diagnosis.py benchmarks/faults/*.yaml
     python benchmarks/diagnosis.py benchmarks/faults/second.yaml --only 'weights that arrive every eighth round'

@@ -1,7 +1,7 @@
 """The demo's task learned from rewards, and from the model that they made, at equal completions.
 
     for seed in 0 1 2; do
-      python examples/countdown_demo/warm_start.py --output_dir output/warm-$seed --seed $seed
+      SEED=$seed examples/mini/make_model.sh countdown output/warm-$seed
     done
     python benchmarks/distillation.py output/distillation --model output/warm-{seed}
 

@@ -1,6 +1,6 @@
 """How far `swift estimate` is off: against runs made here, and against what others have published.
 
-    python examples/mini/make_model.py countdown models/mini/countdown
+    examples/mini/make_model.sh countdown models/mini/countdown
     python benchmarks/estimate.py runs --output_dir output/estimate     # a few minutes on two idle cores
     python benchmarks/estimate.py published                             # seconds; benchmarks/estimate_published.yaml
     python benchmarks/estimate.py chips                                 # seconds: Qwen2.5's sizes on four GPUs

@@ -1,6 +1,6 @@
 """Does `swift forecast` tell what then happens? A forecast, then the run with other prompts.
 
-    python examples/mini/make_model.py countdown models/mini/countdown
+    examples/mini/make_model.sh countdown models/mini/countdown
     python benchmarks/forecast.py                      # all cases, half an hour on two cores
     python benchmarks/forecast.py demo noise           # some; what was measured before is kept in --output_dir
     python benchmarks/forecast.py --run output/demo/v0-20261122-204759   # forecast from its first round, no model

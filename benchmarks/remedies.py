@@ -1,6 +1,6 @@
 """Runs that collapse, and what becomes of them with the remedy that `swift why` puts first.
 
-    python examples/mini/make_model.py countdown models/mini/countdown
+    examples/mini/make_model.sh countdown models/mini/countdown
     python benchmarks/remedies.py --model models/mini/countdown
 
 Each collapse is a run of the demo's model and task with something wrong on purpose, on three seeds. The flags of the

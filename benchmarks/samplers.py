@@ -1,7 +1,7 @@
 """The demo with other orders of its prompts (`--prompt_sampler`): how good the model is after how many completions.
 
     for seed in 0 1 2; do
-        python examples/countdown_demo/warm_start.py --seed $seed --output_dir models/demo-$seed
+        SEED=$seed examples/mini/make_model.sh countdown models/demo-$seed
     done
     python benchmarks/samplers.py output/samplers --model 'models/demo-{seed}' --samplers uniform difficulty
     python benchmarks/samplers.py output/samplers-half --model 'models/demo-{seed}' --samplers uniform difficulty \

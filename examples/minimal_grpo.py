@@ -1,7 +1,7 @@
 """A whole GRPO run on one page: the demo's model learns Countdown with the parts of swift_r1, without its trainer.
 
-    python examples/countdown_demo/warm_start.py --output_dir output/warm_start
-    python examples/minimal_grpo.py output/warm_start
+    examples/mini/make_model.sh countdown models/mini/countdown
+    python examples/minimal_grpo.py models/mini/countdown
 
 Each round is sample -> score -> advantages -> loss -> update, as in `swift_r1/training/loop.py`, which adds what a long
 run on many processes needs: data, servers, checkpoints, evaluation, PPO.

@@ -1,5 +1,6 @@
 """The problems, the calculator and the reward, as any plugin file for `swift rlhf --external_plugins` has them."""
 
+import json
 import random
 from itertools import islice
 
@@ -10,6 +11,7 @@ from swift.rewards import ORM, orms
 from swift_r1 import tools
 
 ROWS = 20_000  # of training
+TRACES = 38_400  # of the warm start
 
 
 def calculate(expression: str) -> int:
@@ -27,6 +29,22 @@ def load_problems(split="train", count=None, seed=42):
     count = arithmetic.HELD_OUT if split != "train" else count or ROWS
     for problem in islice(arithmetic.problems(split, rng), count):
         yield {"problem": problem.question, "total": str(problem.answer)}
+
+
+def load_traces(split="train", seed=42):
+    """Conversations in which every choice is drawn (`arithmetic.write_trace`)."""
+    rng = random.Random(seed if split == "train" else arithmetic.SPLIT_SEED)
+    count = TRACES if split == "train" else arithmetic.HELD_OUT
+    for problem in islice(arithmetic.problems(split, rng), count):
+        expressions, answer = arithmetic.write_trace(problem, rng)
+        messages = [{"role": "user", "content": problem.question}]
+        for expression in expressions:
+            call = {"name": "calculate", "arguments": {"expression": expression}}
+            result = str(arithmetic.calculated(expression))
+            messages.append({"role": "tool_call", "content": json.dumps(call)})
+            messages.append({"role": "tool_response", "content": result})
+        messages.append({"role": "assistant", "content": answer})
+        yield {"messages": messages, "tools": ["calculate"]}
 
 
 class ProblemPreprocessor(RowPreprocessor):
@@ -49,6 +67,14 @@ register_dataset(
         preprocess_func=ProblemPreprocessor(),
         tags=["math"],
         help="a product of two numbers and a third number; no held-out product is in training",
+    )
+)
+register_dataset(
+    DatasetMeta(
+        dataset_name="drawn_calls",
+        loader=load_traces,
+        tags=["math"],
+        help="the same with calls and answers that are drawn, for a warm start",
     )
 )
 tools["calculate"] = calculate

@@ -8,6 +8,8 @@ from swift.rewards import ORM, orms
 
 from swift_r1.rewards.graders import grade_countdown
 
+TRACES = 28_160  # of training: each problem comes about 24 times, with other searches
+
 
 def load_problems(split="train", seed=42):
     """Rows with `nums`, in a random order, and `target`; the held-out ones are the same whatever the seed."""
@@ -17,9 +19,31 @@ def load_problems(split="train", seed=42):
         yield {"nums": rng.sample(problem.nums, 3), "target": problem.target}
 
 
+def load_traces(split="train", seed=42):
+    """Rows of the training problems, or of the held-out ones, each with a search and its answer (`task.write_trace`)."""
+    training, held_out = task.split()
+    problems, count = (training, TRACES) if split == "train" else (held_out, task.HELD_OUT)
+    rng = random.Random(seed if split == "train" else 0)
+    for problem in rng.choices(problems, k=count):
+        nums = rng.sample(problem.nums, 3)
+        yield {
+            "nums": nums,
+            "target": problem.target,
+            "trace": task.write_trace(problem, rng),
+        }
+
+
 class CountdownPrompt(RowPreprocessor):
     def preprocess(self, row):
         row["messages"] = [{"role": "user", "content": task.prompt(row["nums"], row["target"])}]
+        return row
+
+
+class CountdownTrace(CountdownPrompt):
+    def preprocess(self, row):
+        answer = {"role": "assistant", "content": row.pop("trace")}
+        row = super().preprocess(row)
+        row["messages"].append(answer)
         return row
 
 
@@ -41,6 +65,15 @@ register_dataset(
         preprocess_func=CountdownPrompt(),
         tags=["math"],
         help="three numbers from 1 to 9, + - *, target 1 to 99; 128 problems held out",
+    )
+)
+register_dataset(
+    DatasetMeta(
+        dataset_name="countdown_traces",
+        loader=load_traces,
+        preprocess_func=CountdownTrace(),
+        tags=["math"],
+        help="countdown_mini with searches that give up early, for a warm start",
     )
 )
 orms["countdown_expression"] = ExpressionReward

@@ -4,7 +4,7 @@ set -euo pipefail
 cd "$(dirname "$0")/../.."
 MODEL=${MODEL:-models/mini/countdown}
 PORT=${PORT:-8000}
-[ -e "$MODEL" ] || python examples/mini/make_model.py countdown "$MODEL"
+[ -e "$MODEL" ] || examples/mini/make_model.sh countdown "$MODEL"
 
 swift rollout --model "$MODEL" --port "$PORT" --torch_dtype float32 &
 trap 'kill %1 2>/dev/null || true; wait' EXIT

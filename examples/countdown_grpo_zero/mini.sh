@@ -3,7 +3,7 @@
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 MODEL=${MODEL:-models/mini/countdown}
-[ -e "$MODEL" ] || python examples/mini/make_model.py countdown "$MODEL"
+[ -e "$MODEL" ] || examples/mini/make_model.sh countdown "$MODEL"
 
 swift rlhf --rlhf_type grpo \
   --model "$MODEL" --train_type full --torch_dtype float32 --seed "${SEED:-0}" \

@@ -3,7 +3,7 @@
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 MODEL=${MODEL:-models/mini/words}
-[ -e "$MODEL" ] || python examples/mini/make_model.py words "$MODEL"
+[ -e "$MODEL" ] || examples/mini/make_model.sh words "$MODEL"
 
 swift rlhf --rlhf_type grpo \
   --model "$MODEL" --torch_dtype float32 --seed "${SEED:-0}" \

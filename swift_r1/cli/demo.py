@@ -26,9 +26,7 @@ from swift_r1.cli.files import naming
 from swift_r1.errors import EXIT_OK
 from swift_r1.flags.fields import as_words, flag
 from swift_r1.flags.parser import Command, parse_arguments
-from swift_r1.flags.world import World
 from swift_r1.launch.colocated_servers import free_ports
-from swift_r1.launch.environment import has_gpu, trainer_environment, usable_cpus
 from swift_r1.runtime.processes import handlers_kept
 from swift_r1.runtime.terminal import Terminal
 from swift_r1.workers.process import SupervisedProcess
@@ -73,9 +71,9 @@ PPO_STEPS_A_ROUND = 2
 COMPLETIONS = 512
 GROUP = 16
 SERVER_STOP_S = 40
-DATA = ("--external_plugins", str(FILES / "plugin.py"), "--dataset", "countdown_mini")
+PLUGIN = ("--external_plugins", str(FILES / "plugin.py"))
 FLAGS = f"""
-    --reward_funcs countdown format --reward_weights 1 0.1
+    --dataset countdown_mini --reward_funcs countdown format --reward_weights 1 0.1
     --num_generations {GROUP} --max_completion_length 160 --torch_dtype float32
     --learning_rate 3e-4 --adam_beta2 0.999 --weight_decay 0 --lr_scheduler_type constant_with_warmup
     --gradient_checkpointing false --num_train_epochs 100
@@ -96,26 +94,13 @@ def run(words: Sequence[str]) -> int:
     folder = Path(args.output_dir) / time.strftime("%Y%m%d-%H%M%S")
     with naming(f"{folder} cannot be made"):
         folder.mkdir(parents=True)
-    model = Path(args.warm_start or folder / "warm_start")
-    added = trainer_environment(
-        os.environ, World(), offline=True, cpus=usable_cpus(), gpu=has_gpu(os.environ)
-    )
-    environment = {**os.environ, **added}
-
+    model = Path(args.warm_start or folder / "warm_start" / "last")
     if args.warm_start is None:
         console.print(
-            "[bold]1. Warm start[/bold]: a new model learns the format, and a little arithmetic"
+            "[bold]1. Warm start[/bold]: swift sft, on searches from which a new model learns the format, and a little "
+            "arithmetic"
         )
-        command = [
-            sys.executable,
-            str(FILES / "warm_start.py"),
-            "--output_dir",
-            str(model),
-            "--seed",
-            str(args.seed),
-        ]
-        command += ["--steps", str(args.warm_start_steps)] if args.warm_start_steps else []
-        code = finished(command, environment)
+        code = make_warm_start(folder, args.seed, args.warm_start_steps)
         if code:
             return code
 
@@ -133,7 +118,7 @@ def run(words: Sequence[str]) -> int:
         "max_steps": steps,
         "eval_steps": eval_every(steps, steps_a_round),
     }
-    flags = [*DATA, *FLAGS, *(OF_PPO if ppo else OF_GRPO), *as_words(own)]
+    flags = [*PLUGIN, *FLAGS, *(OF_PPO if ppo else OF_GRPO), *as_words(own)]
     before = set(folder.iterdir())
     if args.server:
         code = train_with_server(flags, model, folder, console, 4 // steps_a_round)
@@ -148,6 +133,25 @@ def run(words: Sequence[str]) -> int:
     console.print("\n[bold]3. What changed[/bold]")
     show(made, model, console, name)
     return EXIT_OK
+
+
+def make_warm_start(folder: Path, seed: int, steps: int | None) -> int:
+    """Makes a model with random weights and teaches it with `swift sft`, `last` in `folder`/warm_start; returns the
+    exit code."""
+    random = folder / "random"
+    made = {"output_dir": str(random), "seed": seed}
+    code = finished([sys.executable, str(FILES / "tiny_model.py"), *as_words(made)])
+    if code:
+        return code
+    own = {
+        "model": str(random),
+        "seed": seed,
+        "output_dir": str(folder / "warm_start"),
+        "add_version": False,
+        "create_checkpoint_symlink": True,
+    } | ({"max_steps": steps} if steps else {})
+    flags = [*PLUGIN, "--dataset", "countdown_traces", *as_words(own)]
+    return finished([*SWIFT, "sft", str(FILES / "warm_start.yaml"), *flags])
 
 
 def finished(words: Sequence[str], environ: Mapping[str, str] | None = None) -> int:
@@ -207,12 +211,14 @@ def rollout_server(model: Path, port: int, log: Path) -> Iterator[None]:
 def show(run: Path, model: Path, console: Console, name: str) -> None:
     """Prints the before/after table, an example completion of each, and where to look further."""
     summary = json.loads((run / "summary.json").read_text())
-    warm_start = json.loads((model / "warm_start.json").read_text())
     log = [json.loads(line) for line in (run / "logging.jsonl").read_text().splitlines()]
     evaluations = [line for line in log if "eval/countdown_mini/accuracy" in line]
     first = evaluations[0]
     last = evaluations[-1]
-    seconds = f"{summary['seconds']:.0f} s, after a warm start of {warm_start['seconds']:.0f} s"
+    seconds = f"{summary['seconds']:.0f} s"
+    warm_start = model.parent / "summary.json"  # none beside a model that was not made by swift sft
+    if warm_start.is_file():
+        seconds += f", after a warm start of {json.loads(warm_start.read_text())['seconds']:.0f} s"
     table = Table(title=f"{summary['steps']} {name} steps in {seconds}", title_justify="left")
     table.add_column("on 128 held-out problems, temperature 1")
     table.add_column("before", justify="right")

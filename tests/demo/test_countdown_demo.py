@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 import re
 import sys
@@ -10,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from swift_r1.cli.demo import eval_every
+from tests import forks
 
 REPO = Path(__file__).resolve().parents[2]
 DEMO = REPO / "examples" / "countdown_demo"
@@ -115,7 +117,8 @@ def test_plugin_rows_and_reward() -> None:
     from swift_r1.plugins import load_plugins
 
     (plugin,) = load_plugins([str(DEMO / "plugin.py")])
-    assert (plugin.datasets, plugin.orms) == (("countdown_mini",), ("countdown_expression",))
+    assert plugin.datasets == ("countdown_mini", "countdown_traces")
+    assert plugin.orms == ("countdown_expression",)
     from swift_r1.data.registry import find_dataset
     from swift_r1.rewards import orms
 
@@ -142,31 +145,39 @@ def test_plugin_rows_and_reward() -> None:
     ]
 
 
-def test_loss_weights_of_a_trace() -> None:
-    import warm_start
+def test_the_warm_start_is_taught_problems_of_training_alone() -> None:
+    from swift_r1.data.registry import find_dataset
+    from swift_r1.plugins import load_plugins
 
-    weights = warm_start.trace_weights(TRACE)
-    names = {1.0: "w", warm_start.VERDICT_WEIGHT: "v"}
-    parts = ["w", "wwwww", "wwwwww", "wwv", "wwwwww", "wwwwww", "wwv", "w", "w", "wwwww", "w"]
-    #         <    4+6*5    =4+30=   34n    ,4*6+5   =24+5=   29y    </   <    4*6+5   </
-    assert "".join(names[weight] for weight in weights) == "".join(parts)
+    load_plugins([str(DEMO / "plugin.py")])
+    meta = find_dataset("countdown_traces")
+    rows = [meta.preprocess_func(row) for row in meta.loader(split="train", seed=3)]
+    assert {(*sorted(row["nums"]), row["target"]) for row in rows} == {
+        (*problem.nums, problem.target) for problem in task.split()[0]
+    }
+    tokenizer = tiny_model.make_tokenizer()
+    for row in rows[:50]:
+        (asked, answer) = row["messages"]
+        assert asked["content"] == task.prompt(row["nums"], row["target"])
+        assert answer["role"] == "assistant" and answer["content"].startswith("<think>")
+        text = tokenizer.apply_chat_template(row["messages"], tokenize=False)
+        assert text == f"{asked['content']}\n{answer['content']}{tokenizer.eos_token}"
 
 
-def test_warm_start_repeats_itself_and_learns() -> None:
-    import torch
-    import warm_start
-
-    tokenizer, weights, losses = tiny_model.make_tokenizer(), [], []
-    batch = next(warm_start.batches(tokenizer, seed=9))
-    assert (batch.weights[:, :8] == 0).all()  # the shortest prompt is "1 1 1>1" and a newline
-    assert (batch.weights[:, 8:].sum(1) > 0).all()
-    for _ in range(2):
-        model = tiny_model.make_model(5)
-        warm_start.train(model, warm_start.batches(tokenizer, seed=5), steps=8)
-        weights.append(model.state_dict())
-        losses.append(warm_start.loss_of(model, batch).item())
-    assert all(torch.equal(value, weights[1][name]) for name, value in weights[0].items())
-    assert losses[0] < warm_start.loss_of(tiny_model.make_model(5), batch).item() - 0.3
+def test_the_warm_start_learns(tmp_path: Path) -> None:
+    folder = tmp_path / "random"
+    tiny_model.save(tiny_model.make_model(5), folder)
+    words = f"""
+        --model {folder} --external_plugins {DEMO / "plugin.py"} --dataset countdown_traces#320
+        --output_dir {tmp_path / "run"} --add_version false --max_steps 10 --logging_steps 1 --warmup_ratio 0
+    """.split()
+    done = forks.run(
+        ["-m", "swift_r1", "sft", str(DEMO / "warm_start.yaml"), *words], cwd=tmp_path, timeout=200
+    )
+    assert done.returncode == 0, done.stderr
+    log = [json.loads(line) for line in (tmp_path / "run/logging.jsonl").read_text().splitlines()]
+    assert log[9]["loss"] < log[0]["loss"] - 1.5
+    assert (tmp_path / "run/checkpoint-10/model.safetensors").is_file()
 
 
 @pytest.mark.parametrize(

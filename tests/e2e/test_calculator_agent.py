@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -15,24 +16,22 @@ from typing import Any
 
 import pytest
 
+from swift_r1.data.conversations import ConversationEncoder
+from swift_r1.data.loading import load_rows
+from swift_r1.data.sources import DataFlags
 from swift_r1.flags import parse_arguments
 from swift_r1.flags.rlhf import CheckArguments
 from swift_r1.launch.checks.run import run_checks
+from swift_r1.plugins import load_plugins
 from tests.conftest import REPO
+from tests.data.fixtures.make_ms_swift_rows import stretches
 
 EXAMPLE = REPO / "examples" / "calculator_agent"
 sys.path += [str(EXAMPLE), str(REPO / "examples" / "countdown_demo")]
 
 import arithmetic  # noqa: E402
 import calculator_model  # noqa: E402
-
-TOOL = {
-    "type": "function",
-    "function": {
-        "name": "calculate",
-        "parameters": {"type": "object", "properties": {"expression": {}}},
-    },
-}
+import tiny_model  # noqa: E402
 
 
 def drawn(split: str, count: int, seed: int = 0) -> list[arithmetic.Problem]:
@@ -70,35 +69,32 @@ def test_the_calculator_takes_two_numbers_alone(expression: str) -> None:
         arithmetic.calculated(expression)
 
 
-def test_traces_are_what_the_chat_template_renders() -> None:
+def test_the_models_turns_alone_are_learned() -> None:
+    load_plugins([str(EXAMPLE / "plugin.py")])
     tokenizer = calculator_model.make_tokenizer()
-    for number, problem in enumerate(drawn("train", 30)):
-        expressions, answer = arithmetic.write_trace(problem, random.Random(number))
-        pieces = list(calculator_model.turns(problem, random.Random(number), tokenizer.eos_token))
-        messages: list[dict[str, Any]] = [{"role": "user", "content": problem.question}]
-        for one in expressions:
-            call = {
-                "type": "function",
-                "function": {"name": "calculate", "arguments": {"expression": one}},
-            }
-            messages.append({"role": "assistant", "content": "", "tool_calls": [call]})
-            messages.append(
-                {"role": "tool", "name": "calculate", "content": str(arithmetic.calculated(one))}
+    encoder = ConversationEncoder(tokenizer)
+    calls = 0
+    for row in load_rows(DataFlags(dataset=["drawn_calls#40"], whole=True)).train:
+        (sequence,) = encoder.encode(row).sequences
+        assert tokenizer.unk_token_id not in sequence.token_ids
+        given, *rest = stretches(tokenizer, list(sequence.token_ids), list(sequence.learned))
+        assert given == f"<tools>calculate expression</tools>{row['messages'][0]['content']}\n"
+        for learned, answer in zip(rest[:-1:2], rest[1::2], strict=True):
+            call = json.loads(
+                learned.removeprefix("<tool_call>").removesuffix("</tool_call><|end|>")
             )
-        messages.append({"role": "assistant", "content": answer})
-        text = "".join(text for text, _ in pieces)
-        assert (
-            tokenizer.apply_chat_template(messages, [TOOL], tokenize=False)
-            == text + tokenizer.eos_token
-        )
-        apart = [token for text, _ in pieces for token in tokenizer(text)["input_ids"]]
-        assert tokenizer(text)["input_ids"] == apart and tokenizer.unk_token_id not in apart
+            result = arithmetic.calculated(call["arguments"]["expression"])
+            assert answer == f"<tool_response>{result}</tool_response>"
+            calls += 1
+        assert re.fullmatch(r"-?\d+<\|end\|>", rest[-1])
+    assert calls > 20
 
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("models") / "calculator"
-    calculator_model.make(folder, seed=0, steps=3)
+    tokenizer = calculator_model.make_tokenizer()
+    tiny_model.save(tiny_model.make_model(0, tokenizer=tokenizer), folder, tokenizer)
     return folder
 
 
