@@ -282,8 +282,9 @@ class TrainingArguments:
     )
     optim: str = flag(
         "adamw_torch_fused",
-        "the optimizer; 8bit: 8-bit moments, by bitsandbytes; paged: those move between GPU and host",
-        choices=("adamw_torch_fused", "adamw_torch", *EIGHT_BIT, "sgd"),
+        "the optimizer; 8bit: 8-bit moments, by bitsandbytes; paged: those move between GPU and host; muon: Muon for "
+        "the matrices inside the layers, AdamW for the rest, at the same learning rate",
+        choices=("adamw_torch_fused", "adamw_torch", *EIGHT_BIT, "muon", "sgd"),
     )
     estimate: bool = resumable_flag(
         False, "say how much memory a rank will need, and end; loads neither weights nor data"
@@ -359,6 +360,12 @@ def training_faults(args: RlhfArguments, given: frozenset[str], world: World) ->
     yield from args.dtype_faults()
     if args.train_type != "full":
         yield from args.adapter_faults(given)
+    if args.optim == "muon":
+        whole = "--optim muon makes whole matrices orthogonal"
+        if args.train_type != "full":
+            yield f"{whole}, and --train_type {args.train_type} trains factors of theirs: --train_type full"
+        if args.distributed:
+            yield f"{whole}, which --deepspeed and --fsdp divide or flatten: leave them out, several processes are DDP"
     if args.resume_only_model and args.resume_from_checkpoint == LAST:
         yield "--resume_only_model true begins a new run with a checkpoint's weights: name its folder, not last"
     if args.ref_model is not None and args.ref_adapters:

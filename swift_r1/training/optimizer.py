@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
@@ -13,6 +14,10 @@ from swift_r1.errors import UsageError
 from swift_r1.flags.training import EIGHT_BIT
 from swift_r1.models.multimodal import part_of_model
 from swift_r1.models.weights import whole_shape
+from swift_r1.training.backends.optimizer_state import start_state
+
+# Layers are numbered; embeddings and heads, whose rows are tokens, are in none.
+_IN_A_LAYER = re.compile(r"\.\d+\.")
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,21 +47,54 @@ def parameter_groups(
     parameters: Iterable[tuple[str, nn.Parameter]], config: OptimizerConfig
 ) -> list[dict[str, Any]]:
     """Matrices decay; vectors (norms, biases) do not, as in transformers' trainer. A group's `lr_ratio` is that of its
-    rate to the learning rate (`OptimizerConfig.ratio`)."""
-    groups: dict[tuple[float, float], list[nn.Parameter]] = {}
+    rate to the learning rate (`OptimizerConfig.ratio`); `by_muon` is true of matrices in layers with `--optim muon`."""
+    groups: dict[tuple[float, float, bool], list[nn.Parameter]] = {}
     for name, parameter in parameters:
-        decay = config.weight_decay if len(whole_shape(parameter)) >= 2 else 0.0
+        dimensions = len(whole_shape(parameter))
+        decay = config.weight_decay if dimensions >= 2 else 0.0
+        by_muon = (
+            config.optim == "muon" and dimensions == 2 and _IN_A_LAYER.search(name) is not None
+        )
         if parameter.requires_grad:
-            groups.setdefault((decay, config.ratio(name)), []).append(parameter)
+            groups.setdefault((decay, config.ratio(name), by_muon), []).append(parameter)
     return [
-        {"params": own, "weight_decay": decay, "lr_ratio": ratio}
-        for (decay, ratio), own in groups.items()
+        {"params": own, "weight_decay": decay, "lr_ratio": ratio, "by_muon": by_muon}
+        for (decay, ratio, by_muon), own in groups.items()
     ]
 
 
 def set_learning_rate(optimizer: Any, rate: float) -> None:
     for group in optimizer.param_groups:
         group["lr"] = rate * group["lr_ratio"]
+
+
+class Muon(torch.optim.AdamW):
+    """Moves the groups `by_muon` by Muon, in steps of the size of AdamW's (arXiv 2502.16982, section 2.2), others by
+    AdamW. It remembers what AdamW does: the momentum of a matrix is its `exp_avg`, and its `exp_avg_sq` stays 0."""
+
+    def __init__(self, groups: list[dict[str, Any]], **adam: Any) -> None:
+        super().__init__(groups, **adam)
+        self._matrices = [group for group in self.param_groups if group["by_muon"]]
+        self._others = [group for group in self.param_groups if not group["by_muon"]]
+        # of the same groups, so that it has their rates
+        self._muon = torch.optim.Muon(self._matrices, adjust_lr_fn="match_rms_adamw")
+        start_state(
+            self, (one for group in self._matrices for one in group["params"]), torch.zeros(())
+        )
+
+    @torch.no_grad()
+    def step(self, closure: None = None) -> None:
+        """Makes an update of the gradients."""
+        for group in self._matrices:
+            for parameter in group["params"]:
+                state = self.state[parameter]
+                state["step"] += 1
+                self._muon.state[parameter] = {"momentum_buffer": state["exp_avg"]}
+        self._muon.step()
+        every = self.param_groups
+        self.param_groups = self._others
+        super().step(closure)
+        self.param_groups = every
 
 
 def build_optimizer(groups: list[dict[str, Any]], config: OptimizerConfig) -> torch.optim.Optimizer:
@@ -74,6 +112,8 @@ def build_optimizer(groups: list[dict[str, Any]], config: OptimizerConfig) -> to
             PagedAdamW8bit if config.optim.startswith("paged") else AdamW8bit
         )
         return kind(groups, **adam)
+    if any(group["by_muon"] for group in groups):
+        return Muon(groups, **adam)
     # Fused: one pass over memory instead of several; on a CPU the step is bound by it.
     return torch.optim.AdamW(groups, **adam, fused=config.optim == "adamw_torch_fused")
 

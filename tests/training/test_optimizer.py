@@ -84,12 +84,15 @@ def test_lora_plus_has_a_rate_of_its_own_for_b():
 def test_every_optimizer_takes_a_step_down(name):
     parameter = nn.Parameter(torch.ones(80, 80))
     config = OptimizerConfig(0.1, 0.0, 0.9, 0.95, 1e-8, 1.0, name)
-    optimizer = build_optimizer(parameter_groups([("x", parameter)], config), config)
+    optimizer = build_optimizer(parameter_groups([("layers.0.x", parameter)], config), config)
     parameter.grad = torch.full_like(parameter, 0.5)
     optimizer.step()
-    # Adam's first step is the learning rate, whatever the gradient's size.
+    # Adam's first step is the learning rate, whatever the gradient's size; Muon's of a matrix of rank 1 as large as
+    # Adam's would be of one of full rank, but for the rounding of its iteration.
+    moved = {"sgd": 0.05, "muon": 0.1 * 0.2 * 80**0.5 / 80}.get(name, 0.1)
+    tolerance = 0.5 * moved if name == "muon" else 1e-3
     torch.testing.assert_close(
-        parameter.detach(), torch.full((80, 80), 0.95 if name == "sgd" else 0.9), rtol=1e-3, atol=0
+        parameter.detach(), torch.full((80, 80), 1 - moved), rtol=0, atol=tolerance
     )
 
 
@@ -105,3 +108,32 @@ def test_the_loss_scale_falls_and_grows():
     for _ in range(30):
         scale.update(overflow=True)
     assert scale.scale == 1.0
+
+
+def test_muon_moves_matrices_of_layers_and_adamw_the_rest():
+    """Both by torch's own, with a rate that changes."""
+    torch.manual_seed(0)
+    shapes = {"embed.weight": (7, 4), "layers.0.up.weight": (6, 4), "layers.0.norm.weight": (4,)}
+    own, torchs = (
+        {name: nn.Parameter(torch.ones(shape)) for name, shape in shapes.items()} for _ in range(2)
+    )
+    config = OptimizerConfig(0.1, 0.3, 0.9, 0.95, 1e-8, 1.0, optim="muon")
+    optimizer = build_optimizer(parameter_groups(own.items(), config), config)
+    embedding, matrix, norm = torchs.values()
+    muon = torch.optim.Muon(
+        [matrix], weight_decay=0.3, eps=1e-8, adjust_lr_fn="match_rms_adamw"
+    )
+    groups = [{"params": [embedding], "weight_decay": 0.3}, {"params": [norm], "weight_decay": 0}]
+    adamw = torch.optim.AdamW(groups, betas=(0.9, 0.95))
+    for rate in (0.1, 0.02, 0.1):
+        for one, other in zip(own.values(), torchs.values(), strict=True):
+            one.grad = torch.randn(one.shape)
+            other.grad = one.grad.clone()
+        set_learning_rate(optimizer, rate)
+        for expected in (muon, adamw):
+            for group in expected.param_groups:
+                group["lr"] = rate
+            expected.step()
+        optimizer.step()
+        assert all(torch.equal(own[name], one) for name, one in zip(own, torchs.values(), strict=True))
+    assert {float(state["step"]) for state in optimizer.state.values()} == {3.0}
