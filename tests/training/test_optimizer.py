@@ -120,9 +120,7 @@ def test_muon_moves_matrices_of_layers_and_adamw_the_rest():
     config = OptimizerConfig(0.1, 0.3, 0.9, 0.95, 1e-8, 1.0, optim="muon")
     optimizer = build_optimizer(parameter_groups(own.items(), config), config)
     embedding, matrix, norm = torchs.values()
-    muon = torch.optim.Muon(
-        [matrix], weight_decay=0.3, eps=1e-8, adjust_lr_fn="match_rms_adamw"
-    )
+    muon = torch.optim.Muon([matrix], weight_decay=0.3, eps=1e-8, adjust_lr_fn="match_rms_adamw")
     groups = [{"params": [embedding], "weight_decay": 0.3}, {"params": [norm], "weight_decay": 0}]
     adamw = torch.optim.AdamW(groups, betas=(0.9, 0.95))
     for rate in (0.1, 0.02, 0.1):
@@ -135,5 +133,7 @@ def test_muon_moves_matrices_of_layers_and_adamw_the_rest():
                 group["lr"] = rate
             expected.step()
         optimizer.step()
-        assert all(torch.equal(own[name], one) for name, one in zip(own, torchs.values(), strict=True))
+        assert all(
+            torch.equal(own[name], one) for name, one in zip(own, torchs.values(), strict=True)
+        )
     assert {float(state["step"]) for state in optimizer.state.values()} == {3.0}
