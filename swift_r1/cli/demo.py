@@ -147,9 +147,10 @@ def make_warm_start(folder: Path, seed: int, steps: int | None) -> int:
         "model": str(random),
         "seed": seed,
         "output_dir": str(folder / "warm_start"),
+        "max_steps": steps,
         "add_version": False,
         "create_checkpoint_symlink": True,
-    } | ({"max_steps": steps} if steps else {})
+    }
     flags = [*PLUGIN, "--dataset", "countdown_traces", *as_words(own)]
     return finished([*SWIFT, "sft", str(FILES / "warm_start.yaml"), *flags])
 

@@ -77,14 +77,14 @@ class Muon(torch.optim.AdamW):
         self._matrices = [group for group in self.param_groups if group["by_muon"]]
         self._others = [group for group in self.param_groups if not group["by_muon"]]
         # of the same groups, so that it has their rates
-        self._muon = torch.optim.Muon(self._matrices, adjust_lr_fn="match_rms_adamw")
+        self._muon: Any = torch.optim.Muon(self._matrices, adjust_lr_fn="match_rms_adamw")
         start_state(
             self, (one for group in self._matrices for one in group["params"]), torch.zeros(())
         )
 
     @torch.no_grad()
-    def step(self, closure: None = None) -> None:
-        """Makes an update of the gradients."""
+    def step(self, closure: Any = None) -> Any:
+        """Makes an update from the gradients; returns None, or what the closure does."""
         for group in self._matrices:
             for parameter in group["params"]:
                 state = self.state[parameter]
@@ -93,8 +93,9 @@ class Muon(torch.optim.AdamW):
         self._muon.step()
         every = self.param_groups
         self.param_groups = self._others
-        super().step(closure)
+        loss = super().step(closure)
         self.param_groups = every
+        return loss
 
 
 def build_optimizer(groups: list[dict[str, Any]], config: OptimizerConfig) -> torch.optim.Optimizer:
