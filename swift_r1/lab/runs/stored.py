@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 MEMORY_LIMIT = "128MB"  # of DuckDB's, for one table
 _THREADS = 2  # of DuckDB's: each has memory of its own
 _AT_ONCE = 1024  # lines that one thread works on
-_PIECE = 2 << 20  # bytes that are read at once
+_PIECE = 4 << 20  # bytes that are read at once
 _BLOCK = 1 << 17  # lines whose places are looked up at once
 
 _FIELDS = [*STORED, "completion"]
