@@ -213,7 +213,7 @@ def heat_options(title: str, heat: Heatmap, most: float) -> dict[str, Any]:
             **plain,
             "data": heat.steps,
             "name": "step",
-            "nameGap": 16,
+            "nameGap": 24,
             "nameLocation": "middle",
         },
         "yAxis": {**plain, "data": labels},
