@@ -60,7 +60,7 @@ class CompletionTable(StoredLines):
     def _begin(self) -> None:
         super()._begin()
         self._rows(
-            f'CREATE OR REPLACE TABLE judged (id BIGINT, "{CORRECT}" DOUBLE, "{FAILURE}" VARCHAR)'
+            f'CREATE OR REPLACE TABLE judged (id INTEGER, "{CORRECT}" DOUBLE, "{FAILURE}" VARCHAR)'
         )
         self._matches: OrderedDict[CompletionQuery, numpy.ndarray] = OrderedDict()
 
@@ -113,7 +113,7 @@ class CompletionTable(StoredLines):
         return Sql(statement, [rewards, [pointer(name) for name in fields]])
 
     def _ids(self, query: CompletionQuery) -> numpy.ndarray:
-        """Returns the matching rows in their order, int64 `[matches]`."""
+        """Returns the matching rows in their order, int32 `[matches]`."""
         query = replace(query, where=tuple(map(tuple, query.where)))
         with self._lock:
             if query not in self._matches:
@@ -142,7 +142,9 @@ class CompletionTable(StoredLines):
         taken = f"SELECT id, {number.text}, {text.text} FROM lines WHERE {condition.text}"
         values = [*number.values, *text.values, *condition.values]
         with self._db.cursor() as cursor:
-            cursor.execute("CREATE TEMP TABLE found (id BIGINT, as_number DOUBLE, as_text VARCHAR)")
+            cursor.execute(
+                "CREATE TEMP TABLE found (id INTEGER, as_number DOUBLE, as_text VARCHAR)"
+            )
             for _ in self._over_lines(where, f"INSERT INTO found {taken}", values, tables, cursor):
                 pass
             return cursor.execute(
@@ -268,23 +270,25 @@ class CompletionTable(StoredLines):
         import numpy
 
         value = as_number(column)
+        wanted = f"SELECT step, coalesce(CAST({value.text} AS DOUBLE), 'NaN') AS value"
         with self._lock:
             if is_indexed(column):
                 tables = tables_of(CompletionQuery(order_by=column))
                 if tables == JUDGED_TOO:
                     self._judge()
-                parts = [self._arrays(f"SELECT step, {value.text} AS value FROM {tables}")]
+                parts = [self._arrays(f"{wanted} FROM {tables}")]
             else:
-                statement = (
-                    f"SELECT step, {value.text} AS value FROM lines JOIN completions USING (id)"
-                )
+                statement = f"{wanted} FROM lines JOIN completions USING (id)"
                 parts = [
                     one.fetchnumpy()
                     for one in self._over_lines(all_of([]), statement, value.values)
                 ]
-        steps = [numpy.empty(0, int), *(part["step"] for part in parts)]
-        found = [numpy.ma.filled(part["value"].astype(float), numpy.nan) for part in parts]
-        return numpy.concatenate(steps), numpy.concatenate([numpy.empty(0), *found])
+        if not parts:
+            return numpy.empty(0, int), numpy.empty(0)
+        steps, values = (
+            numpy.concatenate([part.pop(name) for part in parts]) for name in ("step", "value")
+        )
+        return steps, values
 
     def group_shares(self) -> list[dict[str, Any]]:
         """Returns by `step` the number of `groups`, and the shares of them that are all `right`, all `wrong` and

@@ -17,6 +17,7 @@ _MOST_STEPS = 200  # of a heat map, bins
 _MOST_VALUES = 12  # that have a row each; more are binned
 _DIGITS = 6  # after the point, to which values are the same
 _LARGEST = 1e300  # of its values
+_AT_ONCE = 1 << 16  # values that are counted at once
 
 
 @dataclass(frozen=True)
@@ -39,8 +40,10 @@ def heatmaps(tables: Sequence[CompletionTable], column: str, bins: int = 30) -> 
     for table in tables:
         steps, values = table.values(column)
         known = numpy.abs(values) < _LARGEST
-        parts.append((steps[known], numpy.round(values[known], _DIGITS)))
-    distinct = numpy.unique(numpy.concatenate([values for _, values in parts]))
+        if not known.all():
+            steps, values = steps[known], values[known]
+        parts.append((steps, numpy.round(values, _DIGITS, out=values)))
+    distinct = numpy.unique(numpy.concatenate([numpy.unique(values) for _, values in parts]))
     if len(distinct) <= _MOST_VALUES:
         rows = [(value, value) for value in distinct.tolist()]
     else:
@@ -56,13 +59,18 @@ def _heatmap(
 
     if not len(values):
         return Heatmap([], rows, [])
-    steps, place = numpy.unique(of_rows, return_inverse=True)
+    steps = numpy.unique(of_rows)
     each = math.ceil(len(steps) / _MOST_STEPS)
     size = (math.ceil(len(steps) / each), len(rows))
-    row = numpy.searchsorted([low for low, _ in rows], values, "right") - 1
-    cells = (place // each) * len(rows) + numpy.clip(row, 0, len(rows) - 1)
-    counts = numpy.bincount(cells, minlength=math.prod(size)).reshape(size)
-    return Heatmap(steps[::each].tolist(), rows, counts.tolist())
+    lows = [low for low, _ in rows]
+    counts = numpy.zeros(math.prod(size), int)
+    for start in range(0, len(values), _AT_ONCE):
+        part = slice(start, start + _AT_ONCE)
+        row = numpy.searchsorted(lows, values[part], "right") - 1
+        place = numpy.searchsorted(steps, of_rows[part]) // each
+        cells = place * len(rows) + numpy.clip(row, 0, len(rows) - 1)
+        counts += numpy.bincount(cells, minlength=len(counts))
+    return Heatmap(steps[::each].tolist(), rows, counts.reshape(size).tolist())
 
 
 def _edges(distinct: numpy.ndarray, bins: int) -> list[float]:

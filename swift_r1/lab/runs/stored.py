@@ -20,15 +20,18 @@ from typing import TYPE_CHECKING, Any, Self
 
 from swift_r1.errors import UsageError
 from swift_r1.lab.runs.query import LENGTH, STORED, Sql, pointer
-from swift_r1.record.lines import CHUNK, GrowingFile, line_problems
+from swift_r1.record.lines import GrowingFile, line_problems
 
 if TYPE_CHECKING:
     import duckdb
     import numpy
     import pyarrow
 
-MEMORY_LIMIT = "256MB"  # of DuckDB's, for one table
+MEMORY_LIMIT = "128MB"  # of DuckDB's, for one table
+_THREADS = 2  # of DuckDB's: each has memory of its own
 _AT_ONCE = 1024  # lines that one thread works on
+_PIECE = 4 << 20  # bytes that are read at once
+_BLOCK = 1 << 17  # lines whose places are looked up at once
 
 _FIELDS = [*STORED, "completion"]
 _TYPED = ", ".join(
@@ -67,7 +70,7 @@ class StoredLines:
             config={
                 "memory_limit": MEMORY_LIMIT,
                 "temp_directory": self._folder.name,
-                "threads": min(4, os.cpu_count() or 1),
+                "threads": _THREADS,
                 "autoinstall_known_extensions": False,
                 "autoload_known_extensions": False,
                 "preserve_insertion_order": False,
@@ -75,7 +78,7 @@ class StoredLines:
         )
         columns = (
             {
-                "id": "BIGINT",
+                "id": "INTEGER",
                 "start": "BIGINT",
                 "stop": "BIGINT",
             }
@@ -115,7 +118,7 @@ class StoredLines:
         with self._lock:
             while True:
                 restarts = self._file.restarts
-                data = self._file.read()
+                data = self._file.read(_PIECE)
                 if self._file.restarts != restarts:
                     self._begin()
                     new = 0
@@ -227,43 +230,51 @@ class StoredLines:
 
     def _read(self, which: Sql, tables: str = "completions") -> Iterator[pyarrow.Table]:
         """Lines of the file by id. Those that are no longer there are left out."""
-        import numpy
-
-        rows = self._arrays(
-            f"SELECT id, start, stop FROM {tables} WHERE {which.text} ORDER BY id", which.values
-        )
-        ids = rows["id"]
-        starts = rows["start"]
-        stops = rows["stop"]
-        ends = numpy.cumsum(stops - starts)  # where each line would end, one after the other
         try:
             file = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)
         except OSError:  # `refresh` will say so
             return
         try:
-            at = 0 if self._file.is_same(file) else len(ids)  # else `refresh` will begin again
-            while at < len(ids):
-                first = int(ends[at] - (stops[at] - starts[at]))
-                to = max(at + 1, int(numpy.searchsorted(ends, first + CHUNK, "right")))
-                jumps = numpy.flatnonzero(starts[at + 1 : to] != stops[at : to - 1]) + at + 1
-                runs = pairwise([at, *jumps.tolist(), to])
-                parts = [
-                    os.pread(file, stops[end - 1] - starts[begin], starts[begin])
-                    for begin, end in runs
-                ]
-                data = parts[0] if len(parts) == 1 else b"".join(parts)
-                bounds = numpy.concatenate([[0], ends[at:to] - first])
-                if len(data) < bounds[-1]:  # the file was cut
-                    return
-                yield _lines(data, ids[at:to], bounds)[0]
-                at = to
+            if not self._file.is_same(file):  # `refresh` will begin again
+                return
+            statement = f"""
+                SELECT id, start, stop FROM {tables} WHERE id > ? AND id <= ? AND ({which.text}) ORDER BY id
+            """
+            for first in range(0, self._lines, _BLOCK):
+                rows = self._arrays(statement, [first, first + _BLOCK, *which.values])
+                yield from _lines_at(file, rows["id"], rows["start"], rows["stop"])
         finally:
             os.close(file)
 
 
+def _lines_at(
+    file: int, ids: numpy.ndarray, starts: numpy.ndarray, stops: numpy.ndarray
+) -> Iterator[pyarrow.Table]:
+    """Reads the `N` lines of an open file that stand from `starts` to `stops`, each int64 `[N]`; ends where the file
+    was cut."""
+    import numpy
+
+    ends = numpy.cumsum(stops - starts)  # where each line would end, one after the other
+    at = 0
+    while at < len(ids):
+        first = int(ends[at] - (stops[at] - starts[at]))
+        to = max(at + 1, int(numpy.searchsorted(ends, first + _PIECE, "right")))
+        jumps = numpy.flatnonzero(starts[at + 1 : to] != stops[at : to - 1]) + at + 1
+        runs = pairwise([at, *jumps.tolist(), to])
+        parts = [
+            os.pread(file, stops[end - 1] - starts[begin], starts[begin]) for begin, end in runs
+        ]
+        data = parts[0] if len(parts) == 1 else b"".join(parts)
+        bounds = numpy.concatenate([[0], ends[at:to] - first])
+        if len(data) < bounds[-1]:
+            return
+        yield _lines(data, ids[at:to], bounds)[0]
+        at = to
+
+
 def _lines(data: bytes, ids: numpy.ndarray, bounds: numpy.ndarray) -> tuple[pyarrow.Table, int]:
     """Returns the `N` lines of `data` as `id`, `line`, and how many of them had bytes that are not UTF-8, which are
-    replaced. Copies nothing where it can. `ids` is int64 `[N]`, `bounds` int64 `[N + 1]`."""
+    replaced. Copies nothing where it can. `ids` is whole numbers `[N]`, `bounds` int64 `[N + 1]`."""
     import pyarrow as pa
 
     replaced = 0
@@ -281,6 +292,8 @@ def _lines(data: bytes, ids: numpy.ndarray, bounds: numpy.ndarray) -> tuple[pyar
 
 def integers(values: numpy.ndarray) -> pyarrow.Array:
     """Returns an array of int64, without the import of pandas that `pyarrow.array` begins with."""
+    import numpy
     import pyarrow as pa
 
-    return pa.Array.from_buffers(pa.int64(), len(values), [None, pa.py_buffer(values)])
+    wide = values.astype(numpy.int64, copy=False)
+    return pa.Array.from_buffers(pa.int64(), len(wide), [None, pa.py_buffer(wide)])

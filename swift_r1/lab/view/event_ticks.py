@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+from nicegui import ui
+
 from swift_r1.lab.runs.timeline import Mark
 from swift_r1.lab.view.charts import Tick
 
@@ -48,3 +50,9 @@ def ticks(marks: Sequence[Mark], x: Callable[[Mark], float]) -> list[Tick]:
             )
         )
     return found
+
+
+def legend() -> None:
+    """Puts what the marks are on a page, for the list of its keys (`?`)."""
+    kinds = [f"{letter} {kind.replace('_', ' ')}" for kind, (letter, _) in _SHOWN.items()]
+    ui.element("span").props(f'hidden data-marks="{"|".join(kinds)}"')

@@ -4,6 +4,7 @@ axe-core finds, and that the keyboard alone reaches everything. SWIFT_R1_PICTURE
 from __future__ import annotations
 
 import os
+import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -101,10 +102,11 @@ def browser(request: pytest.FixtureRequest) -> Iterator[Any]:
     if request.param == "chromium":
         yield request.getfixturevalue("chromium")
         return
+    found = shutil.which("firefox")
+    if found is None:
+        pytest.skip("there is no firefox here: Debian's package of that name, 159 or newer")
     firefox = request.getfixturevalue("playwright").firefox
-    if not Path(firefox.executable_path).is_file():
-        pytest.skip("there is no Firefox of Playwright's here: playwright install firefox")
-    running = firefox.launch()
+    running = firefox.launch(executable_path=found, channel="moz-firefox")
     yield running
     running.close()
 

@@ -41,14 +41,18 @@ from swift_r1.lab.view.shell import Latest, Page, view_page
 
 T = TypeVar("T")
 ROWS = 50
-_READ_S = 0.3  # of a long file at once, before what was read is shown
+_READ_S = 0.3  # of a long file, before what was read is shown
+_MORE_S = 2.0  # of it at once, after that
 _LAST_STEP = 2**63 - 1  # that a column of steps can hold
 _NOTHING = "() => {}"
 
 
 @view_page("/completions", "Completions", go="c")
 async def completions(page: Page) -> None:
-    await _Completions(page, await table_of(page, seconds=_READ_S)).show(" so far")
+    shown = _Completions(page, await table_of(page, seconds=_READ_S))
+    # what must read all lines may take longer than a browser waits for an answer
+    if not (page.text("q") or page.text("where")):
+        await shown.show(" so far")
 
 
 class _Completions:
@@ -90,7 +94,7 @@ class _Completions:
 
     async def _rest(self) -> None:
         """Reads on after the first view of a long file."""
-        while await asyncio.to_thread(self.table.refresh, _READ_S):
+        while await asyncio.to_thread(self.table.refresh, _MORE_S):
             await self.show(" so far")
         await self.show()
 

@@ -38,7 +38,7 @@ _CONNECTED_S = 10.0
 _SAY = """({ name, seriesName, value: [, , share, row, all] }) =>
   `step ${name}, ${view.escape(seriesName)} ${row}: ${view.number(100 * share)} % of ${all}`"""
 # pixels of a heat map: around its rows, and of each
-_FRAME = 110
+_FRAME = 122
 _ROW = 14
 _SHARE = 10  # charts of a run that grows are made again after so many times what they took
 
@@ -207,13 +207,13 @@ def heat_options(title: str, heat: Heatmap, most: float) -> dict[str, Any]:
             "subtextStyle": {"color": "var(--muted)", "fontSize": 11, "lineHeight": 13},
             "itemGap": 3,
         },
-        "grid": {"left": 76, "right": 12, "top": 40, "bottom": 60},
+        "grid": {"left": 76, "right": 12, "top": 40, "bottom": 72},
         "tooltip": {**TOOLTIP, "trigger": "item", ":formatter": _SAY},
         "xAxis": {
             **plain,
             "data": heat.steps,
             "name": "step",
-            "nameGap": 16,
+            "nameGap": 24,
             "nameLocation": "middle",
         },
         "yAxis": {**plain, "data": labels},

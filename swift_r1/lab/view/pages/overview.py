@@ -24,7 +24,7 @@ from swift_r1.lab.view.curves import (
     lines,
     panels,
 )
-from swift_r1.lab.view.event_ticks import ticks
+from swift_r1.lab.view.event_ticks import legend, ticks
 from swift_r1.lab.view.headline import Headline, signs
 from swift_r1.lab.view.markup import markup, table
 from swift_r1.lab.view.run_table import RunTable
@@ -64,6 +64,7 @@ class _Overview:
         self._show_state()
         self._controls()
         self.grid = ui.element("div").classes("view-charts view-questions")
+        legend()
         self.constant = ui.label().classes("view-constant")
         self.empty = ui.label().classes("view-empty")
         self.meanings = ui.html("", sanitize=False).classes("view-scroll")

@@ -16,7 +16,7 @@ from swift_r1.lab.report.parts import joined
 from swift_r1.lab.runs.span_lanes import SpanBlock
 from swift_r1.lab.runs.timeline import Timeline
 from swift_r1.lab.view import charts
-from swift_r1.lab.view.event_ticks import ticks
+from swift_r1.lab.view.event_ticks import legend, ticks
 from swift_r1.lab.view.markup import markup
 from swift_r1.lab.view.shell import Page, in_order, opened, view_page
 from swift_r1.record.folder import RunFolder
@@ -85,6 +85,7 @@ async def time_page(page: Page) -> None:
                 'role="heading" aria-level="2"'
             )
         await _TimeOfRun(page, run).build()
+    legend()
 
 
 class _TimeOfRun:
@@ -292,9 +293,10 @@ def bars(spent: _Spent) -> dict[str, Any]:
         "title": {
             "text": "Seconds of each step",
             "left": 0,
+            "top": 0,
             "textStyle": {"color": "var(--ink)", "fontSize": 13},
         },
-        "grid": {"left": 52, "right": 12, "top": 34, "bottom": 34},
+        "grid": {"left": 52, "right": 12, "top": 34, "bottom": 40},
         "tooltip": {
             **charts.TOOLTIP,
             "trigger": "axis",

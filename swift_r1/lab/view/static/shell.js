@@ -28,6 +28,8 @@ const view = (() => {
     for (const link of document.querySelectorAll("[data-go]")) lines.push([`g ${link.dataset.go}`, link.textContent]);
     for (const one of document.querySelectorAll("[data-key]")) if (shown(one)) lines.push([one.dataset.key, named(one)]);
     if (document.querySelector("[data-search]")) lines.push(["/", "search"]);
+    const marks = document.querySelector("[data-marks]")?.dataset.marks.split("|") ?? [];
+    for (const mark of marks) lines.push([mark[0], `${mark.slice(2)} (in charts)`]);
     const dialog = document.createElement("dialog");
     dialog.className = "view-help";
     for (const [keys, text] of lines) {
@@ -85,6 +87,7 @@ const view = (() => {
     if (!document.querySelector(".view-header, .view-main") || !window.Quasar) return;
     clearInterval(started);
     applyTheme();
+    document.querySelector("nav [aria-current]")?.scrollIntoView({ block: "nearest", inline: "center" });
     document.querySelector(".q-loading-bar")?.setAttribute("aria-label", "loading");
   }, 20);
 
