@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from swift_r1.data.prompt_templates import (
     check_arguments,
@@ -181,20 +181,16 @@ def writable(value: Any) -> Any:
     return value
 
 
+Writable = Annotated[dict[str, Any], AfterValidator(writable)]
 ToolName = Annotated[str, Field(pattern=r"^[\w.:/-]{1,128}$")]
 
 
 class FunctionTool(OpenAIModel):
     name: ToolName
     description: Text | None = None
-    parameters: dict[str, Any] | None = None
+    parameters: Writable | None = None
     # accepted and ignored: a model that may choose is not held to the schema
     strict: bool | None = None
-
-    @field_validator("parameters")
-    @classmethod
-    def _can_be_written(cls, parameters: Any) -> Any:
-        return writable(parameters)
 
 
 class RequestTool(OpenAIModel):

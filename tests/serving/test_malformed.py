@@ -78,6 +78,9 @@ class QuickEngine:
     ) -> tuple[int, ...]:
         return self.encode("".join(one["role"] + one["content"] for one in messages))
 
+    def with_arguments(self, arguments: Mapping[str, Any]) -> QuickEngine:
+        raise HTTPError(400, "no arguments")
+
     def encode(self, text: str) -> tuple[int, ...]:
         if not text:
             raise HTTPError(400, "the prompt has no tokens")

@@ -8,8 +8,11 @@ from collections.abc import Callable
 from typing import Any
 
 import anthropic
+import openai
 import pytest
 
+from swift_r1.plugins.tools.parsing import Parsed
+from swift_r1.serving.protocols.turn import BlockReader
 from tests.serving.session_engine import ADD, CALL, Opened, ScriptedEngine, same_as_logged
 
 TOOL: Any = {
@@ -21,6 +24,31 @@ FUNCTION: Any = {"type": "function", "strict": True} | ADD["function"]
 ASKS: Any = {"role": "user", "content": "1 + 2?"}
 THANKS: Any = {"role": "user", "content": "thanks"}
 THOUGHT = "<think>\nI add them.\n</think>\n\n"
+
+
+@pytest.mark.parametrize("opened", [False, True])
+@pytest.mark.parametrize(
+    "text",
+    ["<think> a </t </think>\n b <think>", "<think>\n</think> b", "<thin b", " a < b\n", " "],
+)
+def test_a_stream_has_the_blocks_of_the_whole(text: str, opened: bool) -> None:
+    """Wherever it is cut."""
+
+    def blocks(*parts: str) -> list[tuple[str, str]]:
+        reader = BlockReader(True, opened)
+        shown: dict[int, str] = {}
+        for place, part in enumerate(parts):
+            for block, added in reader.add(Parsed(part), place == len(parts) - 1):
+                shown[id(block)] = shown.get(id(block), "") + added
+        assert [*shown.values()] == [block.text for block in reader.blocks]
+        return [(block.kind, block.text) for block in reader.blocks]
+
+    whole = blocks(text)
+    assert blocks(*text) == whole
+    for place in range(len(text)):
+        assert blocks(text[:place], text[place:]) == whole
+    if text.startswith("<think> a") and not opened:
+        assert whole == [("thoughts", "a </t "), ("text", "b <think>")]
 
 
 @pytest.fixture
@@ -104,10 +132,17 @@ def test_messages_with_thoughts_and_tools(
         assert {one.sampling.top_k for one in session.record().calls} == {5}
 
 
-@pytest.mark.parametrize("streamed", [False, True])
-@pytest.mark.parametrize("by", ["input", "previous_response_id", "item_reference"])
+@pytest.mark.parametrize(
+    ("by", "streamed"),
+    [
+        ("input", False),
+        ("input", True),
+        ("previous_response_id", True),
+        ("item_reference", False),
+    ],
+)
 def test_responses_with_thoughts_and_tools(
-    session: Opened, engine: ScriptedEngine, streamed: bool, by: str
+    session: Opened, engine: ScriptedEngine, by: str, streamed: bool
 ) -> None:
     """The conversation comes back as a whole, or what is stored of it is named."""
     talk = session.client
@@ -151,3 +186,192 @@ def test_responses_with_thoughts_and_tools(
     assert ask(result).output_text == "It is 3."
     assert ask(THANKS).output_text == "Bye."
     one_sequence(session, engine, 3)
+
+
+def ask_messages(session: Opened, messages: list[Any], **more: Any) -> str:
+    answer = claude(session).messages.create(**asked(messages=messages, **more))
+    return "".join(block.text for block in answer.content)
+
+
+def ask_responses(session: Opened, messages: list[Any], **more: Any) -> str:
+    return session.client.responses.create(model="any", input=messages, **more).output_text
+
+
+BOTH = pytest.mark.parametrize("ask", [ask_messages, ask_responses])
+
+
+@BOTH
+def test_kinds_of_calls(session: Opened, engine: ScriptedEngine, ask: Callable[..., str]) -> None:
+    """A sub-agent, a retry, a branch, an edit and a history that was replaced by a summary are told apart."""
+    engine.says = ["one", "two", "sub", "again", "edited", "short", "end"]
+
+    def words(*texts: str) -> list[Any]:
+        roles = ("user", "assistant")
+        return [{"role": roles[n % 2], "content": text} for n, text in enumerate(texts)]
+
+    assert ask(session, words("a")) == "one"
+    assert ask(session, words("a", "one", "b")) == "two"
+    assert ask(session, words("sort this")) == "sub"
+    retried = {"X-Stainless-Retry-Count": "1"}
+    assert ask(session, words("sort this"), extra_headers=retried) == "sub"
+    assert ask(session, words("a", "one", "c")) == "again"
+    assert ask(session, words("a", "ones", "b")) == "edited"
+    assert ask(session, words("so far: a, b", "two", "d")) == "short"
+    # the same conversation in chat completions
+    session.chat(*words("so far: a, b", "two", "d", "short", "e"))
+    record = session.record()
+    assert [one.kind for one in record.calls] == [
+        *("new", "extends", "new", "branch", "edited", "compacted", "extends"),
+    ]
+    assert record.retried == 1
+    same_as_logged(record, engine.log)
+
+
+@BOTH
+def test_a_thought_that_is_cut_off(
+    session: Opened, engine: ScriptedEngine, ask: Callable[..., str]
+) -> None:
+    engine.says = ["<think>one two three", "yes"]
+    history: list[Any] = [ASKS]
+    if ask is ask_messages:
+        given = asked(messages=history, thinking={"type": "enabled", "budget_tokens": 1024})
+        answer: Any = claude(session).messages.create(**given | {"max_tokens": 6})
+        assert answer.stop_reason == "max_tokens"
+        [block] = answer.content
+        assert block.type == "thinking" and block.thinking
+        history += [{"role": "assistant", "content": answer.content}, THANKS]
+        claude(session).messages.create(**given)
+    else:
+        include: Any = ["reasoning.encrypted_content"]
+        answer = session.client.responses.create(
+            model="any", input=history, max_output_tokens=6, include=include, store=False
+        )
+        assert answer.status == "incomplete"
+        assert answer.incomplete_details.reason == "max_output_tokens"
+        [item] = answer.output
+        # as clients that may not show thoughts send them back
+        history += [item.model_dump(include={"type", "summary", "encrypted_content"}), THANKS]
+        session.client.responses.create(model="any", input=history)
+        with pytest.raises(openai.NotFoundError, match="no stored response"):
+            session.client.responses.retrieve(answer.id)
+    one_sequence(session, engine, 2)
+
+
+def test_why_a_message_ended(session: Opened, engine: ScriptedEngine) -> None:
+    """The engine leaves a stop sequence out of the text, and its tokens in."""
+    talk = claude(session)
+    engine.says = ["one END", '<tool_call>\n{"name": "add", "arguments": [1]}\n</tool_call>', "yes"]
+    engine.endless = True
+    stops = {"max_tokens": len(engine.prompts.encode_more("one END")), "stop_sequences": ["END"]}
+    assert talk.messages.create(**asked(**stops)).stop_reason == "max_tokens"
+    engine.endless = False
+    written = said(talk.messages.create(**asked(tools=[TOOL])))
+    assert written == [("text", CALL.replace('{"a": 1, "b": 2}', "[1]"))]  # no object, no call
+    assert talk.messages.create(**asked(stop_sequences=["END"])).stop_sequence is None
+
+
+MESSAGES_REFUSE: tuple[tuple[str, Any], ...] = (
+    ("container", "c"),
+    ("output_config", {"effort": "low"}),
+    ("thinking.display", {"type": "adaptive", "display": "omitted"}),
+    ("thinking", {"type": "between_tools"}),
+    ("tools.0.type", [{"type": "bash_20250124", "name": "bash"}]),
+    ("tools.0.defer_loading", [TOOL | {"defer_loading": True}]),
+    ("messages", [ASKS, {"role": "assistant", "content": "It is"}]),
+    ("messages.0.image", [{"role": "user", "content": [{"type": "image", "source": {}}]}]),
+    ("messages.0.document", [{"role": "user", "content": [{"type": "document", "source": {}}]}]),
+    ("tool_choice", {"type": "tool", "name": "other"}),
+    ("max_tokens", 0),
+    ("speed", "fast"),
+)
+RESPONSES_REFUSE: tuple[tuple[str, Any], ...] = (
+    ("background", True),
+    ("conversation", "conv_1"),
+    ("include", ["message.output_text.logprobs"]),
+    ("input.0.web_search_call", [{"type": "web_search_call", "id": "ws_1"}]),
+    ("input.0.type.input_text", [{"role": "user", "content": [{"type": "input_image"}]}]),
+    ("input.msg_1", [{"type": "item_reference", "id": "msg_1"}]),
+    ("previous_response_id.resp_1", "resp_1"),
+    ("prompt", {"id": "pmpt_1"}),
+    ("reasoning.effort", {"effort": "high"}),
+    ("text.format", {"format": {"type": "json_object"}}),
+    ("tools.0.type", [{"type": "web_search"}]),
+    ("top_logprobs", 3),
+    ("truncation", "auto"),
+)
+
+
+def named(name: str, sentence: str) -> None:
+    assert not [part for part in name.split(".") if part not in sentence], sentence
+
+
+def test_what_is_not_there_is_refused_by_name(session: Opened) -> None:
+    keys = {"x-api-key": session.api_key, "Authorization": ""}
+    path = f"/v1/sessions/{session.id}/v1/messages"
+    for name, value in MESSAGES_REFUSE:
+        given = asked(**{name.split(".")[0]: value})
+        answer = session.http.post(path, json=given, headers=keys)
+        assert answer.status_code == 400, answer.text
+        assert answer.json()["error"]["type"] == "invalid_request_error"
+        named(name, answer.json()["error"]["message"])
+    for name, value in RESPONSES_REFUSE:
+        given = {"model": "any", "input": "hi"} | {name.split(".")[0]: value}
+        with pytest.raises(openai.BadRequestError) as error:
+            session.client.responses.create(**given)
+        named(name, error.value.body["message"])
+    assert session.record().calls == ()
+
+
+def test_keys_limits_and_ends(session: Opened, engine: ScriptedEngine) -> None:
+    with pytest.raises(anthropic.AuthenticationError, match="another session"):
+        claude(session, api_key="swift-session-other").messages.create(**asked())
+    limited = Opened(str(session.http.base_url), key="k", limits={"calls": 1})
+    claude(limited).messages.create(**asked())
+    with pytest.raises(anthropic.PermissionDeniedError, match="1 calls are used up"):
+        claude(limited).messages.create(**asked())
+    engine.endless = True
+    given = asked(max_tokens=2000)
+    with (
+        claude(session).messages.stream(**given) as stream,
+        pytest.raises(anthropic.APIStatusError) as error,
+    ):
+        for event in stream:
+            if event.type == "text":
+                session.http.delete(f"/v1/sessions/{session.id}")
+    assert error.value.body["error"]["type"] == "not_found_error"
+    with pytest.raises(anthropic.NotFoundError, match="no session"):
+        claude(session).messages.create(**asked())
+
+
+def test_stored_responses(session: Opened, engine: ScriptedEngine) -> None:
+    """They end with their session; what was said before one that was deleted stays in the conversation behind it."""
+    talk = session.client.responses
+    engine.says = ["one", "two", "three"]
+    first = talk.create(model="any", input="a", metadata={"step": "1"}, instructions="short")
+    second = talk.create(model="any", input=[ASKS, THANKS], previous_response_id=first.id)
+    assert talk.retrieve(first.id).metadata == {"step": "1"}
+    items = talk.input_items.list(second.id, order="asc", limit=1)
+    assert items.data[0].content[0].text == ASKS["content"] and items.has_more  # type: ignore[union-attr]
+    assert len(list(items)) == 2
+    talk.delete(first.id)
+    with pytest.raises(openai.NotFoundError, match="no stored response"):
+        talk.retrieve(first.id)
+    with pytest.raises(openai.BadRequestError, match="stream"):
+        talk.retrieve(second.id, stream=True)
+    talk.create(model="any", input="d", previous_response_id=second.id)
+    record = session.record()
+    assert [one.kind for one in record.calls] == ["new", "system", "extends"]
+    texts = [one["content"] for one in record.sequences[-1].messages]
+    assert texts == ["a", "one", ASKS["content"], "thanks", "two", "d", "three"]
+    other = Opened(str(session.http.base_url), key="k").client.responses
+    with pytest.raises(openai.BadRequestError, match="no stored response"):
+        other.create(model="any", input="e", previous_response_id=second.id)
+
+
+def test_a_response_that_fails_on_its_way(session: Opened, engine: ScriptedEngine) -> None:
+    engine.endless = True
+    stream = session.client.responses.create(model="any", input="a", stream=True)
+    for event in stream:
+        if event.type == "response.output_text.delta":
+            session.http.delete(f"/v1/sessions/{session.id}")
+    assert event.type == "response.failed" and "was deleted" in event.response.error.message

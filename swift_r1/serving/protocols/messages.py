@@ -24,7 +24,7 @@ from swift_r1.serving.openai_messages import (
     Request,
     Stop,
     ToolName,
-    writable,
+    Writable,
 )
 from swift_r1.serving.openai_routes import SESSION, Served, asked_of, open_chat
 from swift_r1.serving.pieces import Pieces
@@ -93,12 +93,7 @@ class ToolUse(OpenAIModel):
     type: Literal["tool_use"]
     id: Text
     name: Text
-    input: dict[str, Any]
-
-    @field_validator("input")
-    @classmethod
-    def _can_be_written(cls, value: Any) -> Any:
-        return writable(value)
+    input: Writable
 
 
 class SystemMessage(OpenAIModel):
@@ -158,18 +153,13 @@ class MessagesTool(Request):
     type: Literal["custom"] = "custom"
     name: ToolName
     description: Text | None = None
-    input_schema: dict[str, Any]
+    input_schema: Writable
     # accepted and ignored: a model that may choose is not held to the schema
     strict: bool | None = None
     cache_control: Caching = None  # ignored
     eager_input_streaming: bool | None = None  # ignored: arguments come as a whole
     defer_loading: Literal[False] = False
     allowed_callers: tuple[Literal["direct"], ...] = ("direct",)
-
-    @field_validator("input_schema")
-    @classmethod
-    def _can_be_written(cls, schema: Any) -> Any:
-        return writable(schema)
 
     def for_chat(self) -> dict[str, Any]:
         function: dict[str, Any] = {"name": self.name, "parameters": self.input_schema}

@@ -10,13 +10,13 @@ import binascii
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
-from typing import Annotated, Any, Literal
+from functools import cached_property, partial
+from typing import Annotated, Any, ClassVar, Literal
 from weakref import WeakKeyDictionary
 
 from fastapi import APIRouter, FastAPI, Query
 from fastapi.responses import JSONResponse
-from pydantic import BeforeValidator, ConfigDict, Field, TypeAdapter
+from pydantic import BeforeValidator, ConfigDict, Field, TypeAdapter, model_validator
 from starlette.requests import Request as HTTPRequest
 from starlette.responses import Response
 
@@ -24,11 +24,12 @@ from swift_r1.serving.answers import BodyRoute, OpenAIRefusal, refusals
 from swift_r1.serving.engines.base import Piece, TokenLogprob
 from swift_r1.serving.openai_messages import (
     ChatRequest,
-    FunctionTool,
     NamedFunction,
     OpenAIModel,
     Request,
     TextFormat,
+    ToolName,
+    Writable,
 )
 from swift_r1.serving.openai_routes import SESSION, Served, open_chat
 from swift_r1.serving.pieces import Pieces
@@ -49,6 +50,7 @@ _SENT_BACK = ConfigDict(extra="ignore")  # clients add to what the model said
 _TYPES = {"thoughts": "reasoning", "text": "message", "call": "function_call"}
 _IDS = {"thoughts": "rs", "text": "msg", "call": "fc"}
 _LONGEST_PAGE = 100
+_CALL = 2  # the place of calls in a turn of the model, behind its thoughts and its text
 
 
 class InputText(OpenAIModel):
@@ -59,7 +61,7 @@ class InputText(OpenAIModel):
 class OutputText(OpenAIModel):
     model_config = _SENT_BACK
 
-    type: Literal["output_text", "input_text"]
+    type: Literal["output_text"]
     text: Text
 
 
@@ -70,28 +72,46 @@ class ReasoningText(OpenAIModel):
     text: Text
 
 
-def _in_parts(kind: str, content: Any) -> Any:
-    return [{"type": kind, "text": content}] if isinstance(content, str) else content
+def _in_parts(content: Any) -> Any:
+    return [{"type": "input_text", "text": content}] if isinstance(content, str) else content
 
 
-Inputs = Annotated[tuple[InputText, ...], BeforeValidator(partial(_in_parts, "input_text"))]
+class ItemOfMessage(Request):
+    """A message; one of the assistant is the model's, as the client got it."""
 
-
-class InputMessage(Request):
     type: Literal["message"]
-    role: Literal["user", "system", "developer"]
-    content: Inputs  # or a text
+    role: Literal["user", "system", "developer", "assistant"]
+    content: Annotated[
+        tuple[Annotated[InputText | OutputText, Field(discriminator="type")], ...],
+        BeforeValidator(_in_parts),
+    ]  # or a text
     id: Text | None = None
     status: Text | None = None  # ignored
+
+    @model_validator(mode="before")
+    @classmethod
+    def _without_what_clients_add(cls, item: Any) -> Any:
+        if isinstance(item, dict) and item.get("role") == "assistant":
+            return {name: value for name, value in item.items() if name in cls.model_fields}
+        return item
+
+    @property
+    def place(self) -> int | None:
+        return 1 if self.role == "assistant" else None
 
     def for_chat(self) -> dict[str, Any]:
         return {"role": self.role, "content": _joined(self.content)}
 
+    def add_to(self, message: dict[str, Any]) -> None:
+        message["content"] = _joined(self.content)
+
 
 class CallOutput(Request):
+    place: ClassVar[int | None] = None
+
     type: Literal["function_call_output"]
     call_id: Text
-    output: Inputs  # or a text
+    output: Annotated[tuple[InputText, ...], BeforeValidator(_in_parts)]  # or a text
     id: Text | None = None
     status: Text | None = None  # ignored
     name: Text | None = None  # ignored
@@ -100,26 +120,11 @@ class CallOutput(Request):
         return {"role": "tool", "tool_call_id": self.call_id, "content": _joined(self.output)}
 
 
-class SaidMessage(OpenAIModel):
-    """The model's, as the client got it."""
-
-    model_config = _SENT_BACK
-
-    type: Literal["message"]
-    role: Literal["assistant"]
-    content: Annotated[
-        tuple[OutputText, ...], BeforeValidator(partial(_in_parts, "output_text"))
-    ]  # or a text
-    id: Text | None = None
-
-    def add_to(self, message: dict[str, Any]) -> None:
-        message["content"] = _joined(self.content)
-
-
 class Reasoning(OpenAIModel):
     """The model's thoughts, as the client got them. Where they are left out, `encrypted_content` has them."""
 
     model_config = _SENT_BACK
+    place: ClassVar[int | None] = 0
 
     type: Literal["reasoning"]
     content: tuple[ReasoningText, ...] | None = None
@@ -141,6 +146,7 @@ class FunctionCall(OpenAIModel):
     """The model's call, as the client got it."""
 
     model_config = _SENT_BACK
+    place: ClassVar[int | None] = _CALL
 
     type: Literal["function_call"]
     call_id: Text
@@ -161,14 +167,8 @@ class ItemReference(OpenAIModel):
     id: Text
 
 
-_ORDER = (Reasoning, SaidMessage, FunctionCall)
-"""The items of a turn of the model, in the order in which it has them."""
 Item = Annotated[
-    Annotated[InputMessage | SaidMessage, Field(discriminator="role")]
-    | CallOutput
-    | Reasoning
-    | FunctionCall
-    | ItemReference,
+    ItemOfMessage | CallOutput | Reasoning | FunctionCall | ItemReference,
     Field(discriminator="type"),
 ]
 _item: TypeAdapter[Any] = TypeAdapter(Item)
@@ -182,8 +182,13 @@ def _as_items(given: Any) -> Any:
     return [{"type": "message"} | one if isinstance(one, dict) else one for one in given]
 
 
-class ResponsesTool(FunctionTool):
+class ResponsesTool(Request):
     type: Literal["function"]
+    name: ToolName
+    description: Text | None = None
+    parameters: Writable | None = None
+    # accepted and ignored: a model that may choose is not held to the schema
+    strict: bool | None = None
 
     def for_chat(self) -> dict[str, Any]:
         function = self.model_dump(exclude={"type", "strict"}, exclude_none=True)
@@ -271,15 +276,14 @@ def _messages_of(items: Sequence[Any]) -> list[dict[str, Any]]:
     messages: list[dict[str, Any]] = []
     last: int | None = None  # of the open turn
     for item in items:
-        if not isinstance(item, _ORDER):
+        if item.place is None:
             messages.append(item.for_chat())
-            last = None
-            continue
-        place = _ORDER.index(type(item))
-        if last is None or place < last or (place == last and not isinstance(item, FunctionCall)):
-            messages.append({"role": "assistant", "content": ""})
-        item.add_to(messages[-1])
-        last = place
+        else:
+            follows = last is not None and (item.place > last or item.place == last == _CALL)
+            if not follows:
+                messages.append({"role": "assistant", "content": ""})
+            item.add_to(messages[-1])
+        last = item.place
     return messages
 
 
@@ -313,11 +317,12 @@ class StoredResponses:
             state.hold(len(canonical([stored.shown, stored.items, stored.messages])))
             own[name] = stored
 
-    def get(self, state: SessionState, name: str, status: int = 404) -> Stored:
-        """Raises HTTPError."""
+    def get(self, state: SessionState, name: str, field: str | None = None) -> Stored:
+        """Raises HTTPError: 404, or 400 where a field of a request names it."""
         found = self._kept.get(state, {}).get(name)
         if found is None:
-            raise HTTPError(status, f"there is no stored response {name[:200]!r} in this session")
+            sentence = f"there is no stored response {name[:200]!r} in this session"
+            raise HTTPError(400, f"{field}: {sentence}") if field else HTTPError(404, sentence)
         return found
 
     def delete(self, state: SessionState, name: str) -> None:
@@ -351,6 +356,11 @@ class ResponsesShown:
         self._turn = turn
         self._keep = keep
         self._created = int(time.time())
+
+    @cached_property
+    def _version(self) -> int:
+        """Of the weights, as it is known at the start."""
+        return self._pieces.version
 
     def whole(self, one: Piece) -> dict[str, Any]:
         for _ in self._turn.add(one):
@@ -508,7 +518,7 @@ class ResponsesShown:
             "text": {"format": {"type": "text"}},
             "tool_choice": choice,
             "usage": None,
-            "weight_version": self._pieces.version,
+            "weight_version": self._version,
         }
 
 
@@ -552,7 +562,7 @@ def add_responses(app: FastAPI, served: Callable[[], Served], gateway: Gateway) 
         model = served()
         before = None
         if body.previous_response_id is not None:
-            before = kept.get(state, body.previous_response_id, 400)
+            before = kept.get(state, body.previous_response_id, "previous_response_id")
         items = [
             kept.item(state, one.id) if isinstance(one, ItemReference) else one
             for one in body.input

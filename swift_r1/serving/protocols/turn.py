@@ -57,7 +57,7 @@ class Turn:
         self._thinks = thinks
         self._objects = objects
         self._opened = thinks and "".join(prompts.texts(prompt[-_TAIL:])).rstrip().endswith(_OPEN)
-        self._reader = _BlockReader(thinks, self._opened)
+        self._reader = BlockReader(thinks, self._opened)
         self._raw = ""
         self._given = ""
 
@@ -77,7 +77,7 @@ class Turn:
     def message(self, one: Piece) -> Message:
         """The completion as a message of the conversation."""
         parsed = Parsed(one.text) if self._calls is None else self._calls.whole(one)
-        reader = _BlockReader(self._thinks, self._opened)
+        reader = BlockReader(self._thinks, self._opened)
         for _ in reader.add(parsed if self._readable(parsed) else Parsed(one.text), True):
             pass
         return message_of(reader.blocks)
@@ -88,7 +88,7 @@ class Turn:
         )
 
 
-class _BlockReader:
+class BlockReader:
     """Divides a text that comes in parts into thoughts and what is said. White space alone is no block."""
 
     def __init__(self, thinks: bool, opened: bool) -> None:
