@@ -76,8 +76,8 @@ class AnthropicRefusal(BaseModel):
 
 
 WHY = {
-    400: "the body is not text in UTF-8; on OpenAI's routes also: the request is not valid, or asks what the model "
-    "cannot do",
+    400: "the body is not text in UTF-8; on OpenAI's and Anthropic's routes also: the request is not valid, "
+    "or asks what the model cannot do",
     401: "the key is missing or wrong",
     403: "a limit of the session is reached",
     404: "there is no such model or session",

@@ -222,7 +222,7 @@ class TextFormat(OpenAIModel):
     type: Literal["text"]
 
 
-class Request(OpenAIModel):
+class RequestModel(OpenAIModel):
     """A body, in which `null` stands for what is not given."""
 
     @model_validator(mode="before")
@@ -235,7 +235,7 @@ class Request(OpenAIModel):
         )
 
 
-class Generation(Request):
+class Generation(RequestModel):
     """The fields of both kinds of request."""
 
     model: Text  # as GET /v1/models names it

@@ -13,7 +13,7 @@ from typing import Annotated, Any, Literal
 from fastapi import APIRouter, FastAPI
 from fastapi.responses import JSONResponse
 from pydantic import BeforeValidator, ConfigDict, Field, field_validator
-from starlette.requests import Request as HTTPRequest
+from starlette.requests import Request
 from starlette.responses import Response
 
 from swift_r1.serving.answers import AnthropicRefusal, BodyRoute, anthropic_error, refusals
@@ -21,7 +21,7 @@ from swift_r1.serving.engines.base import Piece
 from swift_r1.serving.openai_messages import (
     ChatRequest,
     OpenAIModel,
-    Request,
+    RequestModel,
     Stop,
     ToolName,
     Writable,
@@ -37,7 +37,7 @@ from swift_r1.serving.protocols.turn import (
     thinking_arguments,
 )
 from swift_r1.serving.sessions.gateway import Gateway
-from swift_r1.wire.protocol import EngineDead, HTTPError, Text
+from swift_r1.wire.protocol import TOP_K_LIMIT, EngineDead, HTTPError, Text
 
 _SENT_BACK = ConfigDict(extra="ignore")  # clients add to what the model said
 _TYPES = {"thoughts": "thinking", "text": "text", "call": "tool_use"}
@@ -54,7 +54,7 @@ def _in_parts(content: Any) -> Any:
     return [{"type": "text", "text": content}] if isinstance(content, str) else content
 
 
-class TextBlock(Request):
+class TextBlock(RequestModel):
     type: Literal["text"]
     text: Text
     cache_control: Caching = None  # ignored
@@ -63,7 +63,7 @@ class TextBlock(Request):
 Texts = Annotated[tuple[TextBlock, ...], BeforeValidator(_in_parts)]
 
 
-class ToolResult(Request):
+class ToolResult(RequestModel):
     """An error is told to the model as `Error: ` before its text."""
 
     type: Literal["tool_result"]
@@ -80,14 +80,14 @@ class SaidText(OpenAIModel):
     text: Text
 
 
-class Thinking(OpenAIModel):
+class SaidThoughts(OpenAIModel):
     model_config = _SENT_BACK
 
     type: Literal["thinking"]
     thinking: Text
 
 
-class ToolUse(OpenAIModel):
+class SaidCall(OpenAIModel):
     model_config = _SENT_BACK
 
     type: Literal["tool_use"]
@@ -130,7 +130,7 @@ class AssistantMessage(OpenAIModel):
 
     role: Literal["assistant"]
     content: Annotated[
-        tuple[Annotated[SaidText | Thinking | ToolUse, Field(discriminator="type")], ...],
+        tuple[Annotated[SaidText | SaidThoughts | SaidCall, Field(discriminator="type")], ...],
         BeforeValidator(_in_parts),
     ]  # or a text
 
@@ -139,7 +139,7 @@ class AssistantMessage(OpenAIModel):
         for block in self.content:
             if isinstance(block, SaidText):
                 message["content"] += block.text
-            elif isinstance(block, Thinking):
+            elif isinstance(block, SaidThoughts):
                 before = message.get("reasoning_content", "")
                 message["reasoning_content"] = before + block.thinking
             else:
@@ -149,7 +149,7 @@ class AssistantMessage(OpenAIModel):
         return [message]
 
 
-class MessagesTool(Request):
+class MessagesTool(RequestModel):
     type: Literal["custom"] = "custom"
     name: ToolName
     description: Text | None = None
@@ -173,7 +173,7 @@ class FreeChoice(OpenAIModel):
     disable_parallel_tool_use: bool = False  # true: the first call alone is in the answer
 
 
-class NamedTool(OpenAIModel):
+class OneTool(OpenAIModel):
     type: Literal["tool"]
     name: Text
     disable_parallel_tool_use: bool = False
@@ -183,7 +183,7 @@ class NoTool(OpenAIModel):
     type: Literal["none"]
 
 
-class ThinkingOn(Request):
+class ThinkingOn(RequestModel):
     """Thoughts come as blocks. The template's `enable_thinking` becomes true, if it has one."""
 
     type: Literal["enabled", "adaptive"]
@@ -197,7 +197,7 @@ class ThinkingOff(OpenAIModel):
     type: Literal["disabled"]
 
 
-class TokensRequest(Request):
+class TokensRequest(RequestModel):
     """Body of `POST .../v1/messages/count_tokens`."""
 
     model: Text
@@ -206,9 +206,7 @@ class TokensRequest(Request):
     ] = Field(min_length=1)
     system: Texts = ()  # or a text
     tools: tuple[MessagesTool, ...] = ()
-    tool_choice: Annotated[FreeChoice | NamedTool | NoTool, Field(discriminator="type")] | None = (
-        None
-    )
+    tool_choice: Annotated[FreeChoice | OneTool | NoTool, Field(discriminator="type")] | None = None
     thinking: Annotated[ThinkingOn | ThinkingOff, Field(discriminator="type")] | None = None
     cache_control: Caching = None  # ignored
 
@@ -236,7 +234,7 @@ class TokensRequest(Request):
         if self.tools:
             asked["tools"] = [one.for_chat() for one in self.tools]
         choice = self.tool_choice
-        if isinstance(choice, NamedTool):
+        if isinstance(choice, OneTool):
             asked["tool_choice"] = {"type": "function", "function": {"name": choice.name}}
         elif choice is not None:
             asked["tool_choice"] = "required" if choice.type == "any" else choice.type
@@ -253,7 +251,7 @@ class MessagesRequest(TokensRequest):
     max_tokens: int = Field(ge=1)  # longest answer, thoughts included
     temperature: float = Field(default=1.0, ge=0.0, le=1.0)  # 0: greedy
     top_p: float = Field(default=1.0, gt=0.0, le=1.0)
-    top_k: int = Field(default=-1, ge=1, lt=2**31)
+    top_k: int | None = Field(default=None, ge=1, lt=TOP_K_LIMIT)
     stop_sequences: tuple[Stop, ...] = ()
     stream: bool = False  # server-sent events
     metadata: dict[str, Text] | None = None  # ignored
@@ -381,9 +379,7 @@ def add_messages(app: FastAPI, served: Callable[[], Served], gateway: Gateway) -
     again = refusals(400, 403, 404, 410, 499, 503, shape=AnthropicRefusal)
 
     @routes.post(f"{SESSION}/v1/messages", responses=again)
-    async def session_messages(
-        session: str, request: HTTPRequest, body: MessagesRequest
-    ) -> Response:
+    async def session_messages(session: str, request: Request, body: MessagesRequest) -> Response:
         """Answers a conversation of Anthropic's Messages API, and records it."""
         gateway.store.get(session)
         model = served()
@@ -398,7 +394,7 @@ def add_messages(app: FastAPI, served: Callable[[], Served], gateway: Gateway) -
         f"{SESSION}/v1/messages/count_tokens",
         responses=refusals(400, 404, 410, 503, shape=AnthropicRefusal),
     )
-    async def session_count(session: str, request: HTTPRequest, body: TokensRequest) -> Response:
+    async def session_count(session: str, request: Request, body: TokensRequest) -> Response:
         """Counts the tokens of the prompt that a call would have here, and records nothing."""
         state = gateway.store.get(session)
         model = served()

@@ -17,7 +17,7 @@ from weakref import WeakKeyDictionary
 from fastapi import APIRouter, FastAPI, Query
 from fastapi.responses import JSONResponse
 from pydantic import BeforeValidator, ConfigDict, Field, TypeAdapter, model_validator
-from starlette.requests import Request as HTTPRequest
+from starlette.requests import Request
 from starlette.responses import Response
 
 from swift_r1.serving.answers import BodyRoute, OpenAIRefusal, refusals
@@ -26,7 +26,7 @@ from swift_r1.serving.openai_messages import (
     ChatRequest,
     NamedFunction,
     OpenAIModel,
-    Request,
+    RequestModel,
     TextFormat,
     ToolName,
     Writable,
@@ -76,7 +76,7 @@ def _in_parts(content: Any) -> Any:
     return [{"type": "input_text", "text": content}] if isinstance(content, str) else content
 
 
-class ItemOfMessage(Request):
+class ItemOfMessage(RequestModel):
     """A message; one of the assistant is the model's, as the client got it."""
 
     type: Literal["message"]
@@ -106,7 +106,7 @@ class ItemOfMessage(Request):
         message["content"] = _joined(self.content)
 
 
-class CallOutput(Request):
+class CallOutput(RequestModel):
     place: ClassVar[int | None] = None
 
     type: Literal["function_call_output"]
@@ -182,7 +182,7 @@ def _as_items(given: Any) -> Any:
     return [{"type": "message"} | one if isinstance(one, dict) else one for one in given]
 
 
-class ResponsesTool(Request):
+class ResponsesTool(RequestModel):
     type: Literal["function"]
     name: ToolName
     description: Text | None = None
@@ -195,25 +195,25 @@ class ResponsesTool(Request):
         return {"type": "function", "function": function}
 
 
-class NamedTool(NamedFunction):
+class FunctionChoice(NamedFunction):
     type: Literal["function"]
 
 
-class ReasoningSettings(Request):
+class ReasoningSettings(RequestModel):
     effort: Literal["none"] | None = None
     summary: Literal["auto"] | None = None  # thoughts are shown as they are, without a summary
 
 
-class TextSettings(Request):
+class TextSettings(RequestModel):
     format: TextFormat | None = None  # only text
     verbosity: Literal["medium"] | None = None
 
 
-class StreamSettings(Request):
+class StreamSettings(RequestModel):
     include_obfuscation: bool = False  # ignored: nothing is padded
 
 
-class ResponsesRequest(Request):
+class ResponsesRequest(RequestModel):
     """Body of `POST .../v1/responses`."""
 
     model: Text
@@ -227,7 +227,7 @@ class ResponsesRequest(Request):
     stream: bool = False  # server-sent events
     stream_options: StreamSettings | None = None
     tools: tuple[ResponsesTool, ...] = ()
-    tool_choice: Literal["auto", "none", "required"] | NamedTool | None = None
+    tool_choice: Literal["auto", "none", "required"] | FunctionChoice | None = None
     parallel_tool_calls: bool = True  # false: the first call alone is in the answer
     reasoning: ReasoningSettings | None = None
     text: TextSettings | None = None
@@ -258,7 +258,7 @@ class ResponsesRequest(Request):
             "tools": [one.for_chat() for one in self.tools] or None,
         } | {name: getattr(self, name) for name in names}
         choice = self.tool_choice
-        if isinstance(choice, NamedTool):
+        if isinstance(choice, FunctionChoice):
             asked["tool_choice"] = {"type": "function", "function": {"name": choice.name}}
         else:
             asked["tool_choice"] = choice
@@ -538,7 +538,7 @@ def _thought(tokens: Sequence[TokenLogprob]) -> int:
     return len(tokens)
 
 
-def _check_asked(request: HTTPRequest, known: Sequence[str]) -> None:
+def _check_asked(request: Request, known: Sequence[str]) -> None:
     """Raises HTTPError (400) for parameters of the address that are not read."""
     unread = [name for name in request.query_params if name not in known]
     if unread:
@@ -553,9 +553,7 @@ def add_responses(app: FastAPI, served: Callable[[], Served], gateway: Gateway) 
     own = f"{SESSION}/v1/responses"
 
     @routes.post(own, responses=refusals(400, 403, 404, 410, 499, 503, shape=OpenAIRefusal))
-    async def session_responses(
-        session: str, request: HTTPRequest, body: ResponsesRequest
-    ) -> Response:
+    async def session_responses(session: str, request: Request, body: ResponsesRequest) -> Response:
         """Answers a conversation of OpenAI's Responses API, and records it. Responses are stored until the session ends,
         unless `store` is false."""
         state = gateway.store.get(session)
@@ -584,7 +582,7 @@ def add_responses(app: FastAPI, served: Callable[[], Served], gateway: Gateway) 
         )
 
     @routes.get(own + "/{name}", responses=gone)
-    async def session_response(session: str, name: str, request: HTTPRequest) -> Response:
+    async def session_response(session: str, name: str, request: Request) -> Response:
         """A stored response."""
         _check_asked(request, ())
         return JSONResponse(kept.get(gateway.store.get(session), name).shown)
@@ -599,7 +597,7 @@ def add_responses(app: FastAPI, served: Callable[[], Served], gateway: Gateway) 
     async def session_input_items(
         session: str,
         name: str,
-        request: HTTPRequest,
+        request: Request,
         order: Literal["asc", "desc"] = "desc",
         after: str | None = None,
         limit: Annotated[int, Query(ge=1, le=_LONGEST_PAGE)] = 20,
