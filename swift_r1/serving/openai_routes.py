@@ -264,9 +264,10 @@ async def open_chat(
     model: Served,
     recorded: tuple[Gateway, str] | None,
     shown: AnswerMaker[A],
+    cut: bool = False,
 ) -> tuple[Pieces, A]:
     """Returns the pieces of the answer, and what shows them. `recorded` is the gateway and the name of the session, if
-    there is one. Raises HTTPError."""
+    there is one; with `cut` the answer may be asked to be longer than the model has room for. Raises HTTPError."""
     prompts, said = asked_of(body, model)
     tools = said.tools
     if body.top_logprobs is not None and not body.logprobs:
@@ -283,7 +284,7 @@ async def open_chat(
     parser = await model.tool_calls.parser() if body.finds_calls else None
     tag = _forced(parser, tools, body.forces_call) if parser is not None else None
     logprobs = body.logprobs or recorded is not None
-    call = _ChatCall(body, model, prompts, parser, tag, logprobs, shown)
+    call = _ChatCall(body, model, prompts, parser, tag, logprobs, shown, cut)
     if recorded is None:
         asked = call.request(prompt).model_copy(update=seen)
         return call.generate(asked, body.seed), shown(prompt, parser)
@@ -303,6 +304,7 @@ class _ChatCall:
     tag: str | None
     logprobs: bool
     shown: AnswerMaker[ChatAnswer]
+    cut: bool
 
     def request(self, prompt: tuple[int, ...]) -> RolloutRequest:
         longest = self.model.max_model_len
@@ -311,7 +313,9 @@ class _ChatCall:
                 400,
                 f"this model's maximum context length is {longest} tokens; the messages have {len(prompt)}",
             )
-        wanted = self.body.max_completion_tokens or self.body.max_tokens or longest - len(prompt)
+        room = longest - len(prompt)
+        wanted = self.body.max_completion_tokens or self.body.max_tokens or room
+        wanted = min(wanted, room) if self.cut else wanted
         return self.body.request(prompt, wanted, self.prompts.turn_end, self.tag)
 
     def generate(self, request: RolloutRequest, seed: int | None) -> Pieces:

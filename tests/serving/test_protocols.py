@@ -258,7 +258,6 @@ def test_a_thought_that_is_cut_off(
 
 
 def test_why_a_message_ended(session: Opened, engine: ScriptedEngine) -> None:
-    """The engine leaves a stop sequence out of the text, and its tokens in."""
     talk = claude(session)
     engine.says = ["one END", '<tool_call>\n{"name": "add", "arguments": [1]}\n</tool_call>', "yes"]
     engine.endless = True
@@ -268,6 +267,9 @@ def test_why_a_message_ended(session: Opened, engine: ScriptedEngine) -> None:
     written = said(talk.messages.create(**asked(tools=[TOOL])))
     assert written == [("text", CALL.replace('{"a": 1, "b": 2}', "[1]"))]  # no object, no call
     assert talk.messages.create(**asked(stop_sequences=["END"])).stop_sequence is None
+    engine.endless = True
+    long = asked(messages=[{"role": "user", "content": "a " * 1900}], max_tokens=128_000)
+    assert talk.messages.create(**long).stop_reason == "model_context_window_exceeded"
 
 
 MESSAGES_REFUSE: tuple[tuple[str, Any], ...] = (

@@ -248,7 +248,8 @@ class TokensRequest(RequestModel):
 class MessagesRequest(TokensRequest):
     """Body of `POST .../v1/messages`."""
 
-    max_tokens: int = Field(ge=1)  # longest answer, thoughts included
+    # longest answer, thoughts included; more than the model has room for is no fault
+    max_tokens: int = Field(ge=1)
     temperature: float = Field(default=1.0, ge=0.0, le=1.0)  # 0: greedy
     top_p: float = Field(default=1.0, gt=0.0, le=1.0)
     top_k: int | None = Field(default=None, ge=1, lt=TOP_K_LIMIT)
@@ -344,7 +345,11 @@ class MessagesShown:
         reason = "end_turn"
         found = None
         if pieces[-1].finish_reason == "length":
+            written = sum(len(piece.token_ids) for piece in pieces)
+            full = self._pieces.prompt_tokens + written >= self._model.max_model_len
             reason = "max_tokens"
+            if full and written < self._body.max_tokens:
+                reason = "model_context_window_exceeded"
         elif any(block.call is not None for block in self._turn.blocks):
             reason = "tool_use"
         elif self._body.stop_sequences:
@@ -385,7 +390,7 @@ def add_messages(app: FastAPI, served: Callable[[], Served], gateway: Gateway) -
         model = served()
         chat = body.chat(model)
         turn = partial(Turn, chat, model.prompts, body.thinks, True)
-        pieces, shown = await open_chat(request, chat, model, (gateway, session), turn)
+        pieces, shown = await open_chat(request, chat, model, (gateway, session), turn, cut=True)
         return await answered(
             request, body.stream, pieces, MessagesShown(body, model, pieces, shown)
         )
