@@ -276,3 +276,47 @@ def test_mini_swe_agent(
     record = session.record()
     assert record.kinds == {"new": 1, "extends": 2} and len(record.sequences) == 1
     same_as_logged(record, engine.log)
+
+
+@pytest.mark.skipif(
+    shutil.which("node") is None or not (NODE_MODULES / "@openai" / "codex").exists(),
+    reason="no node with the package @openai/codex: make test-agents",
+)
+def test_the_codex_cli(
+    tool_tokenizer: Any, serve_engine: Callable[..., str], tmp_path: Path
+) -> None:
+    """Without its tools that are no functions. It speaks Responses, streamed and not stored."""
+    engine = ScriptedEngine(tool_tokenizer, 100_000)
+    call = '<tool_call>\n{"name": "exec_command", "arguments": {"cmd": "%s"}}\n</tool_call>'
+    engine.says = [
+        f"<think>\nhm\n</think>\nI do it.\n{call % 'echo 3 > sum'}",
+        f"<think>so</think>{call % 'cat sum'}",
+        "It is 3.",
+    ]
+    session = Opened(serve_engine(engine, {}))
+    provider = f'{{name="swift", base_url="{session.base_url}", env_key="OPENAI_API_KEY"}}'
+    settings = ["model_provider=swift", f"model_providers.swift={provider}", "web_search=disabled"]
+    words = ["node", str(NODE_MODULES / "@openai" / "codex" / "bin" / "codex.js"), "exec"]
+    words += ["--skip-git-repo-check", "-s", "danger-full-access", "-m", "any"]
+    words += ["--disable", "multi_agent", *(one for each in settings for one in ("-c", each))]
+    (tmp_path / "home").mkdir()
+    environ = os.environ | {
+        "CODEX_HOME": str(tmp_path / "home"),
+        "OPENAI_API_KEY": session.api_key,
+        "NO_PROXY": "127.0.0.1",
+    }
+    done = subprocess.run(
+        [*words, "1 + 2?"],
+        cwd=tmp_path,
+        env=environ,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+    assert done.stdout.strip() == "It is 3." and (tmp_path / "sum").read_text() == "3\n"
+    record = session.record()
+    assert record.kinds == {"new": 1, "extends": 2} and len(record.sequences) == 1
+    same_as_logged(record, engine.log)

@@ -5,15 +5,24 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import anthropic
 import openai
 import pytest
 
+from swift_r1.models.expected import expected_weights
 from swift_r1.plugins.tools.parsing import Parsed
 from swift_r1.serving.protocols.turn import BlockReader
-from tests.serving.session_engine import ADD, CALL, Opened, ScriptedEngine, same_as_logged
+from tests.serving.session_engine import (
+    ADD,
+    CALL,
+    LoggedTinyEngine,
+    Opened,
+    ScriptedEngine,
+    same_as_logged,
+)
 
 TOOL: Any = {
     "name": "add",
@@ -270,6 +279,17 @@ def test_why_a_message_ended(session: Opened, engine: ScriptedEngine) -> None:
     engine.endless = True
     long = asked(messages=[{"role": "user", "content": "a " * 1900}], max_tokens=128_000)
     assert talk.messages.create(**long).stop_reason == "model_context_window_exceeded"
+
+
+def test_a_stop_sequence_is_named(tiny_model: Path, serve_engine: Callable[..., str]) -> None:
+    engine = LoggedTinyEngine(str(tiny_model))
+    session = Opened(serve_engine(engine, expected_weights(str(tiny_model))), seed=1)
+    given = asked(max_tokens=40, extra_body={"temperature": 0})
+    [(_, text)] = said(claude(session).messages.create(**given))
+    stop = text[6:8]
+    answer = claude(session).messages.create(**given, stop_sequences=["nowhere", stop])
+    assert (answer.stop_reason, answer.stop_sequence) == ("stop_sequence", stop)
+    same_as_logged(session.record(), engine.log)
 
 
 MESSAGES_REFUSE: tuple[tuple[str, Any], ...] = (
