@@ -15,6 +15,7 @@ import pytest
 from swift_r1.models.expected import expected_weights
 from swift_r1.plugins.tools.parsing import Parsed
 from swift_r1.serving.protocols.turn import BlockReader
+from tests.conftest import until
 from tests.serving.session_engine import (
     ADD,
     CALL,
@@ -372,9 +373,11 @@ def test_stored_responses(session: Opened, engine: ScriptedEngine) -> None:
     first = talk.create(model="any", input="a", metadata={"step": "1"}, instructions="short")
     second = talk.create(model="any", input=[ASKS, THANKS], previous_response_id=first.id)
     assert talk.retrieve(first.id).metadata == {"step": "1"}
-    items = talk.input_items.list(second.id, order="asc", limit=1)
-    assert items.data[0].content[0].text == ASKS["content"] and items.has_more  # type: ignore[union-attr]
-    assert len(list(items)) == 2
+    items = talk.input_items.list(second.id, order="asc")
+    assert items.data[0].content[0].text == ASKS["content"]  # type: ignore[union-attr]
+    assert len(items.data) == 2
+    with pytest.raises(openai.BadRequestError, match="limit"):
+        talk.input_items.list(second.id, limit=1)
     talk.delete(first.id)
     with pytest.raises(openai.NotFoundError, match="no stored response"):
         talk.retrieve(first.id)
@@ -388,6 +391,23 @@ def test_stored_responses(session: Opened, engine: ScriptedEngine) -> None:
     other = Opened(str(session.http.base_url), key="k").client.responses
     with pytest.raises(openai.BadRequestError, match="no stored response"):
         other.create(model="any", input="e", previous_response_id=second.id)
+
+
+@BOTH
+def test_a_client_that_hangs_up(
+    session: Opened, engine: ScriptedEngine, ask: Callable[..., str]
+) -> None:
+    engine.endless = True
+    long = asked(max_tokens=2000, stream=True)
+    if ask is ask_messages:
+        stream: Any = claude(session).messages.create(**long)
+    else:
+        stream = session.client.responses.create(model="any", input="a", stream=True)
+    next(iter(stream))
+    stream.close()
+    until(lambda: engine.log[0].ended == "stopped")
+    record = session.record()
+    assert (record.running, record.failed, record.calls) == (0, 1, ())
 
 
 def test_a_response_that_fails_on_its_way(session: Opened, engine: ScriptedEngine) -> None:

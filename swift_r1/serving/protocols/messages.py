@@ -30,6 +30,7 @@ from swift_r1.serving.openai_routes import SESSION, Served, asked_of, open_chat
 from swift_r1.serving.pieces import Pieces
 from swift_r1.serving.protocols.turn import (
     Block,
+    Step,
     Turn,
     answered,
     chat_request,
@@ -259,7 +260,7 @@ class MessagesRequest(TokensRequest):
     service_tier: Text | None = None  # ignored
 
     def for_chat(self, model: Served) -> dict[str, Any]:
-        names = {"max_tokens", "temperature", "top_p", "top_k", "stream"} & self.model_fields_set
+        names = {"max_tokens", "temperature", "top_p", "top_k"} & self.model_fields_set
         asked = super().for_chat(model) | {name: getattr(self, name) for name in names}
         return asked | ({"stop": self.stop_sequences} if self.stop_sequences else {})
 
@@ -274,43 +275,37 @@ class MessagesShown:
         self._turn = turn
 
     def whole(self, one: Piece) -> dict[str, Any]:
-        for _ in self._turn.add(one):
-            pass
+        self._turn.take(one)
         content = [self._block(block) for block in self._turn.blocks]
-        usage = {"usage": self._usage(len(one.token_ids))}
-        return self._head() | {"content": content} | self._end([one]) | usage
+        usage = {"usage": self._usage(self._turn.tokens)}
+        return self._head() | {"content": content} | self._end() | usage
 
     async def events(self) -> AsyncIterator[dict[str, Any]]:
         yield {"type": "message_start", "message": self._head() | {"usage": self._usage(0)}}
         yield {"type": "ping"}
-        came: list[Piece] = []
-        begun = 0
         try:
-            async for _, piece in self._pieces:
-                came.append(piece)
-                for block, text in self._turn.add(piece):
-                    place = next(n for n, one in enumerate(self._turn.blocks) if one is block)
-                    if place == begun:
-                        for event in self._ended(place - 1):
-                            yield event
-                        start = _started(block)
-                        yield {
-                            "type": "content_block_start",
-                            "index": place,
-                            "content_block": start,
-                        }
-                        begun += 1
-                    kind, name = _DELTAS[block.kind]
-                    delta = {"type": kind, name: text}
-                    yield {"type": "content_block_delta", "index": place, "delta": delta}
+            async for step, place, text in self._turn.steps(self._pieces):
+                for event in self._shown(step, place, text):
+                    yield event | {"index": place}
         except (HTTPError, EngineDead) as error:
             yield anthropic_error(error.status if isinstance(error, HTTPError) else 503, str(error))
             return
-        for event in self._ended(begun - 1):
-            yield event
-        usage = self._usage(sum(len(piece.token_ids) for piece in came))
-        yield {"type": "message_delta", "delta": self._end(came), "usage": usage}
+        usage = self._usage(self._turn.tokens)
+        yield {"type": "message_delta", "delta": self._end(), "usage": usage}
         yield {"type": "message_stop"}
+
+    def _shown(self, step: Step, place: int, text: str) -> Iterator[dict[str, Any]]:
+        block = self._turn.blocks[place]
+        kind, name = _DELTAS[block.kind]
+        if step == "begins":
+            yield {"type": "content_block_start", "content_block": _started(block)}
+        elif step == "grows":
+            yield {"type": "content_block_delta", "delta": {"type": kind, name: text}}
+        else:
+            if block.kind == "thoughts":
+                delta = {"type": "signature_delta", "signature": self._pieces.name}
+                yield {"type": "content_block_delta", "delta": delta}
+            yield {"type": "content_block_stop"}
 
     def _head(self) -> dict[str, Any]:
         return {
@@ -332,35 +327,29 @@ class MessagesShown:
             return shown | {"thinking": block.text, "signature": self._pieces.name}
         return shown | {"text": block.text}
 
-    def _ended(self, place: int) -> Iterator[dict[str, Any]]:
-        if place < 0:
-            return
-        if self._turn.blocks[place].kind == "thoughts":
-            delta = {"type": "signature_delta", "signature": self._pieces.name}
-            yield {"type": "content_block_delta", "index": place, "delta": delta}
-        yield {"type": "content_block_stop", "index": place}
-
-    def _end(self, pieces: list[Piece]) -> dict[str, Any]:
+    def _end(self) -> dict[str, Any]:
         """Returns why the answer ended. Of a text that ended it only the tokens are left."""
-        reason = "end_turn"
+        turn = self._turn
         found = None
-        if pieces[-1].finish_reason == "length":
-            written = sum(len(piece.token_ids) for piece in pieces)
-            full = self._pieces.prompt_tokens + written >= self._model.max_model_len
-            reason = "max_tokens"
-            if full and written < self._body.max_tokens:
-                reason = "model_context_window_exceeded"
-        elif any(block.call is not None for block in self._turn.blocks):
+        if turn.cut:
+            full = self._pieces.prompt_tokens + turn.tokens >= self._model.max_model_len
+            short = full and turn.tokens < self._body.max_tokens
+            reason = "model_context_window_exceeded" if short else "max_tokens"
+        elif any(block.call is not None for block in turn.blocks):
             reason = "tool_use"
-        elif self._body.stop_sequences:
-            ids = [token for piece in pieces for token in piece.token_ids]
-            if ids and ids[-1] not in self._model.prompts.special:
-                text = self._model.prompts.tokenizer.decode(ids)
-                places = {text.find(one): one for one in self._body.stop_sequences if one in text}
-                found = places[min(places)] if places else None
-        if found is not None:
-            reason = "stop_sequence"
+        else:
+            found = self._stop_sequence()
+            reason = "end_turn" if found is None else "stop_sequence"
         return {"stop_reason": reason, "stop_sequence": found}
+
+    def _stop_sequence(self) -> str | None:
+        ids = [token for piece in self._turn.came for token in piece.token_ids]
+        prompts = self._model.prompts
+        if not self._body.stop_sequences or not ids or ids[-1] in prompts.special:
+            return None
+        text = prompts.tokenizer.decode(ids)
+        found = [(text.find(one), one) for one in self._body.stop_sequences if one in text]
+        return min(found)[1] if found else None
 
     def _usage(self, written: int) -> dict[str, int]:
         return {"input_tokens": self._pieces.prompt_tokens, "output_tokens": written}

@@ -14,7 +14,7 @@ from functools import cached_property, partial
 from typing import Annotated, Any, ClassVar, Literal
 from weakref import WeakKeyDictionary
 
-from fastapi import APIRouter, FastAPI, Query
+from fastapi import APIRouter, FastAPI
 from fastapi.responses import JSONResponse
 from pydantic import BeforeValidator, ConfigDict, Field, TypeAdapter, model_validator
 from starlette.requests import Request
@@ -35,6 +35,7 @@ from swift_r1.serving.openai_routes import SESSION, Served, open_chat
 from swift_r1.serving.pieces import Pieces
 from swift_r1.serving.protocols.turn import (
     Block,
+    Step,
     Turn,
     answered,
     chat_request,
@@ -49,7 +50,6 @@ from swift_r1.wire.protocol import EngineDead, HTTPError, Text
 _SENT_BACK = ConfigDict(extra="ignore")  # clients add to what the model said
 _TYPES = {"thoughts": "reasoning", "text": "message", "call": "function_call"}
 _IDS = {"thoughts": "rs", "text": "msg", "call": "fc"}
-_LONGEST_PAGE = 100
 _CALL = 2  # the place of calls in a turn of the model, behind its thoughts and its text
 
 
@@ -251,7 +251,7 @@ class ResponsesRequest(RequestModel):
         front: list[Message] = []
         if self.instructions is not None:
             front = [{"role": "system", "content": self.instructions}]
-        names = {"temperature", "top_p", "stream", "parallel_tool_calls"} & self.model_fields_set
+        names = {"temperature", "top_p", "parallel_tool_calls"} & self.model_fields_set
         asked = {
             "model": self.model,
             "messages": [*front, *messages],
@@ -360,13 +360,12 @@ class ResponsesShown:
 
     @cached_property
     def _version(self) -> int:
-        """Of the weights, as it is known at the start."""
+        """Returns the version of the weights, as it is known at the start."""
         return self._pieces.version
 
     def whole(self, one: Piece) -> dict[str, Any]:
-        for _ in self._turn.add(one):
-            pass
-        return self._finished([one])
+        self._turn.take(one)
+        return self._finished()
 
     async def events(self) -> AsyncIterator[dict[str, Any]]:
         number = 0
@@ -378,55 +377,43 @@ class ResponsesShown:
         head = self._response("in_progress")
         yield {"type": "response.created", "response": head}
         yield {"type": "response.in_progress", "response": head}
-        came: list[Piece] = []
-        begun = 0
         try:
-            async for _, piece in self._pieces:
-                came.append(piece)
-                for block, text in self._turn.add(piece):
-                    place = next(n for n, one in enumerate(self._turn.blocks) if one is block)
-                    if place == begun:
-                        for event in self._ended(place - 1):
-                            yield event
-                        for event in self._begun(place):
-                            yield event
-                        begun += 1
-                    yield self._event(place, "delta", {"delta": text})
+            async for step, place, text in self._turn.steps(self._pieces):
+                for event in self._shown(step, place, text):
+                    yield event | {"output_index": place}
         except (HTTPError, EngineDead) as error:
             fault = {"code": "server_error", "message": str(error)}
             failed = self._response("failed") | {"error": fault}
             yield {"type": "response.failed", "response": failed}
             return
-        whole = self._finished(came)
-        for event in self._ended(begun - 1, whole["status"]):
-            yield event
+        whole = self._finished()
         yield {"type": f"response.{whole['status']}", "response": whole}
 
-    def _begun(self, place: int) -> Iterator[dict[str, Any]]:
-        block = Block(self._turn.blocks[place].kind, "", self._turn.blocks[place].call)
-        item = self._item(place, block, "in_progress") | {"status": "in_progress"}
-        if block.call is None:
-            item["content"] = []
-        yield {"type": "response.output_item.added", "output_index": place, "item": item}
-        if block.call is None:
-            yield self._part(place, block, "added")
-
-    def _ended(self, place: int, status: str = "completed") -> Iterator[dict[str, Any]]:
-        if place < 0:
-            return
+    def _shown(self, step: Step, place: int, text: str) -> Iterator[dict[str, Any]]:
         block = self._turn.blocks[place]
-        if block.call is None:
+        if step == "begins":
+            empty = Block(block.kind, "", block.call)
+            item = self._item(place, empty, "in_progress")
+            if block.call is None:
+                item["content"] = []
+            yield {"type": "response.output_item.added", "item": item}
+            if block.call is None:
+                yield self._part(place, empty, "added")
+        elif step == "grows":
+            yield self._event(place, "delta", {"delta": text})
+        elif block.call is None:
             yield self._event(place, "done", {"text": block.text})
             yield self._part(place, block, "done")
+            yield {"type": "response.output_item.done", "item": self._item(place, block)}
         else:
-            yield self._event(place, "done", {"arguments": block.text, "name": block.call.name})
-        item = self._item(place, block, status)
-        yield {"type": "response.output_item.done", "output_index": place, "item": item}
+            whole = {"arguments": block.text, "name": block.call.name}
+            yield self._event(place, "done", whole)
+            yield {"type": "response.output_item.done", "item": self._item(place, block)}
 
     def _event(self, place: int, what: str, more: dict[str, Any]) -> dict[str, Any]:
         """Returns what grows the item, or ends its growth."""
         kind = self._turn.blocks[place].kind
-        event = {"item_id": self._id(place, kind), "output_index": place} | more
+        event = {"item_id": self._id(place, kind)} | more
         if kind == "call":
             return {"type": f"response.function_call_arguments.{what}"} | event
         event |= {"content_index": 0}
@@ -438,7 +425,6 @@ class ResponsesShown:
         return {
             "type": f"response.content_part.{what}",
             "item_id": self._id(place, block.kind),
-            "output_index": place,
             "content_index": 0,
             "part": _part_of(block),
         }
@@ -446,7 +432,10 @@ class ResponsesShown:
     def _id(self, place: int, kind: str) -> str:
         return f"{_IDS[kind]}_{self._pieces.name}_{place}"
 
-    def _item(self, place: int, block: Block, status: str) -> dict[str, Any]:
+    def _item(self, place: int, block: Block, status: str | None = None) -> dict[str, Any]:
+        if status is None:
+            cut = place == len(self._turn.blocks) - 1 and self._turn.cut
+            status = "incomplete" if cut else "completed"
         item: dict[str, Any] = {
             "id": self._id(place, block.kind),
             "type": _TYPES[block.kind],
@@ -463,32 +452,25 @@ class ResponsesShown:
             item["encrypted_content"] = base64.b64encode(block.text.encode()).decode()
         return item
 
-    def _finished(self, pieces: Sequence[Piece]) -> dict[str, Any]:
+    def _finished(self) -> dict[str, Any]:
         """Returns the whole response, which is stored first: its client may go on behind it at once."""
-        blocks = self._turn.blocks
-        cut = pieces[-1].finish_reason == "length"
-        status = "incomplete" if cut else "completed"
-        last = len(blocks) - 1
-        output = [
-            self._item(place, block, status if place == last else "completed")
-            for place, block in enumerate(blocks)
-        ]
-        written = sum(len(piece.token_ids) for piece in pieces)
+        turn = self._turn
+        read = self._pieces.prompt_tokens
         thoughts = 0
-        if blocks[0].kind == "thoughts":
-            thoughts = _thought([one for piece in pieces for one in piece.logprobs])
-        usage = {
-            "input_tokens": self._pieces.prompt_tokens,
+        if turn.blocks[0].kind == "thoughts":
+            thoughts = _thought([one for piece in turn.came for one in piece.logprobs])
+        response = self._response("incomplete" if turn.cut else "completed")
+        response["output"] = [self._item(place, block) for place, block in enumerate(turn.blocks)]
+        response["incomplete_details"] = {"reason": "max_output_tokens"} if turn.cut else None
+        response["usage"] = {
+            "input_tokens": read,
             "input_tokens_details": {"cached_tokens": 0, "cache_write_tokens": 0},
-            "output_tokens": written,
+            "output_tokens": turn.tokens,
             "output_tokens_details": {"reasoning_tokens": thoughts},
-            "total_tokens": self._pieces.prompt_tokens + written,
+            "total_tokens": read + turn.tokens,
         }
-        why = {"reason": "max_output_tokens"} if cut else None
-        response = self._response(status)
-        response |= {"output": output, "usage": usage, "incomplete_details": why}
         if self._body.store:
-            self._keep(response, message_of(blocks))
+            self._keep(response, message_of(turn.blocks))
         return response
 
     def _response(self, status: str) -> dict[str, Any]:
@@ -600,23 +582,18 @@ def add_responses(app: FastAPI, served: Callable[[], Served], gateway: Gateway) 
         name: str,
         request: Request,
         order: Literal["asc", "desc"] = "desc",
-        after: str | None = None,
-        limit: Annotated[int, Query(ge=1, le=_LONGEST_PAGE)] = 20,
     ) -> Response:
         """The input of a stored response, without that of responses before it."""
-        _check_asked(request, ("order", "after", "limit"))
+        _check_asked(request, ("order",))
         items = kept.get(gateway.store.get(session), name).items
         items = items if order == "asc" else items[::-1]
-        names = [one["id"] for one in items]
-        first = names.index(after) + 1 if after in names else 0
-        page = items[first : first + limit]
         return JSONResponse(
             {
                 "object": "list",
-                "data": page,
-                "first_id": page[0]["id"] if page else None,
-                "last_id": page[-1]["id"] if page else None,
-                "has_more": first + limit < len(items),
+                "data": items,
+                "first_id": items[0]["id"] if items else None,
+                "last_id": items[-1]["id"] if items else None,
+                "has_more": False,
             }
         )
 

@@ -22,6 +22,7 @@ from swift_r1.serving.sessions.history import Message
 from swift_r1.wire.protocol import HTTPError
 
 BlockKind = Literal["thoughts", "text", "call"]
+Step = Literal["begins", "grows", "ends"]
 _OPEN = "<think>"
 _CLOSE = "</think>"
 _TAIL = 32  # tokens at the end of a prompt, in which it may open a thought
@@ -60,13 +61,44 @@ class Turn:
         self._reader = BlockReader(thinks, self._opened)
         self._raw = ""
         self._given = ""
+        self.came: list[Piece] = []
 
     @property
     def blocks(self) -> list[Block]:
         return self._reader.blocks
 
+    @property
+    def cut(self) -> bool:
+        """Returns whether it ended at a limit."""
+        return self.came[-1].finish_reason == "length"
+
+    @property
+    def tokens(self) -> int:
+        """Returns how many the model wrote."""
+        return sum(len(piece.token_ids) for piece in self.came)
+
+    async def steps(self, pieces: Pieces) -> AsyncIterator[tuple[Step, int, str]]:
+        """Yields what happens to blocks, by their places, as the pieces come. Raises as the pieces do."""
+        begun = 0
+        async for _, piece in pieces:
+            for block, text in self.add(piece):
+                place = next(n for n, one in enumerate(self.blocks) if one is block)
+                if place == begun:
+                    if place:
+                        yield "ends", place - 1, ""
+                    yield "begins", place, ""
+                    begun += 1
+                yield "grows", place, text
+        yield "ends", begun - 1, ""
+
+    def take(self, whole: Piece) -> None:
+        """Takes the whole completion."""
+        for _ in self.add(whole):
+            pass
+
     def add(self, piece: Piece) -> Iterator[tuple[Block, str]]:
         """Yields the blocks that the next piece begins or goes on with, each with what it adds."""
+        self.came.append(piece)
         parsed = Parsed(piece.text) if self._calls is None else self._calls.piece(0, piece)
         self._raw += piece.text
         if not self._readable(parsed):
