@@ -34,16 +34,16 @@ test-cluster: install ## `swift launch` on ssh, Slurm, Ray and local with real p
 	@$(PY) -m pip install -q --disable-pip-version-check --no-deps -r requirements/cluster.in
 	@$(ENV) $(PY) -m pytest -m cluster $(PYTEST_ARGS) tests/fleet/cluster
 
-test-agents: install ## sessions with the JavaScript client (node), LangChain, Pydantic AI and the Agents SDK; environments of Gymnasium, OpenEnv, TRL and verifiers; in .venv-agents on top of .venv (8 minutes)
+test-agents: install ## sessions with the JavaScript client and the Codex CLI (node), LangChain, Pydantic AI, the Agents SDK and mini-swe-agent; environments of Gymnasium, OpenEnv, TRL and verifiers; in .venv-agents on top of .venv (8 minutes)
 	@[ -x .venv-agents/bin/python ] || $(PY) -m venv .venv-agents
 	@$(PY) -c 'import sysconfig; print(sysconfig.get_path("purelib"))' > \
 	  "$$(.venv-agents/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/base.pth"
-	@.venv-agents/bin/python -m pip install -q --disable-pip-version-check langchain-openai==1.7.3 openai-agents==0.24.0 \
+	@.venv-agents/bin/python -m pip install -q --disable-pip-version-check langchain-openai==1.7.3 openai-agents==0.24.0 mini-swe-agent==2.4.6 \
 	  'pydantic-ai-slim[openai]==2.38.0' \
 	  -r requirements/gymnasium.in -r requirements/openenv.in -r requirements/trl.in -r requirements/verifiers.in
 	@[ -x .venv-agents/openenv/bin/python ] || $(PY) -m venv .venv-agents/openenv
 	@.venv-agents/openenv/bin/python -m pip install -q --disable-pip-version-check openenv==0.10.0
-	@npm install --silent --no-save --prefix .venv-agents openai@6.49.0
+	@npm install --silent --no-save --prefix .venv-agents openai@6.49.0 @openai/codex@0.171.0
 	@$(ENV) .venv-agents/bin/python -m pytest tests/serving/test_agent_clients.py tests/plugins/environments $(PYTEST_ARGS)
 
 test-ms-swift: install ## plugins and datasets beside the real ms-swift 4.6.0, in .venv-ms-swift on top of .venv (3 minutes the first time)

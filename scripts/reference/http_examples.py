@@ -54,6 +54,15 @@ BODIES: Mapping[str, Any] = {
     "/v1/completions": _TEXT,
     "/v1/sessions/{session}/v1/chat/completions": _CHAT,
     "/v1/sessions/{session}/v1/completions": _TEXT,
+    "/v1/sessions/{session}/v1/messages": _CHAT,
+    "/v1/sessions/{session}/v1/messages/count_tokens": {
+        name: _CHAT[name] for name in ("model", "messages")
+    },
+    "/v1/sessions/{session}/v1/responses": {
+        "model": MODEL,
+        "input": "What is 33 + 37?",
+        "max_output_tokens": 20,
+    },
 }
 """Examples of request bodies by path."""
 _CHOICE = {"index": 0, "logprobs": None, "finish_reason": "stop"}

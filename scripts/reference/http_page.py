@@ -28,11 +28,12 @@ swift rollout --model models/smollm2-135m --port 8000
 ```
 
 - **Keys.** A server with `--api_key` (or `SWIFT_API_KEY`) wants it with every request but `GET /health`:
-  `-H "Authorization: Bearer $SWIFT_API_KEY"`. The key of a session opens the address of that session alone.
+  `-H "Authorization: Bearer $SWIFT_API_KEY"`. The key of a session opens the address of that session alone. Anthropic's
+  clients send it as `x-api-key`.
 - **Bodies** are JSON in UTF-8, at most 64 MiB. A field that is not listed is refused. `null` may stand for a field that
   OpenAI's routes have and a request does not need.
-- **Answers** are JSON. A refusal is `{{"error": "one plain sentence"}}`; on OpenAI's routes it is OpenAI's error
-  object, and what is not valid is 400 there, not 422.
+- **Answers** are JSON. A refusal is `{{"error": "one plain sentence"}}`; on OpenAI's and Anthropic's routes it is
+  their error object, and what is not valid is 400 there, not 422.
 - **Try again** where the status is 503, after the seconds of its header `Retry-After` if there is one. A 503 of a full
   server has `X-Swift-Full` too. The others will not go away by themselves.
 """
@@ -63,7 +64,9 @@ _OTHERS = """## Other addresses
 """
 _PATHS = {"{session}": "task-17", "{name}": "models/smollm2-135m"}
 _NO_LEASE = (("post", "/v1/weights/lease"), ("get", "/v1/weights/update"))
-_NO_EXAMPLE = ("/v1/sleep", "/v1/wake")  # they need a GPU
+_STORED = "/v1/sessions/{session}/v1/responses/{name}"
+# they need a GPU, or a response that is stored
+_NO_EXAMPLE = ("/v1/sleep", "/v1/wake", _STORED, f"{_STORED}/input_items")
 
 
 def page() -> str:
@@ -145,7 +148,7 @@ def _route(method: str, path: str, operation: Mapping[str, Any], used: set[str])
     facts.append(f"- refuses with: {', '.join(status for status in answers if status != '200')}")
     facts += [f"- {one}" for one in own]
     parts = [f"### {method.upper()} {path}", "", about, "", *facts, ""]
-    if method in ("get", "delete") or (path in BODIES and path not in _NO_EXAMPLE):
+    if path not in _NO_EXAMPLE and (method in ("get", "delete") or path in BODIES):
         parts += ["```bash", _example(method, path), "```", ""]
     if path in ANSWERS:
         parts += ["```json", json.dumps(ANSWERS[path], indent=2), "```", ""]

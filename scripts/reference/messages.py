@@ -11,11 +11,16 @@ from pydantic import BaseModel
 from text import link, table
 
 from swift_r1.serving import answers, openai_messages
+from swift_r1.serving.protocols import messages as anthropic_messages
+from swift_r1.serving.protocols import responses
 from swift_r1.wire import protocol, sessions
 
 BY_NAME: dict[str, type[BaseModel]] = {
     name: one
-    for module in (protocol, sessions, openai_messages, answers)
+    for module in (
+        *(protocol, sessions, openai_messages),
+        *(anthropic_messages, responses, answers),
+    )
     for name, one in vars(module).items()
     if inspect.isclass(one) and issubclass(one, BaseModel)
 }
@@ -48,9 +53,10 @@ def typed(schema: dict[str, Any], held: set[str]) -> str:
         name = schema["$ref"].rpartition("/")[2]
         held.add(name)
         return link(name)
-    if "anyOf" in schema:
+    options = schema.get("anyOf") or schema.get("oneOf")
+    if options:
         return " or ".join(
-            dict.fromkeys(typed(one, held) for one in schema["anyOf"] if one != {"type": "null"})
+            dict.fromkeys(typed(one, held) for one in options if one != {"type": "null"})
         )
     if "const" in schema or "enum" in schema:
         return ", ".join(

@@ -53,8 +53,8 @@ class AgentArguments(MultiTurnArguments):
     )
     agent_command: str | None = flag(
         None,
-        "program that plays one episode per process, with OPENAI_BASE_URL, OPENAI_API_KEY and OPENAI_MODEL set and "
-        "the row as JSON on standard input",
+        "program that plays one episode per process, with OPENAI_BASE_URL, OPENAI_API_KEY and OPENAI_MODEL set, "
+        "ANTHROPIC_BASE_URL and ANTHROPIC_API_KEY too, and the row as JSON on standard input",
         check=_check_command,
         instead_of=("agent",),
     )

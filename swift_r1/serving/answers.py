@@ -1,5 +1,5 @@
-"""Answers of the server: errors are one plain sentence, in OpenAI's shape on OpenAI's paths; and what is refused before
-a route sees it."""
+"""Answers of the server: errors are one plain sentence, in OpenAI's or Anthropic's shape on their paths; and what is
+refused before a route sees it."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import asyncio
 import hmac
 import re
 from collections.abc import Callable, Coroutine, Mapping
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
@@ -34,6 +34,14 @@ _BUCKET_PATH = "/v1/weights/bucket"  # its bodies have a limit of their own
 _OPENAI = re.compile(
     r"(/v1/sessions/[^/]*)?/v1/(chat|completions|models|responses|embeddings)(?=/|$)"
 )
+_ANTHROPIC = re.compile(r"/v1/sessions/[^/]*/v1/messages(?=/|$)")
+_ANTHROPIC_TYPES = {
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    413: "request_too_large",
+    503: "overloaded_error",
+}
 
 
 class Refusal(BaseModel):
@@ -55,9 +63,21 @@ class OpenAIRefusal(BaseModel):
     error: OpenAIFault
 
 
+class AnthropicFault(BaseModel):
+    type: str
+    message: str
+
+
+class AnthropicRefusal(BaseModel):
+    """The same in Anthropic's shape."""
+
+    type: Literal["error"]
+    error: AnthropicFault
+
+
 WHY = {
-    400: "the body is not text in UTF-8; on OpenAI's routes also: the request is not valid, or asks what the model "
-    "cannot do",
+    400: "the body is not text in UTF-8; on OpenAI's and Anthropic's routes also: the request is not valid, "
+    "or asks what the model cannot do",
     401: "the key is missing or wrong",
     403: "a limit of the session is reached",
     404: "there is no such model or session",
@@ -76,11 +96,10 @@ WHY = {
 
 
 def refusals(
-    *statuses: int | tuple[int, str], openai: bool = False
+    *statuses: int | tuple[int, str], shape: type[BaseModel] = Refusal
 ) -> dict[int | str, dict[str, Any]]:
     """FastAPI's `responses` of a route that refuses with these statuses, each with its own reason or that of `WHY`."""
     known = [one if isinstance(one, tuple) else (one, WHY[one]) for one in statuses]
-    shape = OpenAIRefusal if openai else Refusal
     return {status: {"model": shape, "description": why} for status, why in known}
 
 
@@ -170,18 +189,29 @@ def error_answer(
     param: str | None = None,
     headers: Mapping[str, str] | None = None,
 ) -> Response:
-    """One sentence; in OpenAI's shape (and with its 400 for what is not valid) where `path` is OpenAI's."""
+    """One sentence; in the shape of OpenAI or Anthropic (and with their 400 for what is not valid) where `path` is
+    theirs."""
     headers = dict(headers or {}) | (
         {"Retry-After": str(retry_after)} if retry_after is not None else {}
     )
     spoken = _OPENAI.match(path)
-    if spoken is None:
+    anthropic = _ANTHROPIC.match(path)
+    if spoken is None and anthropic is None:
         return JSONResponse({"error": sentence}, status_code=status, headers=headers)
     status = 400 if status == 422 else status
+    if spoken is None:
+        return JSONResponse(anthropic_error(status, sentence), status_code=status, headers=headers)
     code = "model_not_found" if status == 404 and spoken[1] is None else None
     return JSONResponse(
         openai_error(status, sentence, param, code), status_code=status, headers=headers
     )
+
+
+def anthropic_error(status: int, sentence: str) -> dict[str, Any]:
+    """Anthropic's error object."""
+    other = "invalid_request_error" if status < 500 else "api_error"
+    kind = _ANTHROPIC_TYPES.get(status, other)
+    return {"type": "error", "error": {"type": kind, "message": sentence}}
 
 
 async def unless_gone(request: Request, work: Coroutine[Any, Any, T]) -> T:
@@ -224,7 +254,10 @@ class RequireKey:
         await (refused or self._app)(scope, receive, send)
 
     def _refusal(self, scope: Scope) -> ASGIApp | None:
-        given = next((value for name, value in scope["headers"] if name == b"authorization"), b"")
+        headers = dict(scope["headers"])
+        given = headers.get(b"authorization", b"")
+        if not given and b"x-api-key" in headers:  # Anthropic's clients
+            given = b"Bearer " + headers[b"x-api-key"]
         path = scope["path"]
         if path == "/health" or (
             self._expected is not None and hmac.compare_digest(given, self._expected)

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from swift_r1.data.prompt_templates import (
     check_arguments,
@@ -173,24 +173,24 @@ def _within(value: Any, levels: int) -> bool:
     return levels > 0 and all(_within(one, levels - 1) for one in inner)
 
 
-def _writable(value: Any) -> Any:
+def writable(value: Any) -> Any:
+    """Returns what can be written as JSON again. Raises ValueError."""
     if not _within(value, _DEEPEST):
         raise ValueError(f"nested more than {_DEEPEST} levels deep")
     json.dumps(value, ensure_ascii=False).encode()  # a ValueError for half a surrogate pair
     return value
 
 
+Writable = Annotated[dict[str, Any], AfterValidator(writable)]
+ToolName = Annotated[str, Field(pattern=r"^[\w.:/-]{1,128}$")]
+
+
 class FunctionTool(OpenAIModel):
-    name: Annotated[str, Field(pattern=r"^[\w.:/-]{1,128}$")]
+    name: ToolName
     description: Text | None = None
-    parameters: dict[str, Any] | None = None
+    parameters: Writable | None = None
     # accepted and ignored: a model that may choose is not held to the schema
     strict: bool | None = None
-
-    @field_validator("parameters")
-    @classmethod
-    def _can_be_written(cls, parameters: Any) -> Any:
-        return _writable(parameters)
 
 
 class RequestTool(OpenAIModel):
@@ -222,7 +222,20 @@ class TextFormat(OpenAIModel):
     type: Literal["text"]
 
 
-class Generation(OpenAIModel):
+class RequestModel(OpenAIModel):
+    """A body, in which `null` stands for what is not given."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _without_nulls(cls, body: Any) -> Any:
+        return (
+            {name: value for name, value in body.items() if value is not None}
+            if isinstance(body, dict)
+            else body
+        )
+
+
+class Generation(RequestModel):
     """The fields of both kinds of request."""
 
     model: Text  # as GET /v1/models names it
@@ -249,16 +262,6 @@ class Generation(OpenAIModel):
     metadata: dict[str, Text] | None = None
     service_tier: Text | None = None
     store: bool | None = None
-
-    @model_validator(mode="before")
-    @classmethod
-    def _without_nulls(cls, body: Any) -> Any:
-        """OpenAI's `null` stands for what is not given."""
-        return (
-            {name: value for name, value in body.items() if value is not None}
-            if isinstance(body, dict)
-            else body
-        )
 
     @property
     def wants_usage(self) -> bool:
@@ -311,7 +314,7 @@ class ChatRequest(Generation):
     @classmethod
     def _arguments_of_a_template(cls, arguments: dict[str, Any]) -> dict[str, Any]:
         check_arguments(arguments)
-        _writable(arguments)
+        writable(arguments)
         return arguments
 
     @model_validator(mode="after")

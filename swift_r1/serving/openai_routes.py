@@ -5,9 +5,10 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from functools import partial
+from typing import Any, Protocol, TypeVar
 
 from fastapi import APIRouter, FastAPI
 from fastapi.responses import JSONResponse, StreamingResponse
@@ -16,7 +17,7 @@ from starlette.responses import Response
 
 from swift_r1.plugins.tools.parsing import ToolCallParser
 from swift_r1.serving import openai_messages as messages
-from swift_r1.serving.answers import BodyRoute, refusals, unless_gone
+from swift_r1.serving.answers import BodyRoute, OpenAIRefusal, refusals, unless_gone
 from swift_r1.serving.engines.base import Piece, PromptTokenizer
 from swift_r1.serving.openai_messages import CallReader, ChatRequest, CompletionRequest, ToolCalls
 from swift_r1.serving.pieces import Pieces, collected
@@ -90,12 +91,12 @@ def add_openai(app: FastAPI, served: Callable[[], Served], gateway: Gateway) -> 
         return model
 
     routes = APIRouter(route_class=BodyRoute)
-    own = refusals(400, 404, 499, 503, openai=True)
-    of_session = refusals(400, 403, 404, 410, 499, 503, openai=True)
-    unknown = refusals(404, 503, openai=True)
-    unknown_session = refusals(404, 410, 503, openai=True)
+    own = refusals(400, 404, 499, 503, shape=OpenAIRefusal)
+    of_session = refusals(400, 403, 404, 410, 499, 503, shape=OpenAIRefusal)
+    unknown = refusals(404, 503, shape=OpenAIRefusal)
+    unknown_session = refusals(404, 410, 503, shape=OpenAIRefusal)
 
-    @routes.get("/v1/models", responses=refusals(503, openai=True))
+    @routes.get("/v1/models", responses=refusals(503, shape=OpenAIRefusal))
     async def models() -> Response:
         """The model that is served, with the version of its weights."""
         return JSONResponse({"object": "list", "data": [_model(served())]})
@@ -162,13 +163,6 @@ def add_openai(app: FastAPI, served: Callable[[], Served], gateway: Gateway) -> 
             gateway, session, request, body, model, model.prompts, asked, _TextCall(body, model)
         )
         return await _answered(request, body, model, reader, TextShown(body))
-
-    @routes.post("/v1/responses", include_in_schema=False)
-    @routes.post(f"{SESSION}/v1/responses", include_in_schema=False)
-    async def responses() -> Response:
-        raise HTTPError(
-            404, "the Responses API is not served here: let the client use chat completions"
-        )
 
     app.include_router(routes)
 
@@ -237,19 +231,50 @@ class TextShown:
         return messages.completion_choice(number, piece, self._logprobs, offset)
 
 
+class ChatAnswer(Protocol):
+    """Shows the answer to one chat in a protocol's words."""
+
+    def message(self, one: Piece) -> Message:
+        """The completion as a message of the conversation."""
+
+
+A = TypeVar("A", bound=ChatAnswer)
+AnswerMaker = Callable[[Sequence[int], ToolCallParser | None], A]
+"""Makes what shows an answer, from the prompt and the parser of calls, if any are looked for."""
+
+
 async def _chat(
     request: Request, body: ChatRequest, model: Served, recorded: tuple[Gateway, str] | None = None
 ) -> Response:
-    """`recorded` is the gateway and the name of the session, if there is one."""
-    tools = body.template_tools
+    pieces, shown = await open_chat(request, body, model, recorded, partial(ChatShown, body))
+    return await _answered(request, body, model, pieces, shown)
+
+
+def asked_of(body: ChatRequest, model: Served) -> tuple[PromptTokenizer, Asked]:
+    """Returns what words a chat's prompt, and what the chat says. Raises HTTPError (400)."""
     prompts = model.prompts
     if body.chat_template_kwargs:
         prompts = prompts.with_arguments(body.chat_template_kwargs)
+    return prompts, Asked(body.template_messages, body.template_tools, _settings(body))
+
+
+async def open_chat(
+    request: Request,
+    body: ChatRequest,
+    model: Served,
+    recorded: tuple[Gateway, str] | None,
+    shown: AnswerMaker[A],
+    cut: bool = False,
+) -> tuple[Pieces, A]:
+    """Returns the pieces of the answer, and what shows them. `recorded` is the gateway and the name of the session, if
+    there is one; with `cut` the answer may be asked to be longer than the model has room for. Raises HTTPError."""
+    prompts, said = asked_of(body, model)
+    tools = said.tools
     if body.top_logprobs is not None and not body.logprobs:
         raise HTTPError(400, "top_logprobs needs logprobs to be true")
     if body.images and recorded is not None:
         raise HTTPError(400, "a session records no images: leave them out")
-    prompt = prompts.render(body.template_messages, tools) if recorded is None else ()
+    prompt = prompts.render(said.messages, tools) if recorded is None else ()
     seen: dict[str, Any] = {}
     if body.images:
         files = [messages.data_of(url) for url in body.images]
@@ -258,19 +283,14 @@ async def _chat(
         prompt = expanded
     parser = await model.tool_calls.parser() if body.finds_calls else None
     tag = _forced(parser, tools, body.forces_call) if parser is not None else None
-    call = _ChatCall(
-        body, model, prompts, parser, tag, logprobs=body.logprobs or recorded is not None
-    )
+    logprobs = body.logprobs or recorded is not None
+    call = _ChatCall(body, model, prompts, parser, tag, logprobs, shown, cut)
     if recorded is None:
         asked = call.request(prompt).model_copy(update=seen)
-        pieces = call.generate(asked, body.seed)
-        return await _answered(request, body, model, pieces, ChatShown(body, prompt, parser))
+        return call.generate(asked, body.seed), shown(prompt, parser)
     gateway, session = recorded
-    said = Asked([one.for_template() for one in body.messages], tools, _settings(body))
     reader = _recorded(gateway, session, request, body, model, prompts, said, call)
-    return await _answered(
-        request, body, model, reader, ChatShown(body, reader.prompt if parser else (), parser)
-    )
+    return reader, shown(reader.prompt, parser)
 
 
 @dataclass(frozen=True, slots=True)
@@ -283,6 +303,8 @@ class _ChatCall:
     parser: ToolCallParser | None
     tag: str | None
     logprobs: bool
+    shown: AnswerMaker[ChatAnswer]
+    cut: bool
 
     def request(self, prompt: tuple[int, ...]) -> RolloutRequest:
         longest = self.model.max_model_len
@@ -291,7 +313,9 @@ class _ChatCall:
                 400,
                 f"this model's maximum context length is {longest} tokens; the messages have {len(prompt)}",
             )
-        wanted = self.body.max_completion_tokens or self.body.max_tokens or longest - len(prompt)
+        room = longest - len(prompt)
+        wanted = self.body.max_completion_tokens or self.body.max_tokens or room
+        wanted = min(wanted, room) if self.cut else wanted
         return self.body.request(prompt, wanted, self.prompts.turn_end, self.tag)
 
     def generate(self, request: RolloutRequest, seed: int | None) -> Pieces:
@@ -299,7 +323,7 @@ class _ChatCall:
         return self.model.pieces([request], seed, top, self.parser is not None)
 
     def answer(self, completion: Piece, prompt: tuple[int, ...]) -> Message:
-        return ChatShown(self.body, prompt, self.parser).message(completion)
+        return self.shown(prompt, self.parser).message(completion)
 
 
 @dataclass(frozen=True, slots=True)
@@ -354,7 +378,7 @@ def _settings(body: ChatRequest | CompletionRequest) -> dict[str, Any]:
     return body.model_dump(mode="json", include=_SETTINGS, exclude_defaults=True)
 
 
-def _forced(parser: ToolCallParser, tools: Sequence[dict[str, Any]], choice: Any) -> str | None:
+def _forced(parser: ToolCallParser, tools: Sequence[Mapping[str, Any]], choice: Any) -> str | None:
     if choice is None:
         return None
     tag = parser.forced(tools, choice)

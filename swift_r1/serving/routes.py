@@ -22,6 +22,8 @@ from swift_r1.serving.answers import (
 )
 from swift_r1.serving.metrics import CountAnswers
 from swift_r1.serving.openai_routes import add_openai
+from swift_r1.serving.protocols.messages import add_messages
+from swift_r1.serving.protocols.responses import add_responses
 from swift_r1.serving.service import Lifecycle
 from swift_r1.serving.sessions.gateway import Gateway
 from swift_r1.sync.server import WeightUpdates
@@ -41,6 +43,8 @@ def create_app(lifecycle: Lifecycle, api_key: str | None) -> FastAPI:
     _add_generation(app, lifecycle)
     _add_weights(app, lifecycle)
     add_openai(app, lifecycle.loaded, lifecycle.gateway)
+    add_messages(app, lifecycle.loaded, lifecycle.gateway)
+    add_responses(app, lifecycle.loaded, lifecycle.gateway)
     _add_sessions(app, lifecycle.gateway)
     _describe(app, api_key is not None)
     # The last one added is the first to see a request.
@@ -303,7 +307,10 @@ def _complete(document: dict[str, Any], needs_key: bool) -> None:
     for path, operations in document["paths"].items():
         inside = path.startswith("/v1/sessions/{session}/v1")
         openai = inside or path.startswith(("/v1/models", "/v1/chat", "/v1/completions"))
-        shape = {"$ref": f"#/components/schemas/{'OpenAIRefusal' if openai else 'Refusal'}"}
+        name = "OpenAIRefusal" if openai else "Refusal"
+        if inside and "/messages" in path:
+            name = "AnthropicRefusal"
+        shape = {"$ref": f"#/components/schemas/{name}"}
         for operation in operations.values():
             _summarize(operation)
             answers = operation["responses"]

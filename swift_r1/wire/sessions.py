@@ -3,7 +3,7 @@
 POST   /v1/sessions          SessionRequest -> Session         the same id and body again: the same session
 GET    /v1/sessions/ID                      -> SessionRecord
 DELETE /v1/sessions/ID                      -> {}              stops what runs, forgets the record
-/v1/sessions/ID/v1/...       OpenAI's routes, with the session's key or the server's
+/v1/sessions/ID/v1/...       OpenAI's and Anthropic's routes, with the session's key or the server's
 """
 
 from __future__ import annotations

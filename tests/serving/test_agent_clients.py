@@ -179,8 +179,10 @@ def test_pydantic_ai(session: Opened, engine: ScriptedEngine, thinks: bool, stre
 
 @needs("agents")
 @pytest.mark.parametrize("streamed", [False, True])
-def test_the_agents_sdk(session: Opened, engine: ScriptedEngine, streamed: bool) -> None:
-    """With the chat completions that it can use in the place of the Responses API."""
+@pytest.mark.parametrize("protocol", ["ChatCompletions", "Responses"])
+def test_the_agents_sdk(
+    session: Opened, engine: ScriptedEngine, protocol: str, streamed: bool
+) -> None:
     import agents
 
     @agents.function_tool
@@ -191,7 +193,7 @@ def test_the_agents_sdk(session: Opened, engine: ScriptedEngine, streamed: bool)
     async def play() -> str:
         agents.set_tracing_disabled(True)
         talk = openai.AsyncOpenAI(base_url=session.base_url, api_key=session.api_key, max_retries=0)
-        model = agents.OpenAIChatCompletionsModel(model="any", openai_client=talk)
+        model = getattr(agents, f"OpenAI{protocol}Model")(model="any", openai_client=talk)
         agent = agents.Agent(name="adder", instructions="short", model=model, tools=[add])
         if not streamed:
             return str((await agents.Runner.run(agent, "1 + 2?")).final_output)
@@ -227,3 +229,94 @@ def test_the_agents_sdk_with_an_mcp_server(session: Opened, engine: ScriptedEngi
 
     assert asyncio.run(asyncio.wait_for(play(), 60)) == "It is 3."
     one_sequence(session, engine, 2)
+
+
+@needs("minisweagent")
+@pytest.mark.parametrize(
+    ("model", "how"),
+    [
+        ("openai/any", "litellm"),
+        ("openai/any", "litellm_response"),
+        ("anthropic/any", "litellm"),
+    ],
+)
+def test_mini_swe_agent(
+    tool_tokenizer: Any,
+    serve_engine: Callable[..., str],
+    tmp_path: Path,
+    model: str,
+    how: str,
+) -> None:
+    """The program as it is: it repairs a file by commands, and hands in. LiteLLM speaks the three protocols for it."""
+    engine = ScriptedEngine(tool_tokenizer, 40_000)
+    commands = ("echo 3 > sum", "cat sum", "echo COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT")
+    call = '<tool_call>\n{"name": "bash", "arguments": {"command": "%s"}}\n</tool_call>'
+    engine.says = [f"I do it.\n{call % command}" for command in commands]
+    session = Opened(serve_engine(engine, {}))
+    environ = os.environ | {
+        "OPENAI_BASE_URL": session.base_url,
+        "OPENAI_API_KEY": session.api_key,
+        "ANTHROPIC_BASE_URL": session.base_url.removesuffix("/v1"),
+        "ANTHROPIC_API_KEY": session.api_key,
+        "MSWEA_CONFIGURED": "true",
+        "MSWEA_COST_TRACKING": "ignore_errors",
+        "MSWEA_GLOBAL_CONFIG_DIR": str(tmp_path / "config"),
+        "LITELLM_LOCAL_MODEL_COST_MAP": "True",
+        "NO_PROXY": "127.0.0.1",
+    }
+    words = [sys.executable, "-m", "minisweagent", "-y", "--exit-immediately", "-t", "1 + 2?"]
+    words += ["-m", model, "--model-class", how, "-o", str(tmp_path / "episode.json")]
+    done = subprocess.run(
+        words, cwd=tmp_path, env=environ, capture_output=True, text=True, timeout=120, check=False
+    )
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+    episode = json.loads((tmp_path / "episode.json").read_text())
+    assert episode["info"]["exit_status"] == "Submitted"
+    assert (tmp_path / "sum").read_text() == "3\n"
+    record = session.record()
+    assert record.kinds == {"new": 1, "extends": 2} and len(record.sequences) == 1
+    same_as_logged(record, engine.log)
+
+
+@pytest.mark.skipif(
+    shutil.which("node") is None or not (NODE_MODULES / "@openai" / "codex").exists(),
+    reason="no node with the package @openai/codex: make test-agents",
+)
+def test_the_codex_cli(
+    tool_tokenizer: Any, serve_engine: Callable[..., str], tmp_path: Path
+) -> None:
+    """Without its tools that are no functions. It speaks Responses, streamed and not stored."""
+    engine = ScriptedEngine(tool_tokenizer, 100_000)
+    call = '<tool_call>\n{"name": "exec_command", "arguments": {"cmd": "%s"}}\n</tool_call>'
+    engine.says = [
+        f"<think>\nhm\n</think>\nI do it.\n{call % 'echo 3 > sum'}",
+        f"<think>so</think>{call % 'cat sum'}",
+        "It is 3.",
+    ]
+    session = Opened(serve_engine(engine, {}))
+    provider = f'{{name="swift", base_url="{session.base_url}", env_key="OPENAI_API_KEY"}}'
+    settings = ["model_provider=swift", f"model_providers.swift={provider}", "web_search=disabled"]
+    words = ["node", str(NODE_MODULES / "@openai" / "codex" / "bin" / "codex.js"), "exec"]
+    words += ["--skip-git-repo-check", "-s", "danger-full-access", "-m", "any"]
+    words += ["--disable", "multi_agent", *(one for each in settings for one in ("-c", each))]
+    (tmp_path / "home").mkdir()
+    environ = os.environ | {
+        "CODEX_HOME": str(tmp_path / "home"),
+        "OPENAI_API_KEY": session.api_key,
+        "NO_PROXY": "127.0.0.1",
+    }
+    done = subprocess.run(
+        [*words, "1 + 2?"],
+        cwd=tmp_path,
+        env=environ,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+    assert done.stdout.strip() == "It is 3." and (tmp_path / "sum").read_text() == "3\n"
+    record = session.record()
+    assert record.kinds == {"new": 1, "extends": 2} and len(record.sequences) == 1
+    same_as_logged(record, engine.log)

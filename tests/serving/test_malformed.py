@@ -78,6 +78,9 @@ class QuickEngine:
     ) -> tuple[int, ...]:
         return self.encode("".join(one["role"] + one["content"] for one in messages))
 
+    def with_arguments(self, arguments: Mapping[str, Any]) -> QuickEngine:
+        raise HTTPError(400, "no arguments")
+
     def encode(self, text: str) -> tuple[int, ...]:
         if not text:
             raise HTTPError(400, "the prompt has no tokens")
@@ -148,6 +151,9 @@ def test_what_the_document_allows_and_forbids_is_answered(
     }
 
 
+SESSION = "/v1/sessions/fuzz"
+
+
 def good_bodies(model: str, end: int) -> dict[str, dict[str, Any]]:
     """A good request for each route, new ids each time; prompts of tokens below `end`."""
     name = uuid.uuid4().hex
@@ -181,6 +187,39 @@ def good_bodies(model: str, end: int) -> dict[str, dict[str, Any]]:
         "/v1/chat/completions": talk
         | {"messages": [{"role": "user", "content": "a"}], "logprobs": True},
         "/v1/completions": talk | {"prompt": "ab", "logprobs": 1},
+        f"{SESSION}/v1/messages": {
+            "model": model,
+            "max_tokens": 2,
+            "system": "b",
+            "stop_sequences": ["xy"],
+            "thinking": {"type": "enabled", "budget_tokens": 1024},
+            "messages": [
+                {"role": "user", "content": "a"},
+                {
+                    "role": "assistant",
+                    "content": [
+                        {"type": "thinking", "thinking": "c"},
+                        {"type": "tool_use", "id": "e", "name": "f", "input": {"g": 1.5}},
+                    ],
+                },
+                {
+                    "role": "user",
+                    "content": [{"type": "tool_result", "tool_use_id": "e", "content": "h"}],
+                },
+            ],
+        },
+        f"{SESSION}/v1/responses": {
+            "model": model,
+            "max_output_tokens": 2,
+            "instructions": "b",
+            "reasoning": {"effort": "none"},
+            "input": [
+                {"role": "user", "content": "a"},
+                {"type": "reasoning", "id": "c", "summary": [], "encrypted_content": "ZA=="},
+                {"type": "function_call", "call_id": "e", "name": "f", "arguments": "{}"},
+                {"type": "function_call_output", "call_id": "e", "output": "h"},
+            ],
+        },
         "/v1/weights/lease": {"owner": "fuzz", "ttl_seconds": 0.1},
         "/v1/weights/begin": {"version": 1},
         "/v1/weights/commit": {"version": 1, "buckets": 1, "content_hash": "0" * 32},
@@ -270,6 +309,7 @@ def bombard(url: str, count: int, seed: int, model: str, end: int) -> dict[int, 
     """Sends `count` malformed requests; returns how often each status came. Fails at the first 500."""
     rng, statuses = random.Random(seed), {}
     with httpx.Client(base_url=url, trust_env=False, timeout=60) as http:
+        http.post("/v1/sessions", json={"id": "fuzz"})
         for _ in range(count):
             route, body = rng.choice(list(good_bodies(model, end).items()))
             content = malformed(rng, body)
@@ -293,6 +333,11 @@ def test_malformed_bodies_are_refused(quick_url: str) -> None:
 
 def test_half_a_character_is_refused_wherever_text_is_taken(quick_url: str) -> None:
     with httpx.Client(base_url=quick_url, trust_env=False, timeout=30) as http:
+        http.post("/v1/sessions", json={"id": "fuzz"})
+        for route, body in good_bodies("none", VOCABULARY).items():
+            if route.startswith(SESSION):
+                answer = http.post(route, json=body)
+                assert answer.status_code == 200, answer.text
         tried = 0
         for route, body in good_bodies("none", VOCABULARY).items():
             for path in places(body):

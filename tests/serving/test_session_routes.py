@@ -208,8 +208,6 @@ def test_what_changes_no_token_is_accepted_and_the_rest_refused(url: str) -> Non
         with pytest.raises(openai.BadRequestError) as error:
             session.chat(**{name: value})
         assert (name if name != "extra_body" else "min_tokens") in error.value.body["message"]
-    with pytest.raises(openai.NotFoundError, match="Responses API"):
-        session.client.responses.create(model="none", input="hi")
 
 
 def test_what_clients_add_to_the_models_message_is_ignored(

@@ -19,7 +19,7 @@ from swift_r1.launch.checks.environments import cut, messages_table
 from swift_r1.plugins.environments.scripted import ScriptedModel
 from swift_r1.rollout.agents.outcome import EndedEpisode, outcome_of
 from swift_r1.rollout.agents.parent import Order
-from swift_r1.rollout.agents.processes import AgentProcesses, EpisodeExit
+from swift_r1.rollout.agents.processes import AgentProcesses, EpisodeExit, told
 from swift_r1.serving.openai_messages import ChatRequest, CompletionRequest
 from swift_r1.serving.sessions.calls import Asked
 from swift_r1.serving.sessions.session import SessionState
@@ -111,8 +111,7 @@ async def _played(
         await processes.start()
         own = {name: value for name, value in row.items() if name != "dataset"}
         own |= {"episode_id": "check", "episode_seed": 0}
-        environ = {"OPENAI_BASE_URL": url, "OPENAI_API_KEY": "none", "OPENAI_MODEL": "policy"}
-        number, ended = await processes.begin(environ, own)
+        number, ended = await processes.begin(told(url, "none", "policy"), own)
         done, _ = await asyncio.wait([ended], timeout=seconds)
         if not done:
             processes.kill(number)

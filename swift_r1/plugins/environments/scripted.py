@@ -58,9 +58,12 @@ class ScriptedModel:
                 self._tell(200, {"object": "list", "data": [{"id": "policy", "object": "model"}]})
 
             def do_POST(self) -> None:
-                self._tell(
-                    *model.respond(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
-                )
+                body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+                if self.path.endswith("/completions"):
+                    self._tell(*model.respond(body))
+                else:
+                    sentence = f"the script speaks chat completions alone, not {self.path}"
+                    self._tell(404, {"error": {"message": sentence}})
 
             def _tell(self, status: int, content: Mapping[str, Any]) -> None:
                 body = json.dumps(content).encode()

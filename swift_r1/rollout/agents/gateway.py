@@ -26,6 +26,8 @@ from swift_r1.serving.engines.base import Piece, PromptTokenizer, TokenLogprob
 from swift_r1.serving.openai_messages import ToolCalls
 from swift_r1.serving.openai_routes import add_openai
 from swift_r1.serving.pieces import Pieces
+from swift_r1.serving.protocols.messages import add_messages
+from swift_r1.serving.protocols.responses import add_responses
 from swift_r1.serving.server import bind
 from swift_r1.serving.sessions.gateway import Gateway
 from swift_r1.serving.sessions.session import SessionState
@@ -234,6 +236,8 @@ def agent_app(model: AgentModel, gateway: Gateway, api_key: str) -> FastAPI:
     app = FastAPI(docs_url=None, redoc_url=None)
     add_errors(app)
     add_openai(app, lambda: model, gateway)
+    add_messages(app, lambda: model, gateway)
+    add_responses(app, lambda: model, gateway)
     app.add_middleware(LimitSizes)
     app.add_middleware(RequireKey, api_key=api_key, sessions=gateway.store)
     return app

@@ -41,6 +41,17 @@ class EpisodeExit:
     given_up: Sequence[str] = ()
 
 
+def told(url: str, key: str, model: str) -> dict[str, str]:
+    """Returns the variables by which clients of OpenAI and Anthropic find the model; `url` ends in `/v1`."""
+    return {
+        "OPENAI_BASE_URL": url,
+        "OPENAI_API_KEY": key,
+        "OPENAI_MODEL": model,
+        "ANTHROPIC_BASE_URL": url.removesuffix("/v1"),
+        "ANTHROPIC_API_KEY": key,
+    }
+
+
 class AgentProcesses:
     """Starts and kills episodes. All methods are for one event loop."""
 

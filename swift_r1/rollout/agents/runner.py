@@ -13,7 +13,7 @@ from typing import Any
 from swift_r1.errors import RunFailed
 from swift_r1.rollout.agents.gateway import AgentGateway
 from swift_r1.rollout.agents.outcome import EndedEpisode, trajectory_of
-from swift_r1.rollout.agents.processes import AgentProcesses, EpisodeExit
+from swift_r1.rollout.agents.processes import AgentProcesses, EpisodeExit, told
 from swift_r1.rollout.multi_turn import OpenConversation
 from swift_r1.rollout.trajectory import Trajectory
 from swift_r1.wire import sessions as wire
@@ -58,11 +58,8 @@ class AgentRunner:
         async with self._free:
             conversation.begin()
             with self.gateway.session(conversation, self._session_of(conversation)) as state:
-                environ = {
-                    "OPENAI_BASE_URL": f"{self.gateway.url}/v1/sessions/{state.name}/v1",
-                    "OPENAI_API_KEY": state.key,
-                    "OPENAI_MODEL": self.gateway.model.model_name,
-                }
+                url = f"{self.gateway.url}/v1/sessions/{state.name}/v1"
+                environ = told(url, state.key, self.gateway.model.model_name)
                 ended, late = await self._run(conversation, environ)
                 episode = EndedEpisode(
                     conversation.request.request_id.rpartition("/")[0],

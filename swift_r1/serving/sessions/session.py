@@ -144,6 +144,12 @@ class SessionState:
         self.used = self._clock()
         return call, prompt
 
+    def count(self, asked: Asked, wording: ChatRenderer) -> int:
+        """Returns how many tokens the prompt of such a call would have. Raises what the wording raises."""
+        place = self.lineage.place(asked, wording)
+        before = 0 if place.parent is None else len(place.parent.tokens())
+        return before + len(place.added)
+
     def finish(
         self,
         call: ModelCall,
@@ -177,6 +183,10 @@ class SessionState:
             before.answer = None
             before.held = 0
         self.lineage.answered(call)
+
+    def hold(self, size: int) -> None:
+        """Counts bytes that are kept for the session elsewhere, until it ends."""
+        self._grow(size)
 
     def _grow(self, size: int) -> None:
         self.bytes += size

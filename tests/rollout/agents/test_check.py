@@ -7,8 +7,10 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 
+from swift_r1.plugins.environments.scripted import ScriptedModel
 from tests import forks
 from tests.rollout.agents.conftest import PLUGIN
 from tests.rollout.agents.test_results import SAYS, says
@@ -50,3 +52,12 @@ def test_an_episode_of_a_command(tmp_path: Path) -> None:
     )
     code, found = check(tmp_path, says("0.5\n"), *command)
     assert code == 0 and found["agent"]["result"] == {"reward": 0.5} and found["agent"]["rows"] == 1
+
+
+def test_the_script_says_what_it_does_not_speak() -> None:
+    with ScriptedModel(lambda _chance: "7", 0).serve() as url:
+        answer = httpx.post(
+            f"{url}/responses", json={"model": "any", "input": "a"}, trust_env=False
+        )
+    assert answer.status_code == 404
+    assert "chat completions alone, not /v1/responses" in answer.json()["error"]["message"]

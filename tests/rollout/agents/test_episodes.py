@@ -378,8 +378,8 @@ def test_a_command_with_the_standard_library_alone(stages: Callable[..., Stage])
 
 CURL = """
 read -r row
-body='{"model": "any", "messages": [{"role": "user", "content": "hello"}]}'
-curl -sS "$OPENAI_BASE_URL/chat/completions" -H "Authorization: Bearer $OPENAI_API_KEY" \
+body='{"model": "any", "max_tokens": 9, "messages": [{"role": "user", "content": "hello"}]}'
+curl -sS --fail "$ANTHROPIC_BASE_URL/v1/messages" -H "x-api-key: $ANTHROPIC_API_KEY" \
   -H 'Content-Type: application/json' -d "$body" > /dev/null && echo 1
 """
 
@@ -403,6 +403,7 @@ def test_a_command_of_node(stages: Callable[..., Stage]) -> None:
 
 
 def test_a_command_of_curl(stages: Callable[..., Stage]) -> None:
+    """It speaks Anthropic's protocol."""
     [[one]] = stages(command=["sh", "-c", CURL]).play([{}], n=1)
     assert one.failure is None and (one.infos or {})["reward"] == 1.0 and len(one.turns) == 1
 
