@@ -6,7 +6,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -150,12 +150,17 @@ def try_rewards(
     """
     groups = [ordinary(gold) for gold in golds]
     batch = made_up_batch(rows, groups, args.max_completion_length, prefix)
+    dangerous = made_up_batch(rows[:1], [_HOSTILE], args.max_completion_length, prefix)
     load = partial(load_plugins, args.external_plugins)
     with RewardPool(args, names, load) as pool:
         tried = pool.score(made_up_batch(rows[:1], groups[:1], args.max_completion_length, prefix))
         working = [column.name for column in tried if len(column.invalid) < len(groups[0])]
         first, second = (_score(pool, batch, working) for _ in range(2))
-    dangerous = made_up_batch(rows[:1], [_HOSTILE], args.max_completion_length, prefix)
+        hurts = []
+        for column in first:
+            seconds = column.seconds / len(groups)
+            pool.timeout = min(args.reward_timeout, max(_HOSTILE_SECONDS, 5 * seconds))
+            hurts += _score(pool, dangerous, [column.name])
     kinds = [kind for group in groups for kind in group]
     ids = [str(row["prompt_id"]) for row, group in zip(rows, groups, strict=True) for _ in group]
     reports = {
@@ -163,13 +168,9 @@ def try_rewards(
         for column in tried
         if column.name not in working
     }
-    for column, again in zip(first, second, strict=True):
-        seconds = column.seconds / len(groups)
-        limit = min(args.reward_timeout, max(_HOSTILE_SECONDS, 5 * seconds))
-        limited = replace(args, reward_timeout=limit, reward_num_workers=1)
-        with RewardPool(limited, [column.name], load) as pool:
-            (hurt,) = pool.score(dangerous)
-        reports[column.name] = _report(column, again, hurt, kinds, ids, 1000 * seconds)
+    for column, again, hurt in zip(first, second, hurts, strict=True):
+        milliseconds = 1000 * column.seconds / len(groups)
+        reports[column.name] = _report(column, again, hurt, kinds, ids, milliseconds)
     return [reports[name] for name in names]
 
 
