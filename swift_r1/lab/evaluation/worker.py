@@ -15,6 +15,7 @@ from types import FrameType
 from typing import Any
 
 from swift_r1.errors import EXIT_INTERRUPTED, EXIT_RUN_FAILED, EXIT_TERMINATED, SwiftError
+from swift_r1.runtime.libraries import large_imports
 from swift_r1.runtime.processes import leave, say
 
 
@@ -27,8 +28,9 @@ def main(argv: Sequence[str]) -> int:
     signal.signal(signal.SIGTERM, _terminated)
     content: dict[str, Any] = json.loads(Path(argv[0]).read_text(encoding="utf-8"))
     try:
-        from swift_r1.flags.evaluation import EvalArguments
-        from swift_r1.lab.evaluation.run import run
+        with large_imports():
+            from swift_r1.flags.evaluation import EvalArguments
+            from swift_r1.lab.evaluation.run import run
 
         return run(EvalArguments.from_dict(content["args"]), content["command"])
     except SwiftError as error:

@@ -15,6 +15,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from swift_r1.errors import EXIT_OK, SwiftError, one_line
+from swift_r1.runtime.libraries import large_imports
 from swift_r1.runtime.processes import end_with_parent, leave
 
 _NICE = 19
@@ -25,10 +26,11 @@ class Checkpoint:
     """A model folder through transformers in this process."""
 
     def __init__(self, folder: str, device: str) -> None:
-        import torch
+        with large_imports():
+            import torch
 
-        from swift_r1.lab.folder_engine import load_folder_engine
-        from swift_r1.models.loading import load_tokenizer
+            from swift_r1.lab.folder_engine import load_folder_engine
+            from swift_r1.models.loading import load_tokenizer
 
         device = "cuda" if device == "auto" and torch.cuda.is_available() else "cpu"
         if device == "cpu":

@@ -24,6 +24,7 @@ from swift_r1.flags.parser import API_KEY_VARIABLE
 from swift_r1.flags.rollout import url_of
 from swift_r1.flags.server import LOOPBACK
 from swift_r1.lab.view.access import Guard
+from swift_r1.runtime.libraries import large_imports
 from swift_r1.runtime.processes import end_with_parent, leave, say
 from swift_r1.serving.server import bind
 
@@ -68,15 +69,16 @@ def serve(
 def _app(listener: socket.socket, runs: Sequence[str], api_key: str | None) -> Guard:
     # What NiceGUI takes from the environment: a file or a Redis server to keep settings in, of which the page has none.
     os.environ.pop("NICEGUI_REDIS_URL", None)
-    from fastapi import FastAPI
-    from nicegui import app as pages_app
-    from nicegui import ui
+    with large_imports():
+        from fastapi import FastAPI
+        from nicegui import app as pages_app
+        from nicegui import ui
 
-    from swift_r1.lab.view import pages
-    from swift_r1.lab.view.shell import FAVICON, add_static, no_such_page, set_runs
+        from swift_r1.lab.view import pages
+        from swift_r1.lab.view.shell import FAVICON, add_static, no_such_page, set_runs
 
+        pages.load()
     set_runs(runs)
-    pages.load()
     app = FastAPI(docs_url=None, redoc_url=None, openapi_url=None)
 
     @app.get("/health")

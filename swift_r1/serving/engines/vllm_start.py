@@ -15,7 +15,7 @@ from swift_r1.errors import UsageError, one_line
 from swift_r1.flags.engine import passed_to_vllm
 from swift_r1.flags.server import RolloutArguments
 from swift_r1.plugins.tools.parsing import ToolCallParser
-from swift_r1.runtime.libraries import missing_for_vllm
+from swift_r1.runtime.libraries import large_imports, missing_for_vllm
 from swift_r1.serving.engines.base import InferenceEngine, Replicas
 from swift_r1.sync.transport import seconds_for
 
@@ -84,9 +84,10 @@ def start_vllm(config: RolloutArguments, model_bytes: int) -> InferenceEngine:
             "--torch_dtype bfloat16, or use the embedded engine"
         )
     os.environ.update(engine_environment(os.environ, has_gpu, arguments["enforce_eager"]))
-    from vllm.engine.arg_utils import AsyncEngineArgs
+    with large_imports():
+        from vllm.engine.arg_utils import AsyncEngineArgs
 
-    from swift_r1.serving.engines.vllm import VllmEngine
+        from swift_r1.serving.engines.vllm import VllmEngine
 
     unknown = sorted(set(arguments) - {f.name for f in fields(AsyncEngineArgs)})
     if unknown:
