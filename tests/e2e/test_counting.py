@@ -16,6 +16,7 @@ from PIL import Image
 from swift_r1.flags import parse_arguments
 from swift_r1.flags.rlhf import CheckArguments
 from swift_r1.launch.checks.run import run_checks
+from tests import forks
 from tests.conftest import REPO
 
 EXAMPLE = REPO / "examples" / "counting"
@@ -47,7 +48,8 @@ def test_a_picture_has_as_many_discs_as_it_says() -> None:
 
 
 def commands(folder: Path, dataset: str) -> list[list[str]]:
-    """The commands of `swift` that the script runs, as words; the warm start leaves its checkpoint."""
+    """The commands of `swift` that the script runs, as words; the warm start leaves its checkpoint. The model that it
+    makes before is made."""
     recorder = folder / "bin" / "swift"
     recorder.parent.mkdir(exist_ok=True)
     recorder.write_text(
@@ -60,6 +62,8 @@ def commands(folder: Path, dataset: str) -> list[list[str]]:
         "    kept.mkdir(parents=True)\n"
     )
     recorder.chmod(0o755)
+    recorder.with_name("python").unlink(missing_ok=True)
+    recorder.with_name("python").symlink_to(recorder)
     environ = os.environ | {
         "PATH": f"{recorder.parent}:{Path(sys.executable).parent}:{os.environ['PATH']}",
         "DATA": dataset,
@@ -68,7 +72,11 @@ def commands(folder: Path, dataset: str) -> list[list[str]]:
     done = subprocess.run(
         [EXAMPLE / "run.sh"], env=environ, capture_output=True, text=True, timeout=300, check=True
     )
-    return [json.loads(line) for line in done.stdout.splitlines() if line.startswith('["')]
+    ran = [json.loads(line) for line in done.stdout.splitlines() if line.startswith('["')]
+    for words in ran:
+        if words[0].endswith(".py"):
+            assert forks.run(words, timeout=300).returncode == 0
+    return [words for words in ran if not words[0].endswith(".py")]
 
 
 def test_the_script_passes_swift_check(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -107,7 +107,8 @@ def test_nodes_agree_and_meet_again_at_the_same_port(meet: Any, tmp_path: Path) 
     assert met == ['["secret", ["http://here", "http://there"]]'] * 2
 
 
-@pytest.mark.parametrize("node", [0, pytest.param(1, marks=pytest.mark.long)])
+@pytest.mark.long
+@pytest.mark.parametrize("node", [0, 1])
 def test_an_engine_that_does_not_start_ends_all_nodes(meet: Any, tmp_path: Path, node: int) -> None:
     processes = meet()
     until(lambda: all((tmp_path / f"node{number}.waits").exists() for number in range(2)))

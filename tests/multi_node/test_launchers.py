@@ -106,7 +106,8 @@ def test_ranks_of_two_hosts_meet_and_end(launched):
     assert run.said() == ["", ""]
 
 
-@pytest.mark.parametrize("rank", [1, pytest.param(0, marks=pytest.mark.long)])
+@pytest.mark.long
+@pytest.mark.parametrize("rank", [1, 0])
 def test_a_killed_rank_ends_all_with_its_cause(launched, rank):
     run = launched(100_000)
     pids = [run.pid(0), run.pid(1)]

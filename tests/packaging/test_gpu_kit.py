@@ -271,6 +271,7 @@ def test_a_driver_names_the_chip(
     assert (found and found.name) == chip
 
 
+@pytest.mark.long
 def test_a_rehearsal_runs_the_parts_themselves(tmp_path: Path) -> None:
     """Short ones and one that cannot run; `make gpu GPU_ARGS=--rehearse` takes a quarter of an hour."""
     words = [

@@ -150,12 +150,13 @@ CHORD = {
 }
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "settings",
     [
         pytest.param(PPO, id="ppo"),
-        pytest.param(TAUGHT, id="taught", marks=pytest.mark.long),
-        pytest.param(CHORD, id="chord", marks=pytest.mark.long),
+        pytest.param(TAUGHT, id="taught"),
+        pytest.param(CHORD, id="chord"),
     ],
 )
 def test_what_was_computed_before_a_round_belongs_to_no_rank(runs, tmp_path, settings):

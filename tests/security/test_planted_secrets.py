@@ -205,10 +205,10 @@ def _read(place: Place, key: str) -> None:
     for number, words in enumerate(
         (("report",), ("report", "--format", "md"), ("why",), ("why", "--json"), ("view", "--text"))
     ):
-        assert place.run(f"read-{number}", words[0], run, *words[1:]) == 0, place.said(
+        assert place.run(f"read-{number}", words[0], run, *words[1:], forked=True) == 0, place.said(
             f"read-{number}"
         )
-    page = place.start("page", "view", run, "--port", free_port())
+    page = place.start("page", "view", run, "--port", free_port(), forked=True)
     try:
         url = until(
             lambda: page.poll() is not None or re.search(r"http://\S+?(?=[; ])", place.said("page"))
