@@ -142,7 +142,10 @@ def _run_part(part: Part, machine: Machine, limit_s: float, log: Path) -> Outcom
         while _send(signal.SIGKILL, mark) and time.monotonic() < end:
             time.sleep(0.02)
         if process is not None:
-            process.wait()
+            process.kill()  # before it has its variables it is not found by them
+            # a signal may have broken into a wait, which then holds its lock for ever
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(GRACE_S)
     lines = log.read_text(encoding="utf-8", errors="replace").splitlines()
     outcome = Outcome("passed", time.monotonic() - started, figures=_figures(lines))
     last = next((line.strip() for line in reversed(lines) if line.strip()), "")
