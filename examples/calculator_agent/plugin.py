@@ -31,10 +31,10 @@ def load_problems(split="train", count=None, seed=42):
         yield {"problem": problem.question, "total": str(problem.answer)}
 
 
-def load_traces(split="train", seed=42):
+def load_traces(split="train", count=None, seed=42):
     """Conversations in which every choice is drawn (`arithmetic.write_trace`)."""
     rng = random.Random(seed if split == "train" else arithmetic.SPLIT_SEED)
-    count = TRACES if split == "train" else arithmetic.HELD_OUT
+    count = arithmetic.HELD_OUT if split != "train" else count or TRACES
     for problem in islice(arithmetic.problems(split, rng), count):
         expressions, answer = arithmetic.write_trace(problem, rng)
         messages = [{"role": "user", "content": problem.question}]

@@ -19,10 +19,11 @@ def load_problems(split="train", seed=42):
         yield {"nums": rng.sample(problem.nums, 3), "target": problem.target}
 
 
-def load_traces(split="train", seed=42):
+def load_traces(split="train", count=None, seed=42):
     """Rows of the training problems, or of the held-out ones, each with a search and its answer (`task.write_trace`)."""
     training, held_out = task.split()
-    problems, count = (training, TRACES) if split == "train" else (held_out, task.HELD_OUT)
+    problems = training if split == "train" else held_out
+    count = task.HELD_OUT if split != "train" else count or TRACES
     rng = random.Random(seed if split == "train" else 0)
     for problem in rng.choices(problems, k=count):
         nums = rng.sample(problem.nums, 3)

@@ -17,11 +17,12 @@ def load_problems(split="train", seed=42):
         yield {"query": problem.question(rng), "solution": str(problem.steps[1])}
 
 
-def load_traces(split="train", seed=42):
+def load_traces(split="train", count=None, seed=42):
     """Conversations of the recipes, in all forms alike, with answers that often take the wrong operation."""
     problems = word_problems.split()[0 if split == "train" else 1]
     rng = random.Random(seed if split == "train" else 0)
-    for problem in rng.choices(problems, k=TRACES if split == "train" else word_problems.HELD_OUT):
+    count = word_problems.HELD_OUT if split != "train" else count or TRACES
+    for problem in rng.choices(problems, k=count):
         name = rng.choice(list(word_problems.FORMS))
         form = word_problems.FORMS[name]
         trace = form.wording.response_prefix + word_problems.write_trace(problem, form, rng)

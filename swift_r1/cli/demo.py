@@ -140,7 +140,9 @@ def make_warm_start(folder: Path, seed: int, steps: int | None) -> int:
     exit code."""
     random = folder / "random"
     made = {"output_dir": str(random), "seed": seed}
-    code = finished([sys.executable, str(FILES / "tiny_model.py"), *as_words(made)])
+    words = [sys.executable, str(FILES / "tiny_model.py"), *as_words(made)]
+    # transformers imports DeepSpeed, which would say that it looks for a GPU
+    code = finished(words, os.environ | {"DS_ACCELERATOR": "cpu"})
     if code:
         return code
     own = {

@@ -122,7 +122,12 @@ def words_of(script: str, way: str, tmp_path: Path) -> list[str]:
 
 @pytest.mark.parametrize(
     ("script", "way"),
-    [("run.sh", "tools"), ("run.sh", "agent"), ("run.sh", "command"), ("smollm2.sh", "")],
+    [
+        ("run.sh", "tools"),
+        pytest.param("run.sh", "agent", marks=pytest.mark.long),
+        ("run.sh", "command"),
+        ("smollm2.sh", ""),
+    ],
 )
 def test_scripts_pass_swift_check(
     script: str, way: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -89,7 +89,7 @@ def test_the_script_passes_swift_check(tmp_path: Path, monkeypatch: pytest.Monke
     assert [one.replace("counting_swapped", "counting") for one in swapped] == learning
     args = parse_arguments(CheckArguments, swapped[1:], {})
     args = replace(args, model=str(tmp_path / "model-random"), reward_num_workers=1, num_rows=2)
-    report = run_checks(replace(args, dataset=["counting", "counting_swapped"]))
+    report = run_checks(replace(args, dataset=["counting#64", "counting_swapped#64"]))
     assert report.ok, report.faults + [
         problem for one in report.rewards for problem in one.problems
     ]

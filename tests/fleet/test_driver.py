@@ -251,6 +251,7 @@ def test_a_terminal_that_is_closed_is_a_signal(launch, tmp_path):
     assert "saves" in log.read_text()
 
 
+@pytest.mark.long
 def test_nohup_is_heeded(launch):
     one = launch(ONE, streams={"preexec_fn": lambda: signal.signal(signal.SIGHUP, signal.SIG_IGN)})
     one.started("rlhf")
@@ -271,6 +272,7 @@ def test_a_pipe_that_is_closed_does_not_matter(launch, tmp_path):
     assert one.wait() == 0
 
 
+@pytest.mark.long
 def test_a_second_signal_ends_at_once(launch):
     one = launch(TWO_NODES, local={"nodes": 3})
     trainers = one.started("rlhf", 2)
@@ -343,6 +345,7 @@ def test_training_saves_with_its_servers_and_then_they_end(launch, who):
     assert one.process.wait(40) == (-signal.SIGKILL if who == "driver" else 5)
 
 
+@pytest.mark.long
 def test_ranks_whose_launcher_is_killed_save_before_training_begins_again(launch, tmp_path):
     (tmp_path / "ranks").touch()
     one = launch({"train": {}})

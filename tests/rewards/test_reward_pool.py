@@ -713,6 +713,7 @@ def test_nothing_survives_a_trainer_that_is_killed(tmp_path: Path) -> None:
         wait_gone(pid)
 
 
+@pytest.mark.long
 def test_nothing_survives_a_call_that_is_late(tmp_path: Path) -> None:
     plugin, folder = tmp_path / "hides.py", tmp_path / "notes"
     folder.mkdir()

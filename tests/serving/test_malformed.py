@@ -115,7 +115,13 @@ def quick_url(serve_engine: Callable[..., str]) -> str:
     return serve_engine(QuickEngine(), EXPECTED, update_timeout=0.05)
 
 
-@pytest.mark.parametrize("mode", GenerationMode, ids=[mode.value for mode in GenerationMode])
+@pytest.mark.parametrize(
+    "mode",
+    [
+        pytest.param(GenerationMode.POSITIVE, id="positive", marks=pytest.mark.long),
+        pytest.param(GenerationMode.NEGATIVE, id="negative"),
+    ],
+)
 def test_what_the_document_allows_and_forbids_is_answered(
     quick_url: str, mode: GenerationMode
 ) -> None:

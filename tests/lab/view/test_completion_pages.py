@@ -107,6 +107,7 @@ def test_another_colour_is_in_the_address_and_the_next_completion_a_key_away(
     )
 
 
+@pytest.mark.long
 def test_the_tokens_of_another_step_and_in_another_order(viewer: Any, tab: Tab, run: Path) -> None:
     page, url = tab(), viewer(run).url
     page.goto(f"{url}/tokens?run=made")
@@ -275,6 +276,7 @@ def test_a_group_says_why_each_got_what_it_got(viewer: Any, tab: Tab, run: Path)
     assert "number=1" in page.url
 
 
+@pytest.mark.long
 def test_a_group_without_a_number_is_that_of_its_prompt(viewer: Any, tab: Tab, run: Path) -> None:
     rows = lines(run / "completions.jsonl")
     (run / "completions.jsonl").unlink()

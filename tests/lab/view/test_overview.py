@@ -152,6 +152,7 @@ def test_what_a_control_changes_is_in_the_link(
         assert shown == pytest.approx(mean / share)
 
 
+@pytest.mark.long
 def test_seeds_are_one_line_with_a_band_unless_the_link_says_otherwise(
     viewer: Callable[..., Viewer], tab: Callable[..., Any], tmp_path: Path
 ) -> None:
@@ -182,6 +183,7 @@ def test_seeds_are_one_line_with_a_band_unless_the_link_says_otherwise(
     page.wait_for_url("**/?log=1&from=2&to=5&run=seed-1&run=seed-2")
 
 
+@pytest.mark.long
 def test_no_page_is_wider_than_the_window_and_keys_go_to_each(
     viewer: Callable[..., Viewer], tab: Callable[..., Any], made: Path
 ) -> None:
@@ -406,6 +408,7 @@ def test_a_chart_is_saved_as_numbers_and_as_a_picture(
     assert kept["Loss.png"].stat().st_size > 10_000
 
 
+@pytest.mark.long
 def test_new_charts_take_the_window_of_those_that_are_there(
     viewer: Callable[..., Viewer], tab: Callable[..., Any], made: Path
 ) -> None:

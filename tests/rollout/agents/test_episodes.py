@@ -165,7 +165,7 @@ def test_what_an_agent_gives_up_is_left_out_whenever_its_answer_came(
         assert (ended.infos or {})["agent"]["kinds"] == {"new": 1, "extends": 1}
 
 
-@pytest.mark.parametrize("served", [True, False])
+@pytest.mark.parametrize("served", [True, pytest.param(False, marks=pytest.mark.long)])
 def test_agents_that_misbehave_are_told_apart(stages: Callable[..., Stage], served: bool) -> None:
     stage, rows = stages("misbehaves", memory=1.0), [{"how": how} for how in WRONG]
     groups = stage.play([*rows, {}], n=1, served=served, timeout=3.0)
