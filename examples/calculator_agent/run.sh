@@ -6,7 +6,7 @@ cd "$(dirname "$0")/../.."
 SEED=${SEED:-0} WAY=${WAY:-tools}
 HERE=examples/calculator_agent MODEL=${MODEL:-models/calculator/seed-$SEED}
 if [ ! -e "$MODEL" ]; then
-  python $HERE/calculator_model.py --output_dir "$MODEL-random" --seed "$SEED"
+  DS_ACCELERATOR=cpu python $HERE/calculator_model.py --output_dir "$MODEL-random" --seed "$SEED"
   swift sft examples/countdown_demo/warm_start.yaml --model "$MODEL-random" --seed "$SEED" \
     --external_plugins $HERE/plugin.py --dataset drawn_calls --output_dir "$MODEL-warm" --add_version false
   mv "$MODEL-warm"/checkpoint-* "$MODEL"

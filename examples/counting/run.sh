@@ -13,7 +13,7 @@ COMMON=(
 )
 
 if [ ! -e "$MODEL" ]; then
-  python $HERE/sighted_model.py --output_dir "$MODEL-random" --seed "$SEED"
+  DS_ACCELERATOR=cpu python $HERE/sighted_model.py --output_dir "$MODEL-random" --seed "$SEED"
   swift sft --model "$MODEL-random" "${COMMON[@]}" --dataset counting_form --max_steps 40 \
     --per_device_train_batch_size 64 --learning_rate 2e-3 --output_dir "$MODEL-warm"
   mv "$MODEL-warm/checkpoint-40" "$MODEL"
