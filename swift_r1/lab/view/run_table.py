@@ -9,6 +9,8 @@ from typing import Any
 from nicegui import ui
 from nicegui.events import GenericEventArguments
 
+from swift_r1.flags.fields import flag_specs
+from swift_r1.flags.rlhf import RlhfArguments
 from swift_r1.lab.runs.names import different_flags, give_name, given_name, was_given
 from swift_r1.lab.view.charts import series_colour
 from swift_r1.lab.view.markup import table
@@ -102,21 +104,35 @@ class RunTable:
 
 
 def _different(page: Page) -> str:
-    """Returns as HTML the flags that were given and that not all of the runs have alike, a row each; folded below them
-    those that follow from them or from a default."""
+    """Returns as HTML the flags that were given and that not all of the runs have alike, a row each, by the sections of
+    `swift rlhf --help`; folded below them those that follow from them or from a default."""
     runs = page.chosen
+    specs = flag_specs(RlhfArguments)
+    places = {name: place for place, name in enumerate(specs)}
     given: list[dict[str, str]] = []
     others: list[dict[str, str]] = []
-    for name, values in different_flags(runs).items():
-        row = {"flag": f"--{name}"} | dict(
-            zip((page.names[run.name] for run in runs), values, strict=True)
-        )
-        (given if was_given(name, runs) else others).append(row)
+    different = different_flags(runs)
+    for name in sorted(different, key=lambda name: places.get(name, len(places))):
+        rows = given if was_given(name, runs) else others
+        section = specs[name].group if name in specs else "Others"
+        row = {"section": section, "flag": f"--{name}"}
+        names = [page.names[run.name] for run in runs]
+        rows.append(row | dict(zip(names, different[name], strict=True)))
     number = f"{len(given)} flag{'s differ' if len(given) > 1 else ' differs'}"
-    text = table(given) if given else ""
+    text = _by_section(given) if given else ""
     if others:
-        text += (
-            f"<details><summary>{len(others)} more by default</summary>{table(others)}</details>"
-        )
+        more = f"<summary>{len(others)} more by default</summary>"
+        text += f"<details>{more}{_by_section(others)}</details>"
     summary = number if given else "no flag differs"
     return f"<details><summary>{summary}</summary>{text}</details>"
+
+
+def _by_section(rows: Sequence[Mapping[str, str]]) -> str:
+    """Returns the table, with each section named once."""
+    shown: list[dict[str, str]] = []
+    before = ""
+    for row in rows:
+        named = "" if row["section"] == before else row["section"]
+        before = row["section"]
+        shown.append({**row, "section": named})
+    return table(shown)

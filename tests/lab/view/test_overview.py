@@ -300,6 +300,9 @@ def test_the_verdict_is_the_headline_and_follows_the_run(
     rows = page.locator(".view-run-table tr")
     row = rows.filter(has_text="silent")
     until(lambda: {"flat", "no signal"} <= set(row.locator("td").all_inner_texts()))
+    page.locator(".view-different summary").first.click()
+    different = page.locator(".view-different table").first.inner_text()
+    assert re.search(r"\nPlugins and rewards\s+--reward_funcs\s+", different), different
     page.get_by_label("rename silent").click()
     field = page.get_by_label("name (empty")
     field.fill("half a na")
