@@ -59,7 +59,7 @@ class DemoArguments(Command):
     )
     steps: int | None = flag(None, "optimizer steps (default: 48 of GRPO, 96 of PPO)", at_least=1)
     warm_start_steps: int | None = flag(
-        None, "steps of the supervised phase (default: 880)", at_least=1
+        None, "steps of the supervised phase (default: 720)", at_least=1
     )
 
 
