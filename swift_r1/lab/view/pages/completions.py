@@ -61,6 +61,7 @@ class _Completions:
     def __init__(self, page: Page, table: CompletionTable) -> None:
         self.page = page
         self.table = table
+        self.state = table.state  # that is shown
         self.latest = Latest()
         self.fields: dict[str, ui.input] = {}
         with ui.element("div").classes("view-row"):
