@@ -56,13 +56,17 @@ def row(place: int, words: list[str], chance: random.Random) -> dict[str, Any]:
     }
 
 
-def main() -> None:
-    count = int(sys.argv[1]) if len(sys.argv) > 1 else 100_000
-    chance = random.Random(0)
-    words = [
+def some_words(chance: random.Random) -> list[str]:
+    return [
         "".join(chance.choices(string.ascii_lowercase, k=chance.randint(2, 9)))
         for _ in range(3_000)
     ]
+
+
+def main() -> None:
+    count = int(sys.argv[1]) if len(sys.argv) > 1 else 100_000
+    chance = random.Random(0)
+    words = some_words(chance)
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "completions.jsonl"
         with path.open("w", encoding="utf-8") as file:
