@@ -4,7 +4,7 @@
     python benchmarks/view_pages.py 100000
 
 Each page is opened in Chromium, one after another. Seconds are until its first chart or row is there; memory is the
-most that the server's process has had since then, read every 10 ms.
+most that the server's process has had since then, read every 5 ms.
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ import shutil
 import subprocess
 import sys
 import tempfile
-import threading
 import time
 from pathlib import Path
 
@@ -23,7 +22,7 @@ import psutil
 from playwright.sync_api import Page, sync_playwright
 from rich.console import Console
 from rich.table import Table
-from view_reading import GROUPS, PER_GROUP, row, some_words
+from view_reading import GROUPS, PER_GROUP, MostMemory, row, some_words
 
 CHART, ROW = ".view-chart[data-ready]", "table tr"
 PAGES = {
@@ -63,16 +62,7 @@ def seconds_of_work(process: psutil.Process) -> float:
 
 def opened(page: Page, url: str, sign: str, process: psutil.Process) -> tuple[float, float]:
     """Returns the seconds until the sign is there, and the most bytes until the server does nothing more."""
-    most = 0
-    done = threading.Event()
-
-    def watch() -> None:
-        nonlocal most
-        while not done.wait(0.01):
-            most = max(most, process.memory_info().rss)
-
-    watching = threading.Thread(target=watch)
-    watching.start()
+    memory = MostMemory(process)
     try:
         begun = time.monotonic()
         page.goto(url)
@@ -87,8 +77,7 @@ def opened(page: Page, url: str, sign: str, process: psutil.Process) -> tuple[fl
                 worked = time.monotonic()
             before = now
     finally:
-        done.set()
-        watching.join()
+        most = memory.end()
     return first, most
 
 

@@ -75,17 +75,30 @@ def main() -> None:
         measured(path, json.dumps(row(count, words, chance)))
 
 
+class MostMemory(threading.Thread):
+    """Reads a process's resident memory every 5 ms from now on; `end` returns the most bytes it has had."""
+
+    def __init__(self, process: psutil.Process) -> None:
+        super().__init__()
+        self._process = process
+        self._done = threading.Event()
+        self._most = 0
+        self.start()
+
+    def run(self) -> None:
+        while not self._done.wait(0.005):
+            self._most = max(self._most, self._process.memory_info().rss)
+
+    def end(self) -> int:
+        self._done.set()
+        self.join()
+        return self._most
+
+
 def measured(path: Path, line: str) -> None:
     process = psutil.Process()
-    before, highest, done = process.memory_info().rss, 0, threading.Event()
-
-    def watch() -> None:
-        nonlocal highest
-        while not done.wait(0.005):
-            highest = max(highest, process.memory_info().rss)
-
-    watcher = threading.Thread(target=watch)
-    watcher.start()
+    before = process.memory_info().rss
+    memory = MostMemory(process)
     result = Table("request", "seconds", "completions", title=f"{path.stat().st_size >> 20} MiB")
 
     def timed(name: str, do: Callable[[], int]) -> None:
@@ -136,11 +149,10 @@ def measured(path: Path, line: str) -> None:
         timed("heat map of rewards", lambda: len(heatmaps([table], "reward")[0].steps))
         timed("heat map of a column", lambda: len(heatmaps([table], "rewards/countdown")[0].steps))
     seconds = time.perf_counter() - start
-    done.set()
-    watcher.join()
+    most = memory.end()
     console = Console(width=100)
     console.print(result)
-    console.print(f"all in {seconds:.1f} s; {(highest - before) / 2**20:.0f} MiB at most")
+    console.print(f"all in {seconds:.1f} s; {(most - before) / 2**20:.0f} MiB at most")
 
 
 if __name__ == "__main__":

@@ -5,7 +5,6 @@ python examples/calculator_agent/calculator_model.py --output_dir models/calcula
 
 from __future__ import annotations
 
-import argparse
 import sys
 from pathlib import Path
 
@@ -45,18 +44,7 @@ def make_tokenizer():
     )
 
 
-def main() -> None:
+if __name__ == "__main__":
     import tiny_model
 
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--output_dir", required=True)
-    parser.add_argument("--seed", type=int, default=0)
-    args = parser.parse_args()
-    tokenizer = make_tokenizer()
-    tiny_model.save(
-        tiny_model.make_model(args.seed, tokenizer=tokenizer), args.output_dir, tokenizer
-    )
-
-
-if __name__ == "__main__":
-    main()
+    tiny_model.main(make_tokenizer)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import re
 import string
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -100,9 +100,15 @@ def save(
     (tokenizer or make_tokenizer()).save_pretrained(folder)
 
 
-if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description="Write the demo's model with random weights.")
+def main(make_own_tokenizer: Callable[[], PreTrainedTokenizerFast] = make_tokenizer) -> None:
+    """Writes the model with random weights, as the command's flags say."""
+    parser = argparse.ArgumentParser(description="Write the model with random weights.")
     parser.add_argument("--output_dir", required=True)
     parser.add_argument("--seed", type=int, default=0)
     arguments = parser.parse_args()
-    save(make_model(arguments.seed), arguments.output_dir)
+    tokenizer = make_own_tokenizer()
+    save(make_model(arguments.seed, tokenizer=tokenizer), arguments.output_dir, tokenizer)
+
+
+if __name__ == "__main__":
+    main()

@@ -5,7 +5,6 @@ python examples/mini/word_model.py --output_dir models/words-random --seed 0
 
 from __future__ import annotations
 
-import argparse
 import random
 import re
 import sys
@@ -72,17 +71,7 @@ def make_tokenizer():
     return tiny_model.make_tokenizer(TAGS, CHARACTERS, sorted(words), CHAT_TEMPLATE)
 
 
-def main() -> None:
+if __name__ == "__main__":
     import tiny_model
 
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--output_dir", required=True)
-    parser.add_argument("--seed", type=int, default=0)
-    args = parser.parse_args()
-    tokenizer = make_tokenizer()
-    model = tiny_model.make_model(args.seed, tokenizer=tokenizer)
-    tiny_model.save(model, args.output_dir, tokenizer)
-
-
-if __name__ == "__main__":
-    main()
+    tiny_model.main(make_tokenizer)

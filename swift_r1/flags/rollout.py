@@ -50,6 +50,10 @@ _CALLS = Scope(
     lambda args: args.calls_tools,
     f"without --tools, --mcp_servers or --multi_turn_scheduler {TOOL_SCHEDULER}",
 )
+_SERVERS = Scope(
+    lambda args: args.calls_tools or args.plays_agent,
+    f"with another --multi_turn_scheduler than {TOOL_SCHEDULER}, or an environment, which would not call them",
+)
 _PARSES = Scope(
     lambda args: args.calls_tools or args.plays_agent,
     f"without --tools, --multi_turn_scheduler {TOOL_SCHEDULER} or an agent",
@@ -362,6 +366,7 @@ class MultiTurnArguments(TurnArguments):
     mcp_servers: str | None = flag(
         None,
         "JSON file of MCP servers, in the form of other MCP clients; the model may call their tools (docs/tools.md)",
+        _SERVERS,
     )
     tool_call_parser: str | None = flag(
         None,

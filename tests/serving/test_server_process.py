@@ -121,6 +121,7 @@ def test_vllm_beside_another_torch(
         ("qwen3_next", "vLLM computes the layers of qwen3_next only in bfloat16 on a CPU"),
         ("gpt_oss", "vLLM's engine ends at the first completion of a gpt-oss on a CPU"),
         ("gemma3", "vLLM lets no token of an image see those behind it on a CPU"),
+        ("aria", "vLLM's tower reads the padding of images that are not square on a CPU"),
     ],
 )
 def test_what_vllm_does_not_serve_on_a_cpu(tmp_path: Path, family: str, why: str) -> None:
@@ -132,7 +133,7 @@ def test_what_vllm_does_not_serve_on_a_cpu(tmp_path: Path, family: str, why: str
             RolloutArguments(
                 model=str(tmp_path),
                 torch_dtype="float32",
-                vllm_limit_mm_per_prompt={"image": int(family == "gemma3")},
+                vllm_limit_mm_per_prompt={"image": int(family in ("gemma3", "aria"))},
             ),
             0,
         )

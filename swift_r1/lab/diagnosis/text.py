@@ -18,9 +18,8 @@ LONGER = 2.0
 TRUNCATED = 0.3
 TRUNCATED_MORE = 0.2
 MOSTLY_TRUNCATED = 0.5
-WATCHED = (
-    0.05  # more completions that are cut off, or less of a reward for the format: worth watching
-)
+# More completions that are cut off, or less of a reward for the format, are worth watching.
+WATCHED = 0.05
 WATCHED_ROUNDS = 5
 
 

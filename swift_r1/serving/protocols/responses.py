@@ -34,6 +34,7 @@ from swift_r1.serving.openai_messages import (
 from swift_r1.serving.openai_routes import SESSION, Served, open_chat
 from swift_r1.serving.pieces import Pieces
 from swift_r1.serving.protocols.turn import (
+    CLOSE,
     Block,
     Step,
     Turn,
@@ -516,7 +517,7 @@ def _thought(tokens: Sequence[TokenLogprob]) -> int:
     text = ""
     for place, token in enumerate(tokens):
         text = (text + token.text)[-100:]
-        if "</think>" in text:
+        if CLOSE in text:
             return place + 1
     return len(tokens)
 

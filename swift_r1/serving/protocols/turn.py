@@ -24,7 +24,7 @@ from swift_r1.wire.protocol import HTTPError
 BlockKind = Literal["thoughts", "text", "call"]
 Step = Literal["begins", "grows", "ends"]
 _OPEN = "<think>"
-_CLOSE = "</think>"
+CLOSE = "</think>"
 _TAIL = 32  # tokens at the end of a prompt, in which it may open a thought
 
 
@@ -141,7 +141,7 @@ class BlockReader:
             elif ended or not _OPEN.startswith(start):
                 self._kind = "text"
         if self._kind == "thoughts":
-            thought, tag, rest = self._held.partition(_CLOSE)
+            thought, tag, rest = self._held.partition(CLOSE)
             self._held = rest
             if not tag and not ended:
                 kept = _begun(thought)
@@ -178,7 +178,7 @@ class BlockReader:
 
 def _begun(text: str) -> int:
     """Returns how many characters at the end of a text begin the tag that closes a thought."""
-    return next((n for n in range(len(_CLOSE) - 1, 0, -1) if text.endswith(_CLOSE[:n])), 0)
+    return next((n for n in range(len(CLOSE) - 1, 0, -1) if text.endswith(CLOSE[:n])), 0)
 
 
 def object_of(arguments: str) -> dict[str, Any] | None:

@@ -19,6 +19,8 @@ import pytest
 from swift_r1.data.tool_registry import described, server_tools, tools
 from swift_r1.data.tools import ToolUse
 from swift_r1.errors import UsageError
+from swift_r1.flags.parser import parse_arguments
+from swift_r1.flags.rlhf import RlhfArguments
 from swift_r1.plugins.tools.calling import ToolAnswer
 from swift_r1.plugins.tools.mcp_servers import (
     McpEpisode,
@@ -281,3 +283,11 @@ def test_servers_that_do_not_start_and_names_that_are_taken(written: Callable[..
     assert lacks.startswith("MCP server lacks has no tool nothing; it has count, dies")
     assert again.startswith("the MCP servers lacks and again both have a tool count")
     assert server_tools() == []
+
+
+def test_a_scheduler_that_would_not_call_them_is_refused() -> None:
+    words = ["--rlhf_type", "grpo", "--model", "m", "--dataset", "d", "--reward_funcs", "format"]
+    words += ["--mcp_servers", "servers.json", "--max_turns", "2"]
+    assert parse_arguments(RlhfArguments, words).calls_tools
+    with pytest.raises(UsageError, match="--mcp_servers has no effect with another"):
+        parse_arguments(RlhfArguments, [*words, "--multi_turn_scheduler", "math_tip_trick"])
