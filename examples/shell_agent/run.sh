@@ -15,7 +15,7 @@ fi
 swift rlhf --rlhf_type grpo --model "$MODEL" --torch_dtype float32 --seed "$SEED" \
   --env "harbor:$TASKS/train" --env_args "{\"eval\": \"$TASKS/eval\", \"reply\": \"command\"}" \
   --max_turns 3 --max_completion_length 32 --agent_concurrency 128 --agent_timeout 60 \
-  --num_generations 16 --per_device_train_batch_size 64 --gradient_accumulation_steps 2 --max_steps "${STEPS:-150}" \
+  --num_generations 16 --per_device_train_batch_size 64 --gradient_accumulation_steps 2 --max_steps "${STEPS:-100}" \
   --learning_rate 5e-4 --adam_beta2 0.999 --weight_decay 0 --lr_scheduler_type constant_with_warmup --warmup_steps 3 \
   --gradient_checkpointing false --beta 0 \
   --eval_on_start true --eval_steps 30 --eval_limit 200 --num_generations_eval 2 --per_device_eval_batch_size 256 \

@@ -12,7 +12,7 @@ from swift_r1.plugins.environments.harbor import ASKED
 from swift_r1.plugins.tools.shell import said
 from swift_r1.sandboxes.base import ExecResult
 
-KNOWN = 0.15  # of all conversations take the right commands, beside those that chance makes right
+KNOWN = 0.11  # of all conversations take the right commands, beside those that chance makes right
 IN_ORDER = 0.8  # of all commands take the names in the order in which they were read
 LOOK = 0.25  # of all others begin with a look
 
