@@ -26,8 +26,12 @@ def rms_norm(hidden: Tensor, weight: Tensor, epsilon: float) -> Tensor:
         weight: `[D]`, of the same dtype.
         epsilon: added to the mean square.
     """
-    if torch.is_inference_mode_enabled() and hidden.dtype == torch.float32:
-        return torch.nn.functional.rms_norm(hidden, weight.shape, weight, epsilon)
+    if torch.is_inference_mode_enabled():
+        if hidden.dtype == torch.float32:
+            return torch.nn.functional.rms_norm(hidden, weight.shape, weight, epsilon)
+        if hidden.numel() <= _BLOCK_ELEMENTS:
+            normed = hidden * _scale(hidden, epsilon)
+            return normed.to(hidden.dtype).mul_(weight)
     out: Tensor = _RmsNorm.apply(hidden, weight, epsilon)
     return out
 
@@ -43,16 +47,20 @@ def swiglu(gate: Tensor, up: Tensor) -> Tensor:
     return out
 
 
+def _scale(rows: Tensor, epsilon: float) -> Tensor:
+    """Returns 1 / rms of each row `[.., D]`, as `[.., 1]`, in float32 or wider."""
+    wide = torch.promote_types(rows.dtype, torch.float32)
+    norm: Tensor = torch.linalg.vector_norm(rows, dim=-1, keepdim=True, dtype=wide)
+    return norm.square_().div_(rows.shape[-1]).add_(epsilon).rsqrt_()
+
+
 class _RmsNorm(torch.autograd.Function):
     """Keeps the input and 1 / rms of each row."""
 
     @staticmethod
     def forward(ctx: Any, hidden: Tensor, weight: Tensor, epsilon: float) -> Tensor:
         rows = hidden.reshape(-1, hidden.shape[-1])
-        wide = torch.promote_types(rows.dtype, torch.float32)
-        scale = torch.linalg.vector_norm(rows, dim=-1, keepdim=True, dtype=wide)
-        scale.square_().div_(rows.shape[-1]).add_(epsilon).rsqrt_()
-
+        scale = _scale(rows, epsilon)
         out = torch.empty_like(rows)
         for block in _blocks(rows):
             normed = rows[block] * scale[block]

@@ -173,6 +173,8 @@ def estimate(
         phases["generation"] = {
             "keys, values and logits": _generation(args, shape, world_size, prompt, width)
         }
+        if card is None:
+            phases["generation"]["packed weights"] = shape.total * width
     for phase in phases.values():
         phase["allocator's slack"] = _SLACK * sum(phase.values())
     return MemoryEstimate({**parts, "libraries": libraries}, phases, on_host, prompt, tokens)

@@ -1,10 +1,12 @@
-"""Decoding many completions at once: a cache that appends in place, attention for one new token per row, sampling."""
+"""Decoding many completions at once: a cache that appends in place, attention for one new token per row, weights laid out
+for products with few rows, sampling."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any, cast
 
 import torch
@@ -77,7 +79,8 @@ class AppendLayer(CacheLayerMixin):  # type: ignore[no-untyped-call] # its __ini
             for side in prompt
         )
         if groups.shared:
-            self.prompt = prompt
+            # Each token's products read them all, and would copy what does not lie together.
+            self.prompt = prompt[0].contiguous(), prompt[1].contiguous()
             self.length = 0
         else:
             self.keys[:, :, :copied], self.values[:, :, :copied] = (
@@ -260,6 +263,42 @@ def decoding(model: PreTrainedModel, shared: bool) -> Iterator[None]:
         yield
     finally:
         config._attn_implementation = before
+
+
+@contextmanager
+def packed_weights(model: nn.Module, rows: int) -> Iterator[None]:
+    """Has the linear layers multiply by copies of their weights that are laid out for products with about so many rows.
+
+    On a CPU a product lays its weight out anew, which for few rows takes as long as the product itself. The copies are
+    there until the end, so nothing may change the weights meanwhile.
+    """
+    packed: list[nn.Linear] = []
+    for layer in model.modules():
+        if type(layer) is nn.Linear and _packs(layer):
+            weight = torch.ops.mkldnn._reorder_linear_weight(layer.weight, rows)
+            layer.forward = partial(_times_packed, weight, layer.bias)  # type: ignore[method-assign]
+            packed.append(layer)
+    try:
+        yield
+    finally:
+        for layer in packed:
+            del layer.forward
+
+
+def _packs(layer: nn.Linear) -> bool:
+    """Says whether a layer can have a copy of its weight: on a CPU, in a dtype that oneDNN multiplies there, and without
+    a function of its own in its place."""
+    dtype = layer.weight.dtype
+    multiplies = dtype == torch.float32 or (
+        dtype == torch.bfloat16 and torch.ops.mkldnn._is_mkldnn_bf16_supported()
+    )
+    on_cpu = layer.weight.device.type == "cpu" and torch._C._has_mkldnn
+    return on_cpu and multiplies and "forward" not in layer.__dict__
+
+
+def _times_packed(weight: Tensor, bias: Tensor | None, rows: Tensor) -> Tensor:
+    out: Tensor = torch.ops.mkldnn._linear_pointwise(rows, weight, bias, "none", [], "")
+    return out
 
 
 def uniform_streams(seeds: Sequence[int], length: int) -> Tensor:

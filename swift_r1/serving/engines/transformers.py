@@ -18,6 +18,7 @@ from swift_r1.serving.engines.decoding import (
     Groups,
     check_layers,
     decoding,
+    packed_weights,
     sample,
     shares_prompts,
     uniform_streams,
@@ -120,7 +121,8 @@ class TransformersEngine:
                     )
                     on_output(number, outputs[number])
 
-        with _evaluating(self.model), torch.inference_mode():
+        most = sum(len(group) for group in groups)
+        with _evaluating(self.model), torch.inference_mode(), packed_weights(self.model, most):
             for wave in self._waves(requests, [row for group in groups for row in group]):
                 self._decode(requests, prompts, wave, weight_version, ended, unwanted)
         return [outputs[number] for number in range(len(requests))]
