@@ -230,6 +230,12 @@ class AlgorithmArguments:
         False,
         "log perplexities, KL, chi-squared and effective sample sizes of engine against trainer, under rollout/",
     )
+    router_replay_mode: str = flag(
+        "disabled",
+        "the experts that a mixture's routers choose in training: their own, again those of the pass before the round's "
+        "first update (R2), or those that the engine chose while sampling (R3)",
+        choices=("disabled", "R2", "R3"),
+    )
     log_entropy: bool = flag(
         False,
         "write each completion's mean entropy to completions.jsonl, and log entropy/max and entropy/min (the mean is "
@@ -400,6 +406,19 @@ def algorithm_faults(args: RlhfArguments, given: frozenset[str]) -> Iterator[str
             f"{loss.chosen_by} acts from a round's second optimizer step on, and rounds have one: give --num_iterations "
             "or --steps_per_generation"
         )
+    mode = args.router_replay_mode
+    if mode == "R2" and one_step and args.rlhf_type == "grpo":
+        yield (
+            "--router_replay_mode R2 acts from a round's second optimizer step on, and rounds have one: give "
+            "--num_iterations or --steps_per_generation, or R3"
+        )
+    if mode == "R2" and args.sequence_parallel_size > 1:
+        yield (
+            "--router_replay_mode R2 with --sequence_parallel_size: the experts of a row's parts are not gathered; R3 is "
+            "possible"
+        )
+    if mode == "R3" and args.plays_agent:
+        yield "--router_replay_mode R3 with --agent or --env: sessions do not record experts; R2 is possible"
     clip_high = args.epsilon if args.epsilon_high is None else args.epsilon_high
     if "delta" in loss.reads and args.delta is not None and args.delta <= 1 + clip_high:
         yield (

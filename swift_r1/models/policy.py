@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from swift_r1.models.attention import PackedRow
 from swift_r1.models.logprobs import LogitForm, TokenLogprobs, selective_logprobs
 from swift_r1.models.multimodal import decoder_of, placeholders
+from swift_r1.models.routing import replay
 from swift_r1.models.vision import ImageInputs, states_with_images
 from swift_r1.models.weights import output_head
 from swift_r1.runtime.sequence_parallel import SequenceGroup
@@ -49,6 +50,9 @@ class ModelInputs(NamedTuple):
     entropy_gradient: bool = False  # the entropies are differentiable too
     squares: bool = False  # sums of squared probabilities are wanted too
     images: ImageInputs | None = None  # of the rows' prompts
+    # `[R, S, layers, k]`, the experts that the policy's routers are to choose (`models/routing.py`); None: they choose
+    # by themselves
+    routes: Tensor | None = None
 
     def own(self) -> ModelInputs:
         """This rank's part of a row that is spread over a group; `packed_row` stays that of the whole row."""
@@ -59,6 +63,7 @@ class ModelInputs(NamedTuple):
             position_ids=self.position_ids[:, part],
             positions=self.positions.index_select(0, self.mine) - part.start,
             targets=self.targets.index_select(0, self.mine),
+            routes=None if self.routes is None else self.routes[:, part],
         )
 
     def together(self, values: Tensor) -> Tensor:
@@ -85,6 +90,9 @@ class MicroBatch:
     trained: Tensor
     rollout_logps: Tensor  # `[B, T]` float32, the engine's log-probs
     samples: Tensor  # `[B]` int64 on the CPU, which rows of the round these are
+    # `[sum of the rows' lengths]` int64 on the CPU: where in `token_ids`, flattened, the tokens of each row are, prompt
+    # and completion; rows that begin alike may have places in common
+    ways: Tensor
     shares: Tensor  # `[B]` float32, which part of its completion's trained tokens a row has
     # old_logps, old_entropies: `[B, T]` float32, of the policy before the round's first update; None where nothing
     # needs them
@@ -132,6 +140,10 @@ class Policy(nn.Module):
             entropy_gradient=inputs.entropy_gradient,
             squares=inputs.squares,
         )
+        routes = inputs.routes
+        if routes is not None and inputs.sequence is not None:
+            routes = inputs.own().routes
+        replay(self.model, None if routes is None else routes.flatten(0, 1))
         return TokenLogprobs(*_of_tokens(self.model, inputs, head))
 
 

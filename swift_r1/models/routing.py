@@ -65,7 +65,7 @@ class _Choice(TorchFunctionMode):
         if self.replayed is None:
             found = func(*args, **given)
         elif chooses:
-            found = torch.return_types.topk((scores.gather(-1, self.replayed), self.replayed))  # type: ignore[attr-defined]
+            found = torch.return_types.topk((scores.gather(-1, self.replayed), self.replayed))
         else:  # of groups: all of them, since the choice was made
             found = torch.sort(scores, dim=-1, descending=True)
         if chooses:
@@ -90,20 +90,20 @@ class Routing:
         kind = model.config.model_type
         if not found:
             raise UsageError(f"{kind} has no routers that are known: it is no mixture of experts")
-        sizes = {
+        sizes: set[tuple[Any, Any]] = {
             (getattr(one, "num_experts", None), getattr(one, "top_k", None))
             for one in found.values()
         }
-        if len(sizes) > 1 or not all(isinstance(size, int) for size in next(iter(sizes))):
+        experts, chosen = next(iter(sizes))
+        if len(sizes) > 1 or not isinstance(experts, int) or not isinstance(chosen, int):
             raise UsageError(f"the routers of {kind} choose in a way that is not known here")
-        ((experts, chosen),) = sizes
         self.shape = RouteShape(model.config.get_text_config().num_hidden_layers, chosen, experts)
         self._kind = kind
         self._routes: Tensor | None = None  # `[T, layers, k]`
         self._noted: dict[int, Tensor] | None = None  # by layer, `[T, k]` each
         self._differing: list[Tensor] = []
         for name, router in found.items():
-            layer = [int(word) for word in name.split(".") if word.isdigit()][0]
+            layer = next(int(word) for word in name.split(".") if word.isdigit())
             router.routing = self, layer
             # a method, which a copy of the model binds to its own router
             router.forward = MethodType(_forward, router)
@@ -138,9 +138,7 @@ class Routing:
         self._differing = []
         return counts
 
-    def choose(
-        self, router: nn.Module, layer: int, forward: Callable[[], Any]
-    ) -> Any:
+    def choose(self, router: nn.Module, layer: int, forward: Callable[[], Any]) -> Any:
         """Returns what a router gives by its own `forward`, with the experts that are replayed, if any are."""
         if self._routes is None and self._noted is None:
             return forward()

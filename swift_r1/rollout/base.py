@@ -25,6 +25,7 @@ from swift_r1.wire.protocol import (
     RolloutOutput,
     RolloutRequest,
     RolloutResponse,
+    RoutesAsked,
     SamplingParams,
 )
 
@@ -45,7 +46,12 @@ class GroupRequest(NamedTuple):
 
     @classmethod
     def of(
-        cls, prompt: Prompt, request_id: str, seeds: Sequence[int], sampling: SamplingParams
+        cls,
+        prompt: Prompt,
+        request_id: str,
+        seeds: Sequence[int],
+        sampling: SamplingParams,
+        routes: RoutesAsked | None = None,
     ) -> GroupRequest:
         """Makes the request for as many completions of a prompt as there are seeds."""
         request = RolloutRequest(
@@ -56,6 +62,7 @@ class GroupRequest(NamedTuple):
             sampling=sampling,
             images=tuple(image.sha256 for image in prompt.images),
             unexpanded_token_ids=prompt.unexpanded_ids,
+            routes=routes,
         )
         return cls(prompt, request)
 

@@ -23,6 +23,7 @@ from swift_r1.rollout.trajectory import TokenSequence, Trajectory
 from swift_r1.rollout.transcript import Transcript
 from swift_r1.runtime.ranks import Ranks
 from swift_r1.wire.protocol import Completion, RolloutOutput, RolloutRequest
+from swift_r1.wire.routes import routes_of
 
 _CAUSES = 5  # of failures, that are printed after a round
 _QUOTED = re.compile(r"""'.*'|".*"|[0-9]+""")
@@ -51,33 +52,33 @@ class SingleTurn:
         self.decode = decode
 
     def generate(self, asked: Asked | None, on_done: OnDone, on_group: OnGroup) -> None:
-        prompts = {request.request_id: prompt for prompt, request in asked or ()}
+        by_id = {one.request.request_id: one for one in asked or ()}
 
         def answered(output: RolloutOutput) -> None:
-            on_group(_single_turns(prompts[output.request_id], output, self.decode))
+            on_group(_single_turns(by_id[output.request_id], output, self.decode))
 
-        requests = None if asked is None else [request for _, request in asked]
-        self.rollouts.generate(requests, on_done, answered, _images_of(prompts.values()))
+        requests = None if asked is None else [one.request for one in asked]
+        images = _images_of(one.prompt for one in by_id.values())
+        self.rollouts.generate(requests, on_done, answered, images)
 
 
 def _images_of(prompts: Iterable[Prompt]) -> dict[str, ImageFile]:
     return {image.sha256: image for prompt in prompts for image in prompt.images}
 
 
-def _single_turns(prompt: Prompt, output: RolloutOutput, decode: Decode) -> list[Trajectory]:
+def _single_turns(asked: GroupRequest, output: RolloutOutput, decode: Decode) -> list[Trajectory]:
     """Returns the conversations of one turn that a prompt's completions are."""
-    return [_single_turn(output.request_id, prompt, one, decode) for one in output.completions]
+    return [_single_turn(asked, one, decode) for one in output.completions]
 
 
-def _single_turn(
-    request_id: str, prompt: Prompt, completion: Completion, decode: Decode
-) -> Trajectory:
+def _single_turn(asked: GroupRequest, completion: Completion, decode: Decode) -> Trajectory:
+    prompt, request = asked
     ids = completion.token_ids
     text = prompt.response_prefix + decode(ids)
     messages = [*map(dict, prompt.messages), {"role": "assistant", "content": text}]
-    whole = TokenSequence.of_completion(prompt, completion)
+    whole = TokenSequence.of_completion(prompt, completion, routes_of(completion, request))
     return Trajectory(
-        request_id, prompt, (whole,), (ids,), messages, text, completion.finish_reason
+        request.request_id, prompt, (whole,), (ids,), messages, text, completion.finish_reason
     )
 
 
@@ -349,7 +350,7 @@ class _Conversations:
         for output in outputs:
             one = self._single.pop(output.request_id, None)
             if one is not None:
-                self._ended.append(_single_turns(one.prompt, output, self._decode))
+                self._ended.append(_single_turns(one, output, self._decode))
         for loop in self._loops:
             loop.answer(outputs)
 

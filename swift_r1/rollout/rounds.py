@@ -21,7 +21,7 @@ from swift_r1.rollout.scoring import Gradings, ScoredRound, Scoring
 from swift_r1.rollout.trajectory import Trajectory
 from swift_r1.rollout.turn_credit import turn_credit
 from swift_r1.runtime.ranks import Ranks
-from swift_r1.wire.protocol import SamplingParams, completion_seed
+from swift_r1.wire.protocol import RoutesAsked, SamplingParams, completion_seed
 
 
 @dataclass(frozen=True)
@@ -44,6 +44,7 @@ class RoundSampler:
     stopwatch: Stopwatch
     progress: Callable[[str], None]
     on_done: OnDone
+    routes: RoutesAsked | None = None  # of the completions that are trained (R3)
 
     def publish_weights(self, begun: int, in_the_middle: bool) -> None:
         """Sends the weights to the engine; `begun` rounds were begun, of which the last may not be over."""
@@ -105,7 +106,8 @@ class RoundSampler:
                 for index in range(self.plan.num_generations)
             ]
             request_id = f"{self.run_id}/{number}/{position}"
-            groups.append(GroupRequest.of(prompt, request_id, seeds, self.sampling[prompt.task]))
+            sampling = self.sampling[prompt.task]
+            groups.append(GroupRequest.of(prompt, request_id, seeds, sampling, self.routes))
         self.recorder.phase("generating", count * self.plan.num_generations)
         self.progress("generation")
         waits = self.args.use_vllm and self.prompts is None  # rank 0 alone asks a server

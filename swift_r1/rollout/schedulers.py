@@ -33,6 +33,7 @@ from swift_r1.rollout.trajectory import TokenSequence, Trajectory, spans_of, tur
 from swift_r1.rollout.transcript import Transcript, TurnFault
 from swift_r1.wire import protocol as wire
 from swift_r1.wire.protocol import completion_seed, versions_of_tokens
+from swift_r1.wire.routes import routes_of
 
 _CLOSE_S = 1.0
 
@@ -134,15 +135,17 @@ class TurnEngine:
             return _response(transcript, (), "")
         seeds = conversation.request.seeds
         began = time.monotonic()
-        completion = await conversation.ask(
-            wire.RolloutRequest(
-                request_id=f"{conversation.request.request_id}/{len(transcript.turns)}",
-                prompt_token_ids=(*transcript.prompt_token_ids, *transcript.token_ids),
-                n=1,
-                seeds=(completion_seed(seeds[0], len(transcript.turns)),) if seeds else None,
-                sampling=sampling,
-            )
+        routes = conversation.request.routes
+        request = wire.RolloutRequest(
+            request_id=f"{conversation.request.request_id}/{len(transcript.turns)}",
+            prompt_token_ids=(*transcript.prompt_token_ids, *transcript.token_ids),
+            n=1,
+            seeds=(completion_seed(seeds[0], len(transcript.turns)),) if seeds else None,
+            sampling=sampling,
+            routes=routes and routes.model_copy(update={"first": transcript.routed}),
         )
+        completion = await conversation.ask(request)
+        transcript.add_routes(routes_of(completion, request))
         text = self.tokenizer.decode(completion.token_ids, skip_special_tokens=True)
         # a turn that begins, not one that goes on
         if transcript.messages[-1]["role"] != "assistant":
@@ -366,6 +369,7 @@ def _trajectory(one: OpenConversation, output: Any, last_message_only: bool) -> 
         ),
         versions=spans_of(transcript.versions[:end]),
         turns=turns_of_tokens(transcript.turns, end),
+        routes=transcript.routes_up_to(end),
     )
     return Trajectory(
         request_id=one.request.request_id.rpartition("/")[0],

@@ -7,6 +7,8 @@ from dataclasses import dataclass, field, replace
 from math import nan
 from typing import Any
 
+import numpy as np
+
 from swift_r1.data.images import ImageFile
 from swift_r1.data.prompts import Prompt
 from swift_r1.record.episodes import EpisodeCall, steps_of
@@ -48,9 +50,14 @@ class TokenSequence:
     # `T`, the number of the turn that wrote it, -1 where none did; empty: there is one turn
     turns: Sequence[int] = ()
     images: Sequence[ImageFile] = ()  # of the prompt
+    # `[tokens, layers, k]`, the experts that the engine's routers chose for the first tokens of prompt and row, all but
+    # the last that the policy wrote and what follows; None where the engine was not asked
+    routes: np.ndarray | None = None
 
     @classmethod
-    def of_completion(cls, prompt: Prompt, completion: Completion) -> TokenSequence:
+    def of_completion(
+        cls, prompt: Prompt, completion: Completion, routes: np.ndarray | None = None
+    ) -> TokenSequence:
         """Makes the sequence of a prompt that the policy answered in one turn."""
         return cls(
             prompt_token_ids=prompt.token_ids,
@@ -60,6 +67,7 @@ class TokenSequence:
             loss_mask=(True,) * len(completion.token_ids),
             versions=completion.stretches,
             newest_untold=None if completion.weight_versions else completion.newest_weight_version,
+            routes=routes,
         )
 
     @classmethod

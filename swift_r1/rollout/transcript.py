@@ -6,6 +6,8 @@ from collections.abc import Collection, Mapping, Sequence
 from copy import deepcopy
 from typing import Any
 
+import numpy as np
+
 from swift_r1.data.prompt_templates import behind_turn
 from swift_r1.data.prompts import PromptEncoder
 from swift_r1.serving.sessions.tokens import ExactTokens
@@ -25,6 +27,8 @@ class Transcript(ExactTokens):
         answers: of each turn, the place of its message among `messages`, its finish reason, and the seconds that it
             took.
         last_message: where the tokens of the model's last message begin, which may be several turns.
+        routed: how many of the first tokens, the prompt's included, have experts that the engine chose when it first
+            read them.
     """
 
     def __init__(
@@ -43,6 +47,7 @@ class Transcript(ExactTokens):
         self.limit: Limit | None = None
         self.answers: list[tuple[int, FinishReason, float]] = []
         self.last_message = 0
+        self._routes: list[np.ndarray] = []  # one after another, `[tokens, layers, k]`
         self._encoder = encoder
         self._ends = frozenset(ends)
         self._tools = tools
@@ -109,6 +114,23 @@ class Transcript(ExactTokens):
         self.finish_reason = finish_reason
         self.answers.append((len(self.messages) - 1, finish_reason, seconds))
 
+    @property
+    def routed(self) -> int:
+        return sum(map(len, self._routes))
+
+    def add_routes(self, routes: np.ndarray | None) -> None:
+        """Adds the experts of the tokens behind those that have some; None where nobody asks for them."""
+        if routes is not None:
+            self._routes.append(routes)
+
+    def routes_up_to(self, end: int) -> np.ndarray | None:
+        """Returns the experts of the prompt and of the `end` tokens behind it, as far as they have some; None without
+        any."""
+        if not self._routes:
+            return None
+        whole: np.ndarray = np.concatenate(self._routes)
+        return whole[: len(self.prompt_token_ids) + end]
+
     def revise(self, token_ids: Sequence[int] | None, loss_mask: Sequence[int] | None) -> None:
         """Puts `token_ids` in the place of the last turn's, and trains those with a 1 in `loss_mask`; without a mask,
         those up to the first change. Raises TurnFault where the lengths differ, or a token is to be trained that the
@@ -141,6 +163,8 @@ class Transcript(ExactTokens):
             *[None] * (len(wanted) - same),
         ]
         self.sampled_length = start + same
+        known = self.routes_up_to(start + same)
+        self._routes = [] if known is None else [known]  # others stand behind these now
         self.turns[-1] = slice(start, len(self.token_ids))
 
     def check_turns(

@@ -203,6 +203,11 @@ def check_request(request: RolloutRequest, info: EngineInfo, max_n: int) -> None
         )
     else:
         check_placeholders(name, request.prompt_token_ids, info)
+    routes = request.routes
+    if routes is not None and not info.routes:
+        raise HTTPError(422, f"{name} asks for routes, which this server does not tell")
+    if routes is not None and routes.first > len(request.prompt_token_ids):
+        raise HTTPError(422, f"{name} asks for routes from behind its prompt on")
     if request.n > max_n:
         raise HTTPError(422, f"{name} asks for n = {request.n}, this server gives at most {max_n}")
     if request.seeds is not None and len(request.seeds) != request.n:

@@ -195,6 +195,7 @@ class RolloutService:
             max_model_len=known.max_model_len,
             max_n=self.max_n,
             max_images=known.max_images,
+            routes=known.routes,
             dtype=known.dtype,
             max_lora_rank=self.config.vllm_max_lora_rank if self.config.vllm_enable_lora else None,
             own_base=self.updates.own_base,
@@ -241,7 +242,9 @@ class RolloutService:
     def _prompt(self, request: wire.RolloutRequest) -> EnginePrompt:
         """Returns the prompt of a request, with the bytes of its images. Raises ImagesMissing."""
         images = self.images.of(request.images)
-        return EnginePrompt(request.prompt_token_ids, request.unexpanded_token_ids, images)
+        return EnginePrompt(
+            request.prompt_token_ids, request.unexpanded_token_ids, images, request.routes
+        )
 
     async def store_image(self, name: str, data: bytes) -> wire.StoredImage:
         """Keeps an image for the rollouts that name it. Raises HTTPError as `checked`."""
@@ -360,6 +363,7 @@ def _completion(one: Generated, version: int, newest: int) -> wire.Completion:
         weight_version=version,
         newest_weight_version=newest if newest != version else None,
         weight_versions=versions if len(versions) > 1 else None,
+        routes=one.routes,
     )
 
 

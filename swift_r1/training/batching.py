@@ -8,6 +8,7 @@ from functools import cached_property
 from itertools import chain
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -40,7 +41,7 @@ class RoundBatch:
     Example: two completions, `[7, 8]` and `[9]`, of the prompt `[5, 6]`, whose rewards are 1 and 0:
         token_ids [5, 6, 7, 8, 5, 6, 9], prompt_lengths [2, 2], completion_lengths [2, 1], truncated [0, 0],
         rollout_logps [-0.1, -0.4, -1.2], rewards [1, 0], loss_mask [1, 1, 1], prompt_numbers [0, 0], owners [0, 1],
-        turn_advantages [], image_counts [0, 0], the other images' []
+        turn_advantages [], image_counts [0, 0], the other images' [], routes []
     """
 
     token_ids: Tensor  # int64 `[sum of lengths]`, for each row its prompt and then its own tokens
@@ -59,6 +60,9 @@ class RoundBatch:
     image_lengths: Tensor  # int64, their bytes
     image_numbers: Tensor  # int64, for each row those of its prompt, in order
     image_counts: Tensor  # int64 `[R]`, how many these are
+    # uint8, the bytes of the experts of each token of `token_ids`, as `of_routes` has them; empty: nobody noted them
+    routes: Tensor
+    route_shape: Tensor  # int64, `[layers, k, bytes of a number]`; empty too
 
     def __len__(self) -> int:
         return len(self.rewards)
@@ -146,6 +150,21 @@ class RoundBatch:
             tuple(ids.tolist()), tuple(self._image_files[one] for one in numbers.tolist())
         )
 
+    @cached_property
+    def of_routes(self) -> Tensor | None:
+        """`[sum of lengths, layers, k]` uint8 or int16, the largest number for a token whose experts are unknown; None
+        where nobody noted any."""
+        if not self.routes.numel():
+            return None
+        layers, chosen, size = self.route_shape.tolist()
+        kind = torch.uint8 if size == 1 else torch.int16
+        return self.routes.clone().view(kind).view(-1, layers, chosen)
+
+    def with_routes(self, routes: Tensor) -> RoundBatch:
+        """Returns the round with these experts of its tokens, as `of_routes`."""
+        shape = torch.tensor([*routes.shape[1:], routes.itemsize])
+        return replace(self, routes=routes.flatten().view(torch.uint8), route_shape=shape)
+
     def tensors(self) -> dict[str, Tensor]:
         return {item.name: getattr(self, item.name) for item in fields(self)}
 
@@ -171,7 +190,7 @@ def round_batch(
     contents = [image.read() for image in files.values()]
     owned = torch.arange(len(rows)) if owners is None else torch.tensor(owners)
     cut = torch.tensor([False] * len(rewards) if truncated is None else truncated, dtype=torch.long)
-    return RoundBatch(
+    batch = RoundBatch(
         token_ids=_flat(
             [part for row in rows for part in (row.prompt_token_ids, row.token_ids)], torch.long
         ),
@@ -197,7 +216,21 @@ def round_batch(
             [[places[image.sha256] for image in row.images] for row in rows], torch.long
         ),
         image_counts=torch.tensor([len(row.images) for row in rows], dtype=torch.long),
+        routes=torch.zeros(0, dtype=torch.uint8),
+        route_shape=torch.zeros(0, dtype=torch.long),
     )
+    known = [row.routes for row in rows if row.routes is not None]
+    return batch.with_routes(_routes(rows, known[0])) if known else batch
+
+
+def _routes(rows: Sequence[TokenSequence], one: np.ndarray) -> Tensor:
+    """Returns the experts of all tokens of the rows, in the form of `one` of them."""
+    lengths = [len(row.prompt_token_ids) + len(row.token_ids) for row in rows]
+    whole = np.full((sum(lengths), *one.shape[1:]), np.iinfo(one.dtype).max, one.dtype)
+    for row, part in zip(rows, np.split(whole, np.cumsum(lengths[:-1])), strict=True):
+        if row.routes is not None:
+            part[: len(row.routes)] = row.routes
+    return torch.from_numpy(whole)
 
 
 def _flat(of_rows: Iterable[Sequence[float]], dtype: torch.dtype) -> Tensor:
@@ -319,11 +352,11 @@ def _begin_alike(batch: RoundBatch, samples: range, lengths: RowLengths) -> RowL
 
 
 class _Rows(NamedTuple):
-    """What goes through the model, and where in it, flattened, each token of the completions is predicted, one
-    completion after another (`before` `[sum of completion lengths]`)."""
+    """What goes through the model, and where in it, flattened, the tokens of each row are, prompt and completion, one
+    row after another (`ways` `[sum of lengths]`)."""
 
-    token_ids: Tensor
-    before: Tensor
+    sources: Tensor  # int64 `[R, S]`, where in the round each token is; -1 for padding
+    ways: Tensor
     # in order; the number of a stretch's prompt is a row of the round
     stretches: Sequence[Stretch] = ()
     position_ids: Tensor | None = None
@@ -352,7 +385,7 @@ class _Rows(NamedTuple):
         ]
         first = batch.prompt(int(batch.image_counts.nonzero()[0]))
         images = vision.inputs(prompts, stretches, device, first if vision.together else None)
-        positions = vision.position_ids(prompts, stretches, len(self.token_ids))
+        positions = vision.position_ids(prompts, stretches, len(self.sources))
         return images, self.position_ids if positions is None else positions
 
 
@@ -387,14 +420,22 @@ def collate(
     rollout_logps = torch.zeros(mask.shape)
     rollout_logps[mask] = batch.rollout_logps[places[mask]]
     token_starts = (batch.starts + batch.prompt_lengths)[samples]
-    positions = rows.before[mask[filled]]
+    # Hidden state p predicts token p + 1, so a completion's first token is predicted by its prompt's last.
+    first = starts_of(batch.lengths[samples]) + batch.prompt_lengths[samples] - 1
+    positions = rows.ways[places_of(first, lengths)][mask[filled]]
     mine = None
     if sequence is not None:
-        part = sequence.own(rows.token_ids.shape[1])
+        part = sequence.own(rows.sources.shape[1])
         mine = ((positions >= part.start) & (positions < part.stop)).nonzero().flatten().to(device)
+    padding = rows.sources < 0
+    taken = rows.sources.clamp(min=0)
+    routes = None
+    if batch.of_routes is not None:
+        routes = batch.of_routes[taken]
+        routes[padding] = torch.iinfo(routes.dtype).max
     return MicroBatch(
         inputs=ModelInputs(
-            token_ids=rows.token_ids.to(device),
+            token_ids=batch.token_ids[taken].masked_fill(padding, 0).to(device),
             positions=positions.to(device),
             targets=batch.token_ids[(token_starts[:, None] + steps)[mask]].to(device),
             position_ids=None if position_ids is None else position_ids.to(device),
@@ -402,6 +443,7 @@ def collate(
             sequence=sequence,
             mine=mine,
             images=images,
+            routes=None if routes is None else routes.to(device),
         ),
         mask=mask.to(device),
         places=mask.flatten().nonzero().flatten().to(device),
@@ -410,25 +452,21 @@ def collate(
         ),
         rollout_logps=rollout_logps.to(device),
         samples=samples,
+        ways=rows.ways,
         shares=batch.shares()[samples].to(device),
     )
 
 
 def _padded(batch: RoundBatch, samples: Tensor) -> _Rows:
     if not len(samples):
-        return _Rows(batch.token_ids.new_zeros(1, 1), samples, [Stretch(-1, 0, 1)])
+        return _Rows(torch.full((1, 1), -1), samples, [Stretch(-1, 0, 1)])
     starts = batch.starts[samples]
     lengths = batch.lengths[samples]
     columns = torch.arange(int(lengths.max()))
     real = filled_places(lengths, len(columns))
-    token_ids = batch.token_ids[torch.where(real, starts[:, None] + columns, 0)].masked_fill(
-        ~real, 0
-    )
-    # Hidden state p predicts token p + 1, so a completion's first token is predicted by its prompt's last.
-    first = torch.arange(len(samples)) * len(columns) + batch.prompt_lengths[samples] - 1
-    before = places_of(first, batch.completion_lengths[samples])
+    ways = places_of(torch.arange(len(samples)) * len(columns), lengths)
     stretches = [Stretch(sample, 0, len(columns)) for sample in samples.tolist()]
-    return _Rows(token_ids, before, stretches)
+    return _Rows(torch.where(real, starts[:, None] + columns, -1), ways, stretches)
 
 
 def _packed(
@@ -441,7 +479,6 @@ def _packed(
 ) -> _Rows:
     """One row of `least` tokens or more; with `shared` what completions of a unit begin with stands once."""
     starts = batch.starts.tolist()
-    prompts = batch.prompt_lengths.tolist()
     lengths = batch.lengths.tolist()
     if not shared:
         units = [(sample,) for unit in units for sample in unit]
@@ -449,7 +486,7 @@ def _packed(
     origins: list[
         tuple[int, int]
     ] = []  # of each segment: a row of the round that has it, and where in that
-    before: dict[int, Tensor] = {}  # by row
+    ways: dict[int, Tensor] = {}  # by row
     place = 0
     for unit in units:
         ordered = in_order(batch.beginnings(unit)) if len(unit) > 1 else ALONE
@@ -460,8 +497,7 @@ def _packed(
             origins.append((unit[row], begin))
             place += one.length
         for row, path in zip(ordered.rows, tree.paths, strict=True):
-            way = torch.cat([places[number] for number in path])
-            before[unit[row]] = way[prompts[unit[row]] - 1 : -1]
+            ways[unit[row]] = torch.cat([places[number] for number in path])
         first = len(segments)
         segments += [
             one._replace(parent=one.parent + first if one.parent >= 0 else -1)
@@ -475,12 +511,12 @@ def _packed(
         Stretch(row, begin, one.length) for one, (row, begin) in zip(segments, origins, strict=True)
     ]
     if place < least:
-        sources.append(torch.zeros(least - place, dtype=torch.long))
+        sources.append(torch.full((least - place,), -1))
         segments.append(Segment(least - place))
         stretches.append(Stretch(-1, 0, least - place))
     return _Rows(
-        batch.token_ids[torch.cat(sources)][None],
-        torch.cat([*(before[sample] for unit in units for sample in unit), _NOWHERE]),
+        torch.cat(sources)[None],
+        torch.cat([*(ways[sample] for unit in units for sample in unit), _NOWHERE]),
         stretches,
         torch.cat([torch.arange(one.tokens) + one.start for one in stretches])[None],
         packed_row(segments, device) if own_attention else None,

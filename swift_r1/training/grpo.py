@@ -34,13 +34,21 @@ from swift_r1.algorithms.methods import ESTIMATORS, LOSSES
 from swift_r1.algorithms.off_policy import WholeMeans, completion_weights, of_owners, weight_metrics
 from swift_r1.flags import RlhfArguments
 from swift_r1.models.policy import MicroBatch
+from swift_r1.models.routing import routing_of
 from swift_r1.models.weights import part_of, whole_shape
 from swift_r1.rollout.scoring import ScoredRound
 from swift_r1.rollout.trajectory import Trajectory
 from swift_r1.runtime.ranks import Ranks
 from swift_r1.training.backends.base import Backend, ReferencePolicy
 from swift_r1.training.backends.optimizer_state import trained_parameters
-from swift_r1.training.batching import Batching, RoundBatch, everywhere, round_batch, split_step
+from swift_r1.training.batching import (
+    Batching,
+    RoundBatch,
+    everywhere,
+    places_of,
+    round_batch,
+    split_step,
+)
 from swift_r1.training.chord import ExpertStep
 from swift_r1.training.token_values import StepTokens
 
@@ -61,7 +69,7 @@ def batch_of_round(
         rows = [row for trajectory in trained for row in trajectory.rows]
         if prompts is not None:
             rows = [
-                replace(row, prompt_token_ids=prompt)
+                replace(row, prompt_token_ids=prompt, routes=None)
                 for row, prompt in zip(rows, prompts, strict=True)
             ]
         batch = round_batch(
@@ -128,6 +136,7 @@ def needs_old_policy(args: RlhfArguments, updates: int) -> bool:
         or LOSSES[args.loss_type].marks is not None
         or ESTIMATORS[args.advantage_estimator].of_tokens is not None
         or args.log_entropy
+        or args.router_replay_mode == "R2"
         or (args.distillation is not None and args.distillation.needs_old_logps)
     )
 
@@ -141,21 +150,31 @@ def before_training(
     *,
     old_policy: bool,
     squares: bool = False,
+    notes_routes: bool = False,
     critic: Backend | None = None,
 ) -> list[list[MicroBatch]]:
     """Adds what must be computed with the weights as they are before the round's first update: with `old_policy` the
-    policy's log-probs and entropies (and the sums of its squared probabilities, where asked for), the reference's
-    log-probs, the critic's values. Collective."""
+    policy's log-probs and entropies (and the sums of its squared probabilities, and the experts that its routers choose,
+    where asked for), the reference's log-probs, the critic's values. Reference and critic are other models, whose
+    routers choose by themselves. Collective."""
 
     def filled(micro: MicroBatch) -> MicroBatch:
         old = entropies = sums = ref = values = None
         if old_policy:
+            routing = routing_of(backend.model) if notes_routes else None
+            if routing is not None:
+                routing.note(True)
             now = backend.logprobs(micro.inputs._replace(squares=squares), temperature)
+            if routing is not None:
+                routes = routing.noted().view(*micro.inputs.token_ids.shape, *routing.shape[:2])
+                micro = replace(micro, inputs=micro.inputs._replace(routes=routes))
+                routing.note(False)
             old = micro.unflatten(now.logps)
             entropies = micro.unflatten(now.entropies)
             sums = None if now.squares is None else micro.unflatten(now.squares)
         if reference is not None:
-            ref = micro.unflatten(reference.logprobs(micro.inputs, temperature).logps)
+            inputs = micro.inputs._replace(routes=None)
+            ref = micro.unflatten(reference.logprobs(inputs, temperature).logps)
         if critic is not None:
             values = micro.unflatten(critic.values(micro.inputs))
         return replace(
@@ -168,6 +187,30 @@ def before_training(
         )
 
     return [[filled(micro) for micro in micro_batches] for micro_batches in steps]
+
+
+def with_noted_routes(
+    batch: RoundBatch, steps: Sequence[Sequence[MicroBatch]], ranks: Ranks
+) -> RoundBatch:
+    """Returns the round with the experts that its micro-batches have, those of all ranks. Collective."""
+    whole: Tensor | None = None
+    for micro in chain.from_iterable(steps):
+        routes = micro.inputs.routes
+        assert routes is not None
+        if whole is None:
+            whole = routes.new_zeros(len(batch.token_ids), *routes.shape[2:], device="cpu")
+        places = places_of(batch.starts[micro.samples], batch.lengths[micro.samples])
+        whole[places] = routes.flatten(0, 1).cpu()[micro.ways]
+    assert whole is not None
+    mine = batch.with_routes(whole)
+    return replace(mine, routes=ranks.sum_data(mine.routes))  # each row is of one rank
+
+
+def differing_routes(backend: Backend, ranks: Ranks) -> dict[str, float]:
+    """Returns `router_replay/differing`: the share of the replayed choices, since the last call, that were of other
+    experts than the router's own at that moment. Collective."""
+    replayed, other = ranks.sum_data(routing_of(backend.model).take_counts()).tolist()
+    return {"router_replay/differing": other / replayed} if replayed else {}
 
 
 def rewards_after_kl(

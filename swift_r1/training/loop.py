@@ -181,8 +181,11 @@ class Trainer:
                 self.args.temperature,
                 old_policy=grpo.needs_old_policy(self.args, updates),
                 squares=self.estimator.of_tokens is not None,
+                notes_routes=self.args.router_replay_mode == "R2",
                 critic=critic.backend if critic is not None else None,
             )
+            if self.args.router_replay_mode == "R2":
+                batch = grpo.with_noted_routes(batch, steps, self.ranks)
         moved = self.moved(batch)
         if self.teacher is not None:
             self.watchdog.progress("the teacher's log-probs")
@@ -325,6 +328,8 @@ class Trainer:
                     progress.entropy = after_step(progress.entropy, found, self.entropy)
                 if self.entropy.use_adaptive_entropy or bonus:
                     metrics["entropy_coef"] = bonus
+                if args.router_replay_mode != "disabled":
+                    metrics |= grpo.differing_routes(self.backend, self.ranks)
                 metrics |= grpo.changed_share(
                     before, grpo.weight_sample(self.backend.model), self.ranks
                 )

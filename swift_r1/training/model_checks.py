@@ -15,6 +15,7 @@ from swift_r1.models.attention import takes_packed_rows
 from swift_r1.models.logprobs import rounded_products
 from swift_r1.models.multimodal import probe_tokens
 from swift_r1.models.policy import Critic, ModelInputs
+from swift_r1.models.routing import routing_of
 from swift_r1.models.vision import Vision, packs_images
 from swift_r1.rollout.trajectory import TokenSequence
 from swift_r1.serving.engines.checks import narrowed, own_logprobs, tolerance
@@ -52,6 +53,32 @@ def check_logprobs(backend: Backend) -> None:
         raise UsageError(
             f"{type(model).__name__} computes its logits in a way we do not know: its own log-probs differ from ours "
             f"by {max(head, whole):.3g} nats; this architecture is not supported yet"
+        )
+
+
+def check_routing(backend: Backend, mode: str) -> None:
+    """Raises UsageError for a model whose experts cannot be replayed: dense ones, and those whose routers choose in
+    another way, or whose log-probs change by it. Collective."""
+    token_ids = torch.tensor([probe_tokens(32, backend.model.config)], device=backend.device)
+    inputs = ModelInputs(
+        token_ids, torch.arange(32, device=backend.device), token_ids.roll(-1, 1).flatten()
+    )
+    try:
+        routing = routing_of(backend.model)
+        routing.note(True)
+        with torch.no_grad():
+            own = backend.logprobs(inputs, 1.0).logps
+            routes = routing.noted()[None]
+            routing.note(False)
+            again = backend.logprobs(inputs._replace(routes=routes), 1.0).logps
+    except UsageError as error:
+        raise UsageError(f"--router_replay_mode {mode}: {error}") from error
+    routing.take_counts()
+    difference = (own - again).abs().mean().item()
+    if not difference <= tolerance(backend.model):
+        raise UsageError(
+            f"--router_replay_mode {mode}: with its own experts replayed {type(backend.model).__name__} has other "
+            f"log-probs, by {difference:.3g} nats"
         )
 
 

@@ -29,6 +29,7 @@ from swift_r1.flags.mixture import Task
 from swift_r1.flags.sft import SftArguments
 from swift_r1.flags.training import seconds_of
 from swift_r1.models.loading import load_tokenizer
+from swift_r1.models.routing import routing_of
 from swift_r1.record.console import RunConsole
 from swift_r1.record.events import Events, Kind
 from swift_r1.record.recorder import Recorder, RunRecorder
@@ -69,7 +70,7 @@ from swift_r1.training.sft import AnsweredRounds, AnswerEvaluator, alone
 from swift_r1.training.shared_device import SharedDevice
 from swift_r1.training.teachers import open_teacher
 from swift_r1.training.turns import open_turns
-from swift_r1.wire.protocol import SamplingParams, completion_seed
+from swift_r1.wire.protocol import RoutesAsked, SamplingParams, completion_seed
 
 logger = logging.getLogger("swift_r1.training")
 Rounds = RoundSampler | PrefetchedRounds | RecordedRounds
@@ -330,7 +331,8 @@ def _sampled(
     facts = ModelFacts(ends, rollouts.max_model_length, backend.vocab_size)
     make_turns = open_turns(context, facts)
     turns = make_turns(rollouts, context.ranks)
-    sampler = _sampler(context, plan, data, rollouts, turns, ends, recorder, run_id)
+    routes = _routes(args, backend)
+    sampler = _sampler(context, plan, data, rollouts, turns, ends, recorder, run_id, routes)
     rounds: Rounds = sampler
     if context.start.replay is not None:
         rounds = _recorded_rounds(context, data, sampler, backend, batching)
@@ -402,6 +404,7 @@ def _sampler(
     ends: tuple[int, ...],
     recorder: Recorder,
     run_id: str,
+    routes: RoutesAsked | None,
 ) -> RoundSampler:
     """Returns what makes a round's completions and has them scored."""
     args = context.args
@@ -426,7 +429,15 @@ def _sampler(
         stopwatch=context.stopwatch,
         progress=context.watchdog.progress,
         on_done=on_done,
+        routes=routes,
     )
+
+
+def _routes(args: RlhfArguments, backend: Backend) -> RoutesAsked | None:
+    """Returns what the engine is asked for beside the tokens: with R3 the experts that it chooses for them."""
+    if args.router_replay_mode != "R3":
+        return None
+    return RoutesAsked(**routing_of(backend.model).shape._asdict())
 
 
 def _sampling(args: RlhfArguments, ends: tuple[int, ...]) -> SamplingParams:

@@ -55,7 +55,7 @@ from swift_r1.training.backends import open_backend
 from swift_r1.training.backends.base import Backend, ReferencePolicy
 from swift_r1.training.checkpoint.state import RunState, seed_everything
 from swift_r1.training.checkpoint.upload import HubFlags, Uploader
-from swift_r1.training.model_checks import check_logprobs
+from swift_r1.training.model_checks import check_logprobs, check_routing
 from swift_r1.training.optimizer import LearningRate
 from swift_r1.training.ppo import TrainedCritic
 from swift_r1.training.recorded import NothingGenerated
@@ -142,6 +142,12 @@ def open_policy(context: Context, images: bool = False) -> Backend:
     seed_everything(args.seed)
     backend = open_backend(args, args.model, load, args.peak_learning_rate, ranks, Policy)
     check_logprobs(backend)
+    if args.router_replay_mode != "disabled":
+        check_routing(backend, args.router_replay_mode)
+        if args.router_replay_mode == "R3" and context.start.replay is not None:
+            raise UsageError(
+                "--router_replay_mode R3: a record has no experts of its tokens; give R2, or disabled"
+            )
     if ranks.is_rank0:
         logger.info("backend: %s", backend.describe())
         if args.takes_adapters or args.freezes:
@@ -353,7 +359,12 @@ def open_rollouts(
         groups += [task.args.num_generations_eval or 0 for task in args.tasks]
         groups += [one.num_generations for one in args.eval_tasks()]
         expected = Expected(
-            args.model, tokenizer_hash(tokenizer), backend.vocab_size, longest, max(groups)
+            args.model,
+            tokenizer_hash(tokenizer),
+            backend.vocab_size,
+            longest,
+            max(groups),
+            args.router_replay_mode == "R3",
         )
         compare = {"true": True, "false": False, "auto": None}[args.weight_delta]
         transport = HTTP if compare else args.weight_transport

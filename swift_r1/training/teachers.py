@@ -138,7 +138,7 @@ class LocalTeacher(Teacher):
         inputs = (
             micro.inputs if self.alike and hinted is None else self._inputs(micro, hinted or batch)
         )
-        found = self.model.logprobs(inputs._replace(top=self.top), self.temperature)
+        found = self.model.logprobs(inputs._replace(top=self.top, routes=None), self.temperature)
         if found.likeliest is None:
             return self.filled(micro, found.logps)
         return self.filled(micro, found.logps[:, 0], found.likeliest[:, 1:], found.logps[:, 1:])

@@ -93,6 +93,25 @@ class SamplingParams(Wire):
     ignore_eos: bool = False  # go on after the model's end tokens
 
 
+class RoutesAsked(Wire):
+    """Asks for the experts that a mixture's routers choose: `chosen` of `experts` in each of `layers`, those without a
+    mixture included. Routes are returned from the prompt's token `first` on."""
+
+    layers: int = Field(ge=1, le=65_536)
+    chosen: int = Field(ge=1, le=4096)
+    experts: int = Field(ge=1, le=32_766)
+    first: int = Field(default=0, ge=0)
+
+
+class Routes(Wire):
+    """The experts of tokens `[tokens, layers, chosen]`, as base64 of `uint8`, with 256 experts or more of little-endian
+    `int16`. Tokens are those of the prompt, from the asked one on, and of the completion without its last, which the
+    model has not read; layers without a mixture have zeros."""
+
+    shape: tuple[int, int, int]
+    data: Annotated[str, Field(max_length=1 << 32)]
+
+
 class RolloutRequest(Wire):
     """`n` completions of one prompt. `request_id` makes the request idempotent."""
 
@@ -104,6 +123,7 @@ class RolloutRequest(Wire):
     images: tuple[ImageDigest, ...] = ()  # those of the prompt, in order
     # with images: the prompt with one placeholder for each, of which the engine must make `prompt_token_ids`
     unexpanded_token_ids: tuple[TokenId, ...] = ()
+    routes: RoutesAsked | None = None  # only of a server with `routes` in its info
 
 
 class StoredImage(Wire):
@@ -141,6 +161,7 @@ class Completion(Wire):
     weight_version: int  # the oldest that wrote a token
     newest_weight_version: int | None = None  # where it is another one
     weight_versions: Stretches | None = None  # (first token, version)
+    routes: Routes | None = None  # where they were asked for
 
     @property
     def stretches(self) -> Stretches:
@@ -193,6 +214,7 @@ class ServerInfo(Wire):
     max_model_len: int  # tokens of prompt and completion
     max_n: int  # completions of a request
     max_images: int = 0  # of a prompt
+    routes: bool = False  # requests may ask for the experts of tokens
     dtype: str  # of the weights
     max_lora_rank: int | None  # None where adapters alone are not accepted
     own_base: bool  # False once whole weights were pushed: an adapter would be applied to those

@@ -89,7 +89,7 @@ class Expected:
     """The properties that a server needs to serve this run.
 
     `max_tokens` are `--max_length` and `--max_completion_length` together, None where prompts have no limit;
-    `completions` are the most that are asked for of one prompt.
+    `completions` are the most that are asked for of one prompt; with `routes` it is asked for the experts of tokens.
     """
 
     model: str
@@ -97,6 +97,7 @@ class Expected:
     vocab_size: int
     max_tokens: int | None
     completions: int = 1
+    routes: bool = False
 
     def fault(self, info: ServerInfo) -> str | None:
         """Why the server cannot serve this run at all."""
@@ -104,6 +105,11 @@ class Expected:
             return (
                 f"the rollout server gives at most {info.max_n} completions of a prompt, and this run asks for "
                 f"{self.completions}: start it with a higher --max_pending_requests, or give fewer --num_generations"
+            )
+        if self.routes and not info.routes:
+            return (
+                "the rollout server does not tell which experts it chooses (--router_replay_mode R3): start it with "
+                """--vllm_engine_kwargs '{"enable_return_routed_experts": true}', which vLLM takes on a GPU"""
             )
         if info.tokenizer_hash == self.tokenizer_hash and info.vocab_size == self.vocab_size:
             return None

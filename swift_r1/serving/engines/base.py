@@ -15,7 +15,14 @@ from typing import Any, Protocol
 from swift_r1.data import prompt_templates as templates
 from swift_r1.errors import UsageError
 from swift_r1.sync.server import WeightEngine
-from swift_r1.wire.protocol import AdapterConfig, FinishReason, HTTPError, SamplingParams
+from swift_r1.wire.protocol import (
+    AdapterConfig,
+    FinishReason,
+    HTTPError,
+    Routes,
+    RoutesAsked,
+    SamplingParams,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +40,7 @@ class EngineInfo:
     can_sleep: bool = False
     max_images: int = 0  # of a prompt
     placeholders: frozenset[int] = frozenset()  # tokens that stand for a part of an image
+    routes: bool = False  # it can tell which experts it chooses
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,11 +58,13 @@ class EnginePrompt:
     Attributes:
         token_ids: of the whole prompt, with a placeholder for each feature of an image.
         unexpanded_ids: with images, those with one placeholder for each.
+        routes: the experts to be told, of its tokens and those that are written.
     """
 
     token_ids: tuple[int, ...]
     unexpanded_ids: tuple[int, ...] = ()
     images: tuple[PromptImage, ...] = ()
+    routes: RoutesAsked | None = None
 
 
 def check_expansion(prompt: EnginePrompt, own: Sequence[int]) -> None:
@@ -83,6 +93,7 @@ class Generated:
     logprobs: tuple[float, ...]
     finish_reason: FinishReason
     versions: tuple[tuple[int, int], ...] | None = None
+    routes: Routes | None = None  # where the prompt asks for them
 
 
 @dataclass(frozen=True, slots=True)

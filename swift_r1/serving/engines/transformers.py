@@ -4,7 +4,7 @@ Each prompt is read once, its keys and values are shared by its `n` completions,
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,6 +23,7 @@ from swift_r1.serving.engines.decoding import (
     shares_prompts,
     uniform_streams,
 )
+from swift_r1.serving.engines.routes import WaveRoutes
 from swift_r1.wire.protocol import Completion, FinishReason, RolloutOutput, RolloutRequest
 
 _CACHE_BYTES = 2 * 2**30
@@ -124,7 +125,10 @@ class TransformersEngine:
         most = sum(len(group) for group in groups)
         with _evaluating(self.model), torch.inference_mode(), packed_weights(self.model, most):
             for wave in self._waves(requests, [row for group in groups for row in group]):
-                self._decode(requests, prompts, wave, weight_version, ended, unwanted)
+                with ExitStack() as ends_with:
+                    self._decode(
+                        requests, prompts, wave, weight_version, ended, unwanted, ends_with
+                    )
         return [outputs[number] for number in range(len(requests))]
 
     def _waves(self, requests: Sequence[RolloutRequest], rows: list[_Row]) -> Iterator[list[_Row]]:
@@ -176,6 +180,7 @@ class TransformersEngine:
         weight_version: int,
         on_ended: Callable[[Sequence[_Row]], None],
         unwanted: Callable[[], bool],
+        ends_with: ExitStack,
     ) -> None:
         """Fills the rows of a wave; those that have ended are given to `on_ended` while the others go on."""
         device = self.model.device
@@ -194,20 +199,28 @@ class TransformersEngine:
         def finish(places: Tensor, length: int, reason: FinishReason) -> None:
             ids = written[places, :length].tolist()
             values = logprobs[places, :length].tolist()
-            done = [wave[place] for place in places.tolist()]
-            for row, row_ids, row_values in zip(done, ids, values, strict=True):
+            done = [(place, wave[place]) for place in places.tolist()]
+            for (place, row), row_ids, row_values in zip(done, ids, values, strict=True):
+                asked = requests[row.request].routes
                 row.completion = Completion(
                     token_ids=tuple(row_ids),
                     logprobs=tuple(row_values),
                     finish_reason=reason,
                     weight_version=weight_version,
+                    routes=None if routes is None else routes.of(place, length, asked),
                 )
-            on_ended(done)
+            on_ended([row for _, row in done])
 
         # `rows` are the completions still in the batch; ended ones leave it when enough have gathered.
         rows = torch.arange(len(wave), device=device)
         prompts = [of_requests[row.request] for row in wave]
+        routes = None
+        if any(requests[row.request].routes is not None for row in wave):
+            routes = WaveRoutes(self.model, prompts, longest)
+            ends_with.callback(routes.end)
         logits, state = self._read_prompts(prompts, longest)
+        if routes is not None:
+            routes.read()
         seen = None
         if sampling.repetition_penalty != 1:
             seen = torch.zeros(len(wave), logits.shape[-1], dtype=torch.bool, device=device)
@@ -248,6 +261,8 @@ class TransformersEngine:
                 tokens = tokens[keep]
                 state.select_rows(keep)
             logits = self._next_logits(tokens, state)
+            if routes is not None:
+                routes.wrote(rows, step)
 
     def _hits_stop_string(self, written: Tensor, stop: Sequence[str]) -> Tensor:
         """Which rows' text holds a stop string."""

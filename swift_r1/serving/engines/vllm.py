@@ -42,10 +42,13 @@ from swift_r1.wire.protocol import (
     EngineDead,
     FinishReason,
     HTTPError,
+    Routes,
+    RoutesAsked,
     SamplingParams,
     StreamedTensor,
     tokenizer_hash,
 )
+from swift_r1.wire.routes import packed
 
 logger = logging.getLogger("swift_r1.serving.vllm")
 
@@ -88,6 +91,7 @@ class VllmEngine:
             can_sleep=config.enable_sleep_mode,
             max_images=_max_images(config),
             placeholders=frozenset(self._never),
+            routes=llm.vllm_config.aux_output_config.enable_return_routed_experts,
         )
 
     @property
@@ -99,15 +103,20 @@ class VllmEngine:
     ) -> Generated:
         # A completion ends with the adapter that it began with.
         versions = ((0, self._version),) if self._adapter is not None else None
-        output = (
-            await self._final_output(prompt, _sampling(sampling, seed, skip_special_tokens=False))
-        ).outputs[0]
+        params = _sampling(sampling, seed, skip_special_tokens=False)
+        if prompt.routes is not None:
+            params.routed_experts_prompt_start = prompt.routes.first
+        output = (await self._final_output(prompt, params)).outputs[0]
         if output.finish_reason not in ("stop", "length", "abort") or output.logprobs is None:
             raise RuntimeError(f"vLLM ended a completion with {output.finish_reason!r}")
         tokens = tuple(output.token_ids)
         reason = cast(FinishReason, output.finish_reason)
         return Generated(
-            tokens, _logprobs(tokens, output.logprobs), reason, versions or _versions(output)
+            tokens,
+            _logprobs(tokens, output.logprobs),
+            reason,
+            versions or _versions(output),
+            None if prompt.routes is None else _routes(output, prompt.routes),
         )
 
     async def stream(
@@ -380,6 +389,14 @@ def _versions(output: CompletionOutput) -> tuple[tuple[int, int], ...] | None:
     if not spans:
         return None
     return tuple((span.start, int(span.version) if span.version.isdigit() else 0) for span in spans)
+
+
+def _routes(output: CompletionOutput, asked: RoutesAsked) -> Routes:
+    """Returns the experts that vLLM chose. Those of prompt tokens that it has found in its cache are of the request that
+    has read them."""
+    if output.routed_experts is None:
+        raise RuntimeError("vLLM returned no experts of the tokens")
+    return packed(output.routed_experts, asked)
 
 
 def _sampling(sampling: SamplingParams, seed: int | None, **more: Any) -> VllmSampling:
