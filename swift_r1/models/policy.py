@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from swift_r1.models.attention import PackedRow
 from swift_r1.models.logprobs import LogitForm, TokenLogprobs, selective_logprobs
 from swift_r1.models.multimodal import decoder_of, placeholders
-from swift_r1.models.routing import replay
+from swift_r1.models.routing import replayed
 from swift_r1.models.vision import ImageInputs, states_with_images
 from swift_r1.models.weights import output_head
 from swift_r1.runtime.sequence_parallel import SequenceGroup
@@ -143,8 +143,8 @@ class Policy(nn.Module):
         routes = inputs.routes
         if routes is not None and inputs.sequence is not None:
             routes = inputs.own().routes
-        replay(self.model, None if routes is None else routes.flatten(0, 1))
-        return TokenLogprobs(*_of_tokens(self.model, inputs, head))
+        with replayed(self.model, None if routes is None else routes.flatten(0, 1)):
+            return TokenLogprobs(*_of_tokens(self.model, inputs, head))
 
 
 class Critic(nn.Module):

@@ -8,7 +8,8 @@ code on its own logits, so that weights and gradients are those of a router that
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from types import MethodType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -108,10 +109,14 @@ class Routing:
             # a method, which a copy of the model binds to its own router
             router.forward = MethodType(_forward, router)
 
-    def replay(self, routes: Tensor | None) -> None:
-        """Has the routers choose by `routes` `[T, layers, k]` from now on, until the next call: gradient checkpointing
-        asks them again in the backward pass. None: by themselves."""
+    def replay(self, routes: Tensor) -> None:
+        """Has the routers choose by `routes` `[T, layers, k]` until they are given others, or `end_replay`: gradient
+        checkpointing asks them again in the backward pass."""
         self._routes = routes
+
+    def end_replay(self) -> None:
+        """Has the routers choose by themselves."""
+        self._routes = None
 
     def note(self, on: bool) -> None:
         """Begins or ends noting what the routers choose."""
@@ -188,7 +193,16 @@ def routing_of(model: PreTrainedModel) -> Routing:
     return found
 
 
-def replay(model: PreTrainedModel, routes: Tensor | None) -> None:
-    """Has the model's next call replay `routes` `[T, layers, k]`; None: it chooses by itself."""
-    if routes is not None or _NAME in model.__dict__:
-        routing_of(model).replay(routes)
+@contextmanager
+def replayed(model: PreTrainedModel, routes: Tensor | None) -> Iterator[None]:
+    """Has the model's routers choose by `routes` `[T, layers, k]` in this call, or by themselves; where it has a gradient
+    also until the next one, or `Routing.end_replay`."""
+    routing: Routing | None = model.__dict__.get(_NAME)
+    if routes is not None:
+        routing = routing_of(model)
+        routing.replay(routes)
+    elif routing is not None:
+        routing.end_replay()
+    yield
+    if routing is not None and not torch.is_grad_enabled():
+        routing.end_replay()

@@ -206,10 +206,13 @@ def with_noted_routes(
     return replace(mine, routes=ranks.sum_data(mine.routes))  # each row is of one rank
 
 
-def differing_routes(backend: Backend, ranks: Ranks) -> dict[str, float]:
-    """Returns `router_replay/differing`: the share of the replayed choices, since the last call, that were of other
-    experts than the router's own at that moment. Collective."""
-    replayed, other = ranks.sum_data(routing_of(backend.model).take_counts()).tolist()
+def end_replay(backend: Backend, ranks: Ranks) -> dict[str, float]:
+    """Has the routers choose by themselves after an optimizer step. Returns `router_replay/differing`: the share of the
+    replayed choices, since the last call, that were of other experts than the router's own at that moment.
+    Collective."""
+    routing = routing_of(backend.model)
+    routing.end_replay()
+    replayed, other = ranks.sum_data(routing.take_counts()).tolist()
     return {"router_replay/differing": other / replayed} if replayed else {}
 
 

@@ -329,7 +329,7 @@ class Trainer:
                 if self.entropy.use_adaptive_entropy or bonus:
                     metrics["entropy_coef"] = bonus
                 if args.router_replay_mode != "disabled":
-                    metrics |= grpo.differing_routes(self.backend, self.ranks)
+                    metrics |= grpo.end_replay(self.backend, self.ranks)
                 metrics |= grpo.changed_share(
                     before, grpo.weight_sample(self.backend.model), self.ranks
                 )

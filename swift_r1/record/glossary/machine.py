@@ -20,6 +20,14 @@ ROLLOUTS = (
         "like it holds what they leave out too",
     ),
     M(
+        "router_replay/differing",
+        "choices of routers, of those that were replayed, that would have been other experts now",
+        "share",
+        "with R3 of the first optimizer step of a round what engine and trainer differ in, a few percent in 16 bits; with "
+        "R2 0 there; both grow with the steps on a round",
+        "`--router_replay_mode`",
+    ),
+    M(
         "rollout/weight_check",
         "the same for four fixed sequences after an update, and behind an image where a tower is sent; largest over the "
         "servers",

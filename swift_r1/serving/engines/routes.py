@@ -32,7 +32,6 @@ class WaveRoutes:
         size = (len(prompts), longest, layers, chosen)
         self._written = torch.zeros(size, dtype=self._routing.shape.dtype, device=model.device)
         self._read: dict[PromptWithImages, Tensor] = {}
-        self._routing.replay(None)
         self._routing.note(True)
 
     def read(self) -> None:
