@@ -195,12 +195,20 @@ def test_routes_of_many_experts_are_wider():
     assert RouteShape(2, 8, 256).dtype == torch.int16 and RouteShape(2, 8, 256).unknown == 32767
 
 
+IN_THE_ENGINE = [
+    pytest.param(
+        name, marks=() if name in ("qwen3_moe", "gpt_oss", "lfm2_moe") else pytest.mark.long
+    )
+    for name in GATES
+]
+
+
 class Nothing:
     def decode(self, token_ids):
         return ""
 
 
-@pytest.mark.parametrize("family", GATES)
+@pytest.mark.parametrize("family", IN_THE_ENGINE)
 def test_the_engine_notes_the_experts_of_each_token_that_it_read(family):
     """As the model's own forward pass over the whole chooses; prompts of several lengths, completions that end."""
     model = family_model(family, VOCAB).eval()
@@ -211,7 +219,9 @@ def test_the_engine_notes_the_experts_of_each_token_that_it_read(family):
     asked = [
         RolloutRequest(
             request_id=str(length),
-            prompt_token_ids=tuple(torch.randint(3, VOCAB, (length,), generator=generator).tolist()),
+            prompt_token_ids=tuple(
+                torch.randint(3, VOCAB, (length,), generator=generator).tolist()
+            ),
             n=3,
             seeds=(length, 5, 6),
             sampling=SamplingParams(max_tokens=most),
@@ -231,7 +241,9 @@ def test_the_engine_notes_the_experts_of_each_token_that_it_read(family):
             routing.note(False)
             assert torch.equal(torch.from_numpy(found.copy()).sort(-1)[0], expected.sort(-1)[0])
     plain = [request.model_copy(update={"routes": None}) for request in asked]
-    for with_routes, without in zip(engine.generate(asked, 1), engine.generate(plain, 1), strict=True):
+    for with_routes, without in zip(
+        engine.generate(asked, 1), engine.generate(plain, 1), strict=True
+    ):
         for one, other in zip(with_routes.completions, without.completions, strict=True):
             assert (one.token_ids, one.logprobs) == (other.token_ids, other.logprobs)
             assert other.routes is None
