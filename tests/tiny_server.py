@@ -55,6 +55,7 @@ class TinyEngine:
         can_sleep: bool = True,
         length: int = MAX_MODEL_LEN,
         max_images: int = 0,
+        routes: bool = False,
     ) -> None:
         config = AutoConfig.from_pretrained(folder)
         kind = language_class(config, towers=max_images > 0)
@@ -77,7 +78,10 @@ class TinyEngine:
             can_sleep=can_sleep,
             max_images=max_images,
             placeholders=frozenset(placeholders(config)),
+            routes=routes,
         )
+        if routes:  # it chooses other experts than the trainer would
+            import tests.e2e.noisy_routes_plugin  # noqa: F401
         self.one_at_a_time = threading.Lock()
         self.version, self.temperature = 0, 1.0
         self.asleep: set[str] = set()
@@ -92,6 +96,7 @@ class TinyEngine:
             seeds=(seed or 0,),
             sampling=sampling,
             images=tuple(image.name for image in prompt.images),
+            routes=prompt.routes,
         )
         if images:
             check_expansion(prompt, await self.expanded(prompt))
@@ -100,10 +105,14 @@ class TinyEngine:
             with self.one_at_a_time:
                 assert not self.asleep
                 versions = ((0, self.version),)
-                [output] = self.engine.generate([request], 0, images=images)
+                [output] = self.engine.generate([request], self.version, images=images)
                 [completion] = output.completions
             return Generated(
-                completion.token_ids, completion.logprobs, completion.finish_reason, versions
+                completion.token_ids,
+                completion.logprobs,
+                completion.finish_reason,
+                versions,
+                completion.routes,
             )
 
         return await asyncio.to_thread(work)
@@ -189,7 +198,8 @@ def main(folder: str, port: int, more: str = "{}") -> int:
     def load(config: RolloutArguments) -> tuple[TinyEngine, Any]:
         can_sleep = config.vllm_engine_kwargs.get("enable_sleep_mode", True)
         length = config.max_model_len or MAX_MODEL_LEN
-        engine = TinyEngine(config.model, can_sleep, length, config.max_images)
+        routes = config.vllm_engine_kwargs.get("enable_return_routed_experts", False)
+        engine = TinyEngine(config.model, can_sleep, length, config.max_images, routes)
         return engine, expected_weights(config.model, towers=config.max_images > 0)
 
     server.load_engine = load

@@ -407,7 +407,7 @@ def algorithm_faults(args: RlhfArguments, given: frozenset[str]) -> Iterator[str
             "or --steps_per_generation"
         )
     mode = args.router_replay_mode
-    if mode == "R2" and one_step and args.rlhf_type == "grpo":
+    if mode == "R2" and one_step and args.num_mini_batches in (None, 1):
         yield (
             "--router_replay_mode R2 acts from a round's second optimizer step on, and rounds have one: give "
             "--num_iterations or --steps_per_generation, or R3"

@@ -1,5 +1,4 @@
-"""Gives the routers of the embedded engine noise, so that it chooses other experts than the trainer would; beside the
-digits task."""
+"""Gives the routers of the embedded engine noise, so that it chooses other experts than the trainer would."""
 
 import torch
 from torch import Tensor
@@ -7,23 +6,20 @@ from torch.overrides import TorchFunctionMode
 
 from swift_r1.serving.engines.transformers import TransformersEngine
 
-SPREAD = 1.0
-"""Standard deviation of what is added to a router's logits when it chooses; gates' weights are of the others."""
+SPREAD = 1.5
+"""Size of what is added to a router's logits when it chooses; gates' weights are of the others."""
 
 
 class NoisyChoice(TorchFunctionMode):
-    """Of each `topk` among the experts of a token."""
-
-    def __init__(self, seed: int) -> None:
-        super().__init__()
-        self.generator = torch.Generator().manual_seed(seed)
+    """Of each `topk` among the experts of a token: the noise follows from the logits, so that a token that is read again
+    goes to the same experts."""
 
     def __torch_function__(self, func, types, args=(), kwargs=None):
         if func not in (torch.topk, Tensor.topk) or args[0].dim() != 2:
             return func(*args, **(kwargs or {}))
         scores, k = args[:2]
-        noise = torch.randn(scores.shape, generator=self.generator) * SPREAD
-        chosen = (scores.log() + noise).topk(k, dim=-1).indices
+        logits = scores.log()
+        chosen = (logits + SPREAD * (20 * logits).sin()).topk(k, dim=-1).indices
         return torch.return_types.topk((scores.gather(-1, chosen), chosen))
 
 
@@ -33,7 +29,7 @@ plain = TransformersEngine.generate
 def generate(self, requests, weight_version, *args, **kwargs):
     if not weight_version:  # the check of the engine before the run
         return plain(self, requests, weight_version, *args, **kwargs)
-    with NoisyChoice(weight_version):
+    with NoisyChoice():
         return plain(self, requests, weight_version, *args, **kwargs)
 
 

@@ -317,6 +317,16 @@ def faults(
             ["use --importance_sampling_level token"],
         ),
         ("--loss_type fipo --delta 1.1", ["--delta 1.1 is not above 1 + epsilon_high = 1.2"]),
+        (
+            "--router_replay_mode R2",
+            ["acts from a round's second optimizer step on, and rounds have one"],
+        ),
+        (
+            "--router_replay_mode R2 --num_iterations 2 --sequence_parallel_size 2",
+            ["the experts of a row's parts are not gathered"],
+        ),
+        ("--router_replay_mode R3 --agent_command ls", ["sessions do not record experts"]),
+        ("--router_replay_mode r3", ["--router_replay_mode"]),
         ("--chord_mu_peak 0.5", ["--chord_mu_peak has no effect without --chord_sft_dataset"]),
         (
             "--chord_sft_dataset a.jsonl --chord_mu_peak 0.5 --chord_mu_valley 0",

@@ -70,7 +70,7 @@ def forget(part: str) -> None:
             name: tensor * 0 if name.startswith("old_values") else tensor
             for name, tensor in round_tensors(checkpoint).items()
         }
-    elif part in ("old_logps", "image_"):
+    elif part in ("old_logps", "image_", "route"):
         round_tensors = open_round.round_tensors_of
         open_round.round_tensors_of = lambda checkpoint: {
             name: tensor

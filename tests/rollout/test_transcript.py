@@ -2,6 +2,7 @@
 
 import copy
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -197,3 +198,45 @@ def test_rows_of_a_scheduler_may_hold_what_continues_a_turn(tokenizer):
         talk.tokens.check_turns([first], [])
     talk.tokens.check_turns([[*first, talk.end], second], [])  # the end token that was taken back
     assert talk.tokens.turn_token_ids == (tuple(first), tuple(second))
+
+
+def routed(talk, count, value):
+    """Experts of the next `count` tokens, all the same."""
+    talk.tokens.add_routes(np.full((count, 2, 1), value, np.uint8))
+
+
+def test_a_token_keeps_the_experts_of_its_first_reading(tokenizer):
+    """What an engine says of a turn: the tokens from the first unknown one on, without the last that it wrote."""
+    talk = Talk(tokenizer)
+    assert talk.tokens.routed == 0 and talk.tokens.routes_up_to(0) is None
+    prompt = len(talk.tokens.prompt_token_ids)
+    first = len(talk.says("4"))
+    routed(talk, prompt + first - 1, 1)
+    talk.tokens.follow([*talk.tokens.messages, AGAIN])
+    asked = prompt + len(talk.tokens.token_ids) - talk.tokens.routed
+    second = len(talk.says("5!"))
+    routed(talk, asked + second - 1, 2)
+    assert talk.tokens.routed == prompt + len(talk.tokens.token_ids) - 1
+    found = talk.tokens.routes_up_to(len(talk.tokens.token_ids))[:, 0, 0].tolist()
+    assert found == [1] * (prompt + first - 1) + [2] * (asked + second - 1)
+    assert len(talk.tokens.routes_up_to(3)) == prompt + 3
+
+
+def test_tokens_behind_a_revised_one_have_no_experts_yet(tokenizer):
+    talk = Talk(tokenizer)
+    prompt = len(talk.tokens.prompt_token_ids)
+    ids = talk.says("4567")
+    routed(talk, prompt + len(ids) - 1, 1)
+    talk.tokens.revise([*ids[:2], *talk.ids("xyz")], None)
+    assert talk.tokens.routed == prompt + 2
+
+
+def test_an_end_that_is_taken_back_never_had_experts(tokenizer):
+    talk = Talk(tokenizer)
+    prompt = len(talk.tokens.prompt_token_ids)
+    ids = talk.says("4")
+    routed(talk, prompt + len(ids) - 1, 1)
+    grown = [*talk.tokens.messages[:-1], {"role": "assistant", "content": "4 or"}]
+    talk.tokens.follow(grown)
+    assert talk.tokens.routed == prompt + len(ids) - 1
+    assert talk.tokens.token_ids == talk.ids("4 or")
