@@ -5,10 +5,10 @@
 Routers of the embedded engine get noise: so much, times a normal number, is added to their logits when they choose; the
 gates' weights are of the logits as they are. The model (Qwen3-MoE, random, 2 layers, 2 of 16 experts) is to answer a
 number with the next one, again and again; the reward is the share of right tokens. A round is 16 prompts x 8 completions
-and 4 updates on all of them, by GRPO with clipping. Columns: `logp_diff` is the mean difference of a token's log-probs
-between engine and trainer before a round's first update, over all rounds; `differing` the share of the replayed choices
-that would be others in the trainer; `clipped` of tokens in the fourth update; the reward is the mean of the last ten
-rounds, over the seeds, and for each.
+and 4 updates (`--updates`) on all of them, by GRPO with clipping. Columns: `logp_diff` is the mean difference of a
+token's log-probs between engine and trainer before a round's first update, over all rounds; `differing` the share of the
+replayed choices that would be others in the trainer; `clipped` of tokens in the last update; the reward is the mean of
+the last ten rounds, over the seeds, and for each.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from swift_r1.training.optimizer import OptimizerConfig
 from swift_r1.wire.protocol import RolloutRequest, RoutesAsked, SamplingParams
 from swift_r1.wire.routes import routes_of
 
-PROMPTS, GROUP, UPDATES, TOKENS, NUMBERS = 16, 8, 4, 8, 20
+PROMPTS, GROUP, TOKENS, NUMBERS = 16, 8, 8, 20
 FIRST = 3  # token of the number 0; before it padding, an end and a beginning
 ALONE = Ranks(0, 1, torch.device("cpu"), None)
 MODES = ("disabled", "R2", "R3")
@@ -90,14 +90,15 @@ def noise(spread: float, generator: torch.Generator) -> Iterator[None]:
         yield
 
 
-def run(mode: str, spread: float, seed: int, rounds: int, rate: float) -> list[dict[str, float]]:
+def run(mode: str, spread: float, seed: int, args: argparse.Namespace) -> list[dict[str, float]]:
     """Trains a model; returns what is known of each round."""
+    rate = args.rate
     backend = LocalBackend(model(seed), OptimizerConfig(rate, 0.0, 0.9, 0.95, 1e-8, 1.0))
     engine = TransformersEngine(backend.model, None, [1], 0)
     asked = RoutesAsked(**routing_of(backend.model).shape._asdict()) if mode == "R3" else None
     rng, generator = random.Random(seed), torch.Generator().manual_seed(seed)
     found = []
-    for number in range(rounds):
+    for number in range(args.rounds):
         numbers = [rng.randrange(NUMBERS) for _ in range(PROMPTS)]
         requests = [
             RolloutRequest(
@@ -130,7 +131,7 @@ def run(mode: str, spread: float, seed: int, rounds: int, rate: float) -> list[d
         (micros,) = steps
         gaps = torch.cat([(one.old_logps - one.rollout_logps)[one.mask].abs() for one in micros])
         advantages = group_advantages(batch.rewards, GROUP)
-        for _ in range(UPDATES):
+        for _ in range(args.updates):
             metrics = grpo.train_step(micros, advantages, backend, LossConfig(), 1.0, rate, ALONE)
         differing = grpo.end_replay(backend, ALONE).get("router_replay/differing", 0.0)
         clipped = metrics["clip_ratio/low"] + metrics["clip_ratio/high"]
@@ -153,14 +154,15 @@ def main() -> int:
     parser.add_argument("--noise", type=float, nargs="*", default=[0.0, 1.0])
     parser.add_argument("--seeds", type=int, nargs="*", default=[0, 1, 2])
     parser.add_argument("--rounds", type=int, default=40)
+    parser.add_argument("--updates", type=int, default=4)
     parser.add_argument("--rate", type=float, default=1e-3)
     args = parser.parse_args()
     table = Table(title=f"{args.rounds} rounds, {len(args.seeds)} seeds")
     for column in ("noise", "mode", "logp_diff", "differing", "clipped", "reward", "each seed"):
         table.add_column(column, justify="right")
     for spread in args.noise:
-        for mode in MODES:
-            runs = [run(mode, spread, seed, args.rounds, args.rate) for seed in args.seeds]
+        for mode in MODES if args.updates > 1 else ("disabled", "R3"):
+            runs = [run(mode, spread, seed, args) for seed in args.seeds]
             means = {
                 name: statistics.fmean(line[name] for lines in runs for line in lines)
                 for name in ("logp_diff", "differing", "clipped")
