@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import start_tiny_server, wait_until_serving
+from tests.e2e.test_replay import replay
 from tests.families import save_family
 
 HERE = Path(__file__).parent
@@ -86,3 +87,12 @@ def test_what_cannot_be_replayed_is_refused(rlhf, tiny_model, mixture, tiny_serv
         flags = flags | {"vllm_server_base_url": tiny_server.url}
     run = rlhf(mixture if flags else tiny_model, max_steps=1, router_replay_mode="R3", **flags)
     assert run.code == 2 and why in run.errors and "--router_replay_mode R3" in run.errors
+
+
+@pytest.mark.long
+def test_a_record_has_no_experts(rlhf, mixture, tmp_path):
+    flags = {"log_tokens": "all", "max_steps": 2, "num_iterations": 2}
+    run = rlhf(mixture, router_replay_mode="R3", **FLAGS | flags)
+    assert run.code == 0
+    refused = replay(run.folder, tmp_path / "same")
+    assert refused.code == 2 and "a record has no experts of its tokens" in refused.errors
