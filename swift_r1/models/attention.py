@@ -23,7 +23,7 @@ from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
 
-from swift_r1.models import flash
+from swift_r1.models import flash, invariant
 from swift_r1.runtime.sequence_parallel import SequenceGroup
 
 if TYPE_CHECKING:
@@ -154,7 +154,8 @@ def packed_attention(
     Args:
         query, key, value: `[1, H, S, D]`, `[1, KV, S, D]`, `[1, KV, S, V]`; `S` counts this rank's tokens.
         sliding_window: how many tokens each sees in this layer, itself among them.
-        packed_row: without it the attention is SDPA, whose mask has the window.
+        packed_row: without it the attention is SDPA, whose mask has the window; rows are then padded on the right
+            where forward passes are invariant.
         sequence: the ranks that share the row.
 
     Returns:
@@ -163,6 +164,10 @@ def packed_attention(
     Raises ValueError: on dropout, which would differ between the two forms.
     """
     if packed_row is None:
+        if invariant.is_on():
+            places = torch.arange(query.shape[2])[None]
+            rows = query.transpose(1, 2)
+            return invariant.attention(rows, key, value, places, scaling, sliding_window), None
         return sdpa_attention_forward(
             module, query, key, value, attention_mask, scaling=scaling, dropout=dropout, **kwargs
         )
@@ -230,6 +235,9 @@ def _causal(sequence: Sequence[Tensor], scaling: float | None, window: int | Non
     query, key, value = (states.transpose(0, 1)[None] for states in sequence)
     shares = query.shape[1] != key.shape[1]
     length = query.shape[2]
+    if invariant.is_on():
+        places = torch.arange(length)[None]
+        return invariant.attention(sequence[0][None], key, value, places, scaling, window)[0]
     near = None
     if window is not None and window < length:
         near = (
@@ -268,10 +276,14 @@ def _behind(
         for seen, states in zip(before, (key, value), strict=True)
     )
 
+    if invariant.is_on():
+        places = torch.arange(group.length_before, group.length_before + group.width)[None]
+        spread = invariant.attention(query, key, value, places, scaling, window)
+        return _from_places(spread, group)
+
     # The query heads that share a key head follow one another as rows, so keys are not repeated for them.
-    heads = query.shape[2]
     shared = key.shape[1]
-    ratio = heads // shared
+    ratio = query.shape[2] // shared
     query = query.unflatten(2, (shared, ratio)).permute(0, 2, 3, 1, 4)
 
     parts = []
@@ -295,9 +307,15 @@ def _behind(
         )  # [n, KV, ratio * block, V]
         parts.append(out.unflatten(2, (ratio, end - start)))
 
-    out = torch.cat(parts, 3).permute(0, 3, 1, 2, 4)
-    attended: Tensor = _Collect.apply(out.reshape(rows, -1), group.places).unflatten(1, (heads, -1))
-    return attended
+    out = torch.cat(parts, 3).permute(0, 3, 1, 2, 4).flatten(2, 3)
+    return _from_places(out, group)
+
+
+def _from_places(spread: Tensor, group: Siblings) -> Tensor:
+    """Returns `[K, H, V]` of `[n, C, H, V]`."""
+    flat = spread.reshape(group.count * group.width, -1)
+    collected: Tensor = _Collect.apply(flat, group.places).unflatten(1, spread.shape[2:])
+    return collected
 
 
 class _Spread(torch.autograd.Function):

@@ -14,6 +14,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import silu
 
+from swift_r1.models import invariant
+
 # one megabyte in float32, so that a handful of such tensors fits the second-level cache
 _BLOCK_ELEMENTS = 1 << 18
 
@@ -26,7 +28,7 @@ def rms_norm(hidden: Tensor, weight: Tensor, epsilon: float) -> Tensor:
         weight: `[D]`, of the same dtype.
         epsilon: added to the mean square.
     """
-    if torch.is_inference_mode_enabled():
+    if torch.is_inference_mode_enabled() and not invariant.is_on():
         if hidden.dtype == torch.float32:
             return torch.nn.functional.rms_norm(hidden, weight.shape, weight, epsilon)
         if hidden.numel() <= _BLOCK_ELEMENTS:

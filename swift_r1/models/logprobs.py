@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 from torch.torch_version import TorchVersion
 
+from swift_r1.models import invariant
 from swift_r1.models.block_functions import gpu_kernels
 from swift_r1.models.multimodal import NEVER
 from swift_r1.models.shape import KEPT_CHUNKS, LOGITS_BYTES, gpu_logits_bytes
@@ -131,7 +132,7 @@ def _wide(states: Tensor) -> bool:
     return WIDE_PRODUCTS and states.is_cuda and states.dtype in (torch.bfloat16, torch.float16)
 
 
-def _chunk_logits(
+def chunk_logits(
     hidden: Tensor,
     weight: Tensor,
     bias: Tensor | None,
@@ -154,6 +155,23 @@ def _chunk_logits(
     for token in form.never:
         logits[:, token] = NEVER
     return logits if temperature == 1.0 else logits.div_(temperature)
+
+
+def _shifted(logits: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Takes from logits `[rows, V]` the largest of each row; returns these `[rows, 1]`, the exponentials `[rows, V]` of
+    what is left, and their sums `[rows]`."""
+    largest = logits.amax(-1, keepdim=True)
+    logits -= largest
+    weights = logits.exp()
+    return largest, weights, invariant.row_sums(weights)
+
+
+def logprobs_of(logits: Tensor, targets: Tensor) -> Tensor:
+    """Returns the log-probs float32 `[rows]` of `targets [rows]`, to the bit those that `selective_logprobs` computes on
+    a CPU from such logits, float32 `[rows, V]`, over the temperature."""
+    shifted = logits.clone()
+    _, _, total = _shifted(shifted)
+    return shifted.gather(-1, targets[:, None]).squeeze(-1) - total.log()
 
 
 def _entropy_slope(p: Tensor, entropies: Tensor, slopes: Tensor) -> Tensor:
@@ -194,7 +212,7 @@ class _SelectiveLogprobs(torch.autograd.Function):
 
         for start in range(0, rows, chunk_size):
             part = slice(start, start + chunk_size)
-            logits = _chunk_logits(hidden[part], weight, bias, form, temperature)
+            logits = chunk_logits(hidden[part], weight, bias, form, temperature)
             if kernels is not None:
                 largest, log_total, entropies[part] = kernels.softmax_statistics(logits)
                 if top:
@@ -210,10 +228,7 @@ class _SelectiveLogprobs(torch.autograd.Function):
                 del logits  # before those of the next chunk
                 continue
 
-            largest = logits.amax(-1, keepdim=True)
-            logits -= largest
-            weights = logits.exp()
-            total = weights.sum(-1)
+            largest, weights, total = _shifted(logits)
             log_total = total.log()
 
             if top:
@@ -258,7 +273,7 @@ class _SelectiveLogprobs(torch.autograd.Function):
 
             again = None
             if number >= len(kept):
-                again = _chunk_logits(hidden[part], weight, bias, ctx.form, ctx.temperature)
+                again = chunk_logits(hidden[part], weight, bias, ctx.form, ctx.temperature)
             if ctx.kernels is not None:
                 logits = kept[number] if again is None else again
                 low = ctx.kernels.softmax_gradient(

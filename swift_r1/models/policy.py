@@ -180,14 +180,7 @@ class LogprobHead(nn.Module):
         if loaded is not None:
             self.loaded_weight = loaded.weight
             self.loaded_bias = getattr(loaded, "bias", None)
-        # By transformers' names; `check_logprobs` finds out where an architecture does something else.
-        text = config.get_text_config()
-        scale = (getattr(text, "logit_scale", None) or 1.0) / (
-            getattr(text, "logits_scaling", None) or 1.0
-        )
-        self.form = LogitForm(
-            scale, getattr(text, "final_logit_softcapping", None), placeholders(config)
-        )
+        self.form = logit_form(config)
 
     def forward(
         self,
@@ -214,6 +207,16 @@ class LogprobHead(nn.Module):
             entropy_gradient=entropy_gradient,
             squares=squares,
         )
+
+
+def logit_form(config: Any) -> LogitForm:
+    """Returns what an architecture does to its logits, by transformers' names; `check_logprobs` finds out where one does
+    something else."""
+    text = config.get_text_config()
+    scale = (getattr(text, "logit_scale", None) or 1.0) / (
+        getattr(text, "logits_scaling", None) or 1.0
+    )
+    return LogitForm(scale, getattr(text, "final_logit_softcapping", None), placeholders(config))
 
 
 class ValueHead(nn.Module):

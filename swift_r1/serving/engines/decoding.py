@@ -255,10 +255,16 @@ def shares_prompts(model: PreTrainedModel) -> bool:
 @contextmanager
 def decoding(model: PreTrainedModel, shared: bool) -> Iterator[None]:
     """Uses `decode_attention` if `shared`."""
+    with attending_by(model, _NAME if shared else None):
+        yield
+
+
+@contextmanager
+def attending_by(model: PreTrainedModel, attention: str | None) -> Iterator[None]:
+    """Uses the attention of this name; None: the model's own."""
     config = model.config.get_text_config()
     before = config._attn_implementation
-    if shared:
-        config._attn_implementation = _NAME
+    config._attn_implementation = attention or before
     try:
         yield
     finally:

@@ -150,17 +150,16 @@ class TransformersEngine:
         rows = sorted(rows, key=order)
         if not self._bytes_per_token:
             nothing = PromptWithImages((self.pad_token_id,), ())
-            self._bytes_per_token = self._read_prompts([nothing], 0)[1].cache.bytes_per_token()
+            self._bytes_per_token = self._read_prompts([nothing], 0)[1].bytes_per_token()
         wave: list[_Row] = []
         room = 0
         prompts = set[tuple[Any, ...]]()
-        shared = shares_prompts(self.model)
         for row in rows:
             request = requests[row.request]
             room = max(room, request.sampling.max_tokens)
             prompt = (request.prompt_token_ids, request.images)
             prompts.add(prompt)
-            held = len(prompts) if shared else len(wave) + 1
+            held = len(prompts) if self._shares else len(wave) + 1
             tokens = (len(wave) + 1) * room + held * lengths[row.request]
             full = tokens * self._bytes_per_token > _CACHE_BYTES
             if wave and (full or kinds[wave[0].request] != kinds[row.request]):
@@ -229,7 +228,7 @@ class TransformersEngine:
         # Only the end of a text is looked at for stop strings: a token has at least one byte.
         tail = max((len(text.encode()) for text in sampling.stop), default=0) + 8
         for step in range(longest):
-            tokens, chosen = sample(
+            tokens, chosen = self._sample(
                 logits, uniforms[rows, step], sampling, None if seen is None else seen[rows]
             )
             if seen is not None:
@@ -269,9 +268,7 @@ class TransformersEngine:
         texts = [self.tokenizer.decode(ids) for ids in written.tolist()]
         return torch.tensor([any(s in text for s in stop) for text in texts], device=written.device)
 
-    def _read_prompts(
-        self, prompts: list[PromptWithImages], room: int
-    ) -> tuple[Tensor, _DecodeState]:
+    def _read_prompts(self, prompts: list[PromptWithImages], room: int) -> tuple[Tensor, Any]:
         """Reads each different prompt once, equal ones being neighbours; gives every row the logits of its first token,
         and room for `room` tokens."""
         device = self.model.device
@@ -307,13 +304,23 @@ class TransformersEngine:
         )
         where = {prompt: number for number, prompt in enumerate(different)}
         rows = torch.tensor([where[prompt] for prompt in prompts], device=device)
-        groups = Groups(rows, shares_prompts(self.model))
+        groups = Groups(rows, self._shares)
         cache.begin(groups, room)
         return logits[rows], _DecodeState(
             cache, groups, behind[rows], attended[rows] if ragged else None
         )
 
-    def _next_logits(self, tokens: Tensor, state: _DecodeState) -> Tensor:
+    @property
+    def _shares(self) -> bool:
+        """Whether a prompt's keys are held once for all its completions."""
+        return shares_prompts(self.model)
+
+    def _sample(
+        self, logits: Tensor, uniforms: Tensor, sampling: SamplingParams, seen: Tensor | None
+    ) -> tuple[Tensor, Tensor]:
+        return sample(logits, uniforms, sampling, seen)
+
+    def _next_logits(self, tokens: Tensor, state: Any) -> Tensor:
         mask = state.advance()
         shared = state.groups.shared
         if shared:  # of four dimensions: it is taken as it is, none is made
@@ -358,6 +365,9 @@ class _DecodeState:
     groups: Groups
     positions: Tensor
     attended: Tensor | None
+
+    def bytes_per_token(self) -> int:
+        return self.cache.bytes_per_token()
 
     def select_rows(self, rows: Tensor) -> None:
         kept, of = self.groups.of[rows].unique(return_inverse=True)  # type: ignore[no-untyped-call]
