@@ -214,6 +214,11 @@ class GenerationArguments(EngineFlags):
         _VLLM,
         at_least=0,
     )
+    batch_invariant: bool = flag(
+        False,
+        "a token's numbers do not depend on what is computed beside it: without vLLM, on a CPU, engine and trainer then "
+        "have the same bits, and rollout/logp_diff is 0 (docs/why-exact.md); with vLLM, on a GPU, only its engine does so",
+    )
     async_generate: bool = flag(
         False, "generate and score the next rounds while the trainer trains (docs/async.md)"
     )
@@ -507,8 +512,22 @@ def rollout_faults(args: RlhfArguments) -> Iterator[str]:
         yield f"--off_policy_sequence_mask_delta with {otherwise} would take the change of the distribution for drift"
     if args.structured_outputs_regex is not None and not args.use_vllm:
         yield "--structured_outputs_regex needs vLLM (--use_vllm true): the trainer's own engine follows no pattern"
+    if args.batch_invariant and not args.use_vllm:
+        yield from _invariance_faults(args, otherwise)
     if args.async_generate and not args.use_vllm:
         yield "--async_generate true needs a `swift rollout` server (--use_vllm true), which generates meanwhile"
+
+
+def _invariance_faults(args: RlhfArguments, otherwise: str) -> Iterator[str]:
+    """Yields what makes log-probs of the trainer others than those of its own engine, whose bits are to be the same."""
+    if args.samples_otherwise:
+        yield f"--batch_invariant true with {otherwise}: completions have other log-probs than the policy's"
+    if args.lora_dropout:
+        yield "--batch_invariant true with --lora_dropout: the policy is trained with dropout and samples without"
+    if args.router_replay_mode == "R3":
+        yield "--batch_invariant true with --router_replay_mode R3: the trainer chooses the same experts anyway"
+    if args.quant_bits or args.train_type == "qlora":
+        yield "--batch_invariant true with 4-bit weights: bitsandbytes' products depend on what is beside a row"
 
 
 def server_faults(args: RlhfArguments, world: World) -> Iterator[str]:

@@ -49,6 +49,11 @@ class ServerArguments:
     )
     ssl_certfile: str | None = flag(None, "certificate (PEM) for HTTPS, with --ssl_keyfile")
     ssl_keyfile: str | None = flag(None, "the certificate's key (PEM)")
+    batch_invariant: bool = flag(
+        False,
+        "on a GPU: a token's numbers do not depend on what vLLM computes beside it (VLLM_BATCH_INVARIANT=1), which is "
+        "slower",
+    )
     max_pending_requests: int = flag(
         4096, "completions running or waiting; beyond that: 503", at_least=1
     )

@@ -159,6 +159,7 @@ def engine_flags(args: RlhfArguments, host: str, port: int, gpu: bool) -> list[s
         "vllm_gpu_memory_utilization": (args.vllm_gpu_memory_utilization or DEFAULT_GPU_SHARE)
         if gpu
         else None,
+        "batch_invariant": args.batch_invariant or None,
         "vllm_engine_kwargs": args.vllm_engine_kwargs
         | ({"enable_sleep_mode": True} if args.sleep_level else {}),
     }

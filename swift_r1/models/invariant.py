@@ -269,9 +269,9 @@ def _fewest_queries(width: int) -> int:
         hidden = (torch.arange(2 * _KEYS) > _KEYS + 100).expand(1, 1, -1)
 
         def attended(rows: Tensor) -> Tensor:
-            return _attend(
-                rows[None, None], key, value, hidden.expand(1, len(rows), -1), None
-            )[0, 0]
+            return _attend(rows[None, None], key, value, hidden.expand(1, len(rows), -1), None)[
+                0, 0
+            ]
 
         like = torch.empty(width, 0)
         _smallest[shape] = _checked(attended, like, _QUERIES, _SMALL_QUERIES, f"head of {width}")

@@ -191,6 +191,7 @@ class RolloutService:
             weight_version=self.machine.version,
             broken=self.machine.broken,
             can_sleep=known.can_sleep,
+            batch_invariant=known.batch_invariant,
             asleep=self.updates.sleeping.level,
             max_model_len=known.max_model_len,
             max_n=self.max_n,

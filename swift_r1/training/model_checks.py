@@ -20,9 +20,11 @@ from swift_r1.models.vision import Vision, packs_images
 from swift_r1.rollout.trajectory import TokenSequence
 from swift_r1.serving.engines.checks import narrowed, own_logprobs, tolerance
 from swift_r1.serving.engines.decoding import other_layers
+from swift_r1.serving.engines.transformers import TransformersEngine
 from swift_r1.training.backends.base import Backend
 from swift_r1.training.batching import Batching, collate, round_batch
 from swift_r1.training.micro_batches import LEAST_SAVING, SHARED, Form, Unit
+from swift_r1.wire.protocol import RolloutRequest, SamplingParams
 
 logger = logging.getLogger(__name__)
 
@@ -80,6 +82,41 @@ def check_routing(backend: Backend, mode: str) -> None:
             f"--router_replay_mode {mode}: with its own experts replayed {type(backend.model).__name__} has other "
             f"log-probs, by {difference:.3g} nats"
         )
+
+
+def check_invariance(engine: TransformersEngine, backend: Backend) -> None:
+    """Raises UsageError where the engine's log-probs of a few completions are not the trainer's to the bit, each in a
+    row of its own, or packed behind their prompts. Collective."""
+    tokens = probe_tokens(40, backend.model.config)
+    requests = [
+        RolloutRequest(
+            request_id=str(length),
+            prompt_token_ids=tuple(tokens[:length]),
+            n=2,
+            seeds=(length, 7 + length),
+            sampling=SamplingParams(max_tokens=12, ignore_eos=True),
+        )
+        for length in (3, 40)
+    ]
+    with narrowed(backend.model, engine.model), torch.no_grad():
+        outputs = engine.generate(requests, 0)
+        rows = [
+            TokenSequence.of_answer(tokens[: len(request.prompt_token_ids)], one.token_ids)
+            for request, output in zip(requests, outputs, strict=True)
+            for one in output.completions
+        ]
+        batch = round_batch(rows, rewards=[0.0] * 4)
+        own = takes_packed_rows(backend.model)
+        engines = [one for output in outputs for one in output.completions]
+        expected = torch.tensor([logp for one in engines for logp in one.logprobs])
+        for form, units in ((Form(), [(0,), (1,), (2,), (3,)]), (SHARED, [(0, 1), (2, 3)])):
+            inputs = collate(batch, units, form, backend.device, own).inputs
+            off = (backend.logprobs(inputs, 1.0).logps - expected).abs()
+            if off.any():
+                raise UsageError(
+                    f"--batch_invariant true: {type(backend.model).__name__} is not computed so: the engine has other "
+                    f"log-probs than the trainer, {int(off.count_nonzero())} of {len(off)}, by up to {off.max():.2g}"
+                )
 
 
 def head_states(critic: Backend, inputs: ModelInputs) -> Tensor:

@@ -21,6 +21,7 @@ from swift_r1.errors import ServerUnreachable, UsageError
 from swift_r1.flags import Plan, RlhfArguments
 from swift_r1.flags.data import image_faults
 from swift_r1.flags.fields import flag_specs
+from swift_r1.models import invariant
 from swift_r1.models.loading import (
     Quantization,
     end_tokens,
@@ -48,6 +49,7 @@ from swift_r1.runtime.ranks import Ranks
 from swift_r1.runtime.stopping import StopRequest, Watchdog
 from swift_r1.serving.engines.checks import check_engine
 from swift_r1.serving.engines.decoding import check_layers
+from swift_r1.serving.engines.invariant import InvariantEngine
 from swift_r1.serving.engines.transformers import TransformersEngine
 from swift_r1.sync.transport import HTTP
 from swift_r1.sync.writer import WeightWriter, saved_token
@@ -55,7 +57,7 @@ from swift_r1.training.backends import open_backend
 from swift_r1.training.backends.base import Backend, ReferencePolicy
 from swift_r1.training.checkpoint.state import RunState, seed_everything
 from swift_r1.training.checkpoint.upload import HubFlags, Uploader
-from swift_r1.training.model_checks import check_logprobs, check_routing
+from swift_r1.training.model_checks import check_invariance, check_logprobs, check_routing
 from swift_r1.training.optimizer import LearningRate
 from swift_r1.training.ppo import TrainedCritic
 from swift_r1.training.recorded import NothingGenerated
@@ -139,8 +141,20 @@ def open_policy(context: Context, images: bool = False) -> Backend:
         )
 
     _check_images(args, images)
+    if args.batch_invariant and args.generates and not args.use_vllm:
+        if ranks.device.type != "cpu":
+            raise UsageError(
+                "--batch_invariant true: trainer and embedded engine compute so on a CPU alone; on a GPU vLLM does "
+                "(--use_vllm true)"
+            )
+        context.cleanup.enter_context(invariant.invariant_forward())
     seed_everything(args.seed)
     backend = open_backend(args, args.model, load, args.peak_learning_rate, ranks, Policy)
+    if invariant.is_on() and backend.partitioned and args.takes_adapters:
+        raise UsageError(
+            f"--batch_invariant true with --train_type {args.train_type} under ZeRO-3 or FSDP2: the engine's copy has "
+            "adapters merged, which rounds otherwise: use ZeRO-2, or no --deepspeed"
+        )
     check_logprobs(backend)
     if args.router_replay_mode != "disabled":
         check_routing(backend, args.router_replay_mode)
@@ -348,8 +362,11 @@ def open_rollouts(
         return NothingGenerated()
     if not args.use_vllm:
         pad = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else ends[0]
-        engine = TransformersEngine(backend.generation_model(), tokenizer, ends, pad, vision)
+        kind = InvariantEngine if args.batch_invariant else TransformersEngine
+        engine = kind(backend.generation_model(), tokenizer, ends, pad, vision)
         check_engine(engine)
+        if args.batch_invariant:
+            check_invariance(engine, backend)
         return EmbeddedRollouts(engine, backend, ranks)
     pool = None
     limits = None
@@ -365,6 +382,7 @@ def open_rollouts(
             longest,
             max(groups),
             args.router_replay_mode == "R3",
+            args.batch_invariant,
         )
         compare = {"true": True, "false": False, "auto": None}[args.weight_delta]
         transport = HTTP if compare else args.weight_transport

@@ -221,6 +221,9 @@ class ServerInfo(Wire):
     nccl_workers: int  # processes that take weights over NCCL, 0 without a GPU
     gpu: str | None = None  # of an engine with one; it takes weights in its memory
     can_sleep: bool = False
+    batch_invariant: bool = (
+        False  # its numbers for a token do not depend on what it computes beside it
+    )
     asleep: int = 0  # sleep level of the engine
     turns: TurnFlags = TurnFlags()
 

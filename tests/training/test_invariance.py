@@ -7,7 +7,6 @@ import random
 import pytest
 import torch
 
-from swift_r1.errors import UsageError
 from swift_r1.models import invariant
 from swift_r1.models.attention import takes_packed_rows
 from swift_r1.models.loading import load_model

@@ -98,6 +98,7 @@ class Expected:
     max_tokens: int | None
     completions: int = 1
     routes: bool = False
+    batch_invariant: bool = False  # `--batch_invariant`
 
     def fault(self, info: ServerInfo) -> str | None:
         """Why the server cannot serve this run at all."""
@@ -110,6 +111,11 @@ class Expected:
             return (
                 "the rollout server does not tell which experts it chooses (--router_replay_mode R3): start it with "
                 """--vllm_engine_kwargs '{"enable_return_routed_experts": true}', which vLLM takes on a GPU"""
+            )
+        if self.batch_invariant and not info.batch_invariant:
+            return (
+                "--batch_invariant true: the rollout server does not compute so: start it with --batch_invariant true, on "
+                "a GPU"
             )
         if info.tokenizer_hash == self.tokenizer_hash and info.vocab_size == self.vocab_size:
             return None

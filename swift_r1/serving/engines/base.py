@@ -38,6 +38,7 @@ class EngineInfo:
     nccl_workers: int = 0
     gpu: str | None = None  # where it has one: in memory of it weights can come
     can_sleep: bool = False
+    batch_invariant: bool = False  # numbers for a token do not depend on what is computed beside it
     max_images: int = 0  # of a prompt
     placeholders: frozenset[int] = frozenset()  # tokens that stand for a part of an image
     routes: bool = False  # it can tell which experts it chooses

@@ -24,7 +24,13 @@ from swift_r1.serving.engines.decoding import (
     uniform_streams,
 )
 from swift_r1.serving.engines.routes import WaveRoutes
-from swift_r1.wire.protocol import Completion, FinishReason, RolloutOutput, RolloutRequest
+from swift_r1.wire.protocol import (
+    Completion,
+    FinishReason,
+    RolloutOutput,
+    RolloutRequest,
+    SamplingParams,
+)
 
 _CACHE_BYTES = 2 * 2**30
 _COMPACT_BELOW = 0.75

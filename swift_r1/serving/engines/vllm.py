@@ -89,6 +89,7 @@ class VllmEngine:
             else 0,
             gpu=_gpu() if parallel.world_size == 1 else None,
             can_sleep=config.enable_sleep_mode,
+            batch_invariant=_batch_invariant(),
             max_images=_max_images(config),
             placeholders=frozenset(self._never),
             routes=llm.vllm_config.aux_output_config.enable_return_routed_experts,
@@ -358,6 +359,13 @@ class VllmEngine:
 def _max_images(config: Any) -> int:
     limits = config.multimodal_config
     return 0 if limits is None else int(limits.get_limit_per_prompt("image"))
+
+
+def _batch_invariant() -> bool:
+    """Says whether vLLM's kernels give a token the same bits whatever is beside it: those for a CPU never do."""
+    from vllm.platforms import current_platform
+
+    return bool(vllm.envs.VLLM_BATCH_INVARIANT) and not current_platform.is_cpu()
 
 
 def _gpu() -> str | None:

@@ -48,6 +48,7 @@ _VIDEO_PROCESSORS = {"smolvlm"}
 """Families whose processor reads videos too, by torchvision, and whose class in vLLM needs none."""
 _WORKER = "swift_r1.serving.engines.vllm_worker.SwiftWorker"
 _CPU_BINDING = "VLLM_CPU_OMP_THREADS_BIND"
+_BATCH_INVARIANT = "VLLM_BATCH_INVARIANT"
 _DEVICES = "CUDA_VISIBLE_DEVICES"
 
 
@@ -77,6 +78,13 @@ def start_vllm(config: RolloutArguments, model_bytes: int) -> InferenceEngine:
     if not has_gpu and other_layers(known.get_text_config()):
         # Of layers that keep a state vLLM caches prefixes only where it reads prompts in steps (see below).
         config = replace(config, vllm_enable_prefix_caching=False)
+    if config.batch_invariant:
+        if not has_gpu:
+            raise UsageError(
+                "--batch_invariant true: vLLM computes so on a GPU alone; on a CPU the embedded engine does (--use_vllm "
+                "false)"
+            )
+        os.environ[_BATCH_INVARIANT] = "1"
     arguments = engine_arguments(config, has_gpu)
     if not has_gpu and known.model_type in _BF16_ON_A_CPU and arguments["dtype"] != "bfloat16":
         raise UsageError(

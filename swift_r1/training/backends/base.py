@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
+from swift_r1.models import invariant
+from swift_r1.models.block_functions import use_block_functions
 from swift_r1.models.logprobs import TokenLogprobs
 from swift_r1.models.lora import adapters_off
 from swift_r1.models.merging import plain_like
@@ -109,6 +111,8 @@ class Backend(ABC):
             return self.model
         if self._copy_for_generation is None:
             self._copy_for_generation = plain_like(self.model)
+            if invariant.is_on():  # norms and MLPs must round as the trainer's do
+                use_block_functions(self._copy_for_generation)
         targets = {weight.name: weight.base for weight in policy_weights(self._copy_for_generation)}
         for bucket in weight_groups(policy_weights(self.model)):
             with self.gathered(parameters_of(bucket)), torch.no_grad():
