@@ -6,14 +6,14 @@ by the places that the keys have in their own sequence, and functions whose last
 than the others (torch's vectors and what is left over) get numbers enough that none are left over. Norms and softmaxes
 add up a row by its width alone as they are.
 
-What is built on is checked on this machine for each shape of a weight when it is first met: that all places of a tile
-give the same bits, and that a small tile gives those of a large one.
+What this builds on is checked on this machine for each shape of a weight when it is first met: all places of a tile
+give the same bits, and small tiles are taken only where they give those of the largest.
 """
 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
@@ -25,19 +25,17 @@ from torch.nn.functional import pad
 
 from swift_r1.errors import UsageError
 
-_TILE = 64  # rows of a product
-_SMALL_TILE = 16  # for so few rows or fewer, where it gives the same bits
+_TILES = (256, 64, 32, 16)  # rows of a product
 _GRAIN = 32768  # numbers below which torch computes a function of each on one thread (`at::internal::GRAIN_SIZE`)
 _UNROLLED = 64  # numbers that such a function takes at a time at most, in any dtype
 _KEYS = 512  # that torch's attention on a CPU takes at a time
-_QUERIES = 32  # that it takes at a time where there are fewer than `_MOST_QUERIES`
-_SMALL_QUERIES = 8
+_QUERIES = (32, 8)  # that it takes at a time, where there are no more than `_MOST_QUERIES`
 _MOST_QUERIES = 160
 _CPU = torch._C.DispatchKeySet(torch._C.DispatchKey.CPU)
 
 _libraries: list[Library] = []
-_smallest: dict[tuple[Any, ...], int] = {}
-"""Rows of the smallest tile that may be taken, by what was checked."""
+_tiles: dict[tuple[Any, ...], tuple[int, ...]] = {}
+"""Rows of the tiles that give the same bits, by what was checked."""
 
 
 def is_on() -> bool:
@@ -117,17 +115,19 @@ def _product(rows: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor
     if not rows.shape[1]:
         return out.copy_(bias) if bias is not None else out.zero_()
     rows = rows.contiguous()
-    smallest = _smallest_tile(weight, bias)
-    for start in range(0, count, _TILE):
-        tile = rows[start : start + _TILE]
-        there = len(tile)
-        size = smallest if there <= smallest else _TILE
-        if there == size:
+    tiles = _tiles_of(weight, bias)
+    start = 0
+    while start < count:
+        left = count - start
+        size = next((one for one in tiles if one <= left), tiles[-1])
+        tile = rows[start : start + size]
+        if size <= left:
             _multiply(tile, weight, bias, out[start : start + size])
-            continue
-        whole = out.new_empty(size, weight.shape[1])
-        _multiply(pad(tile, (0, 0, 0, size - there)), weight, bias, whole)
-        out[start:] = whole[:there]
+        else:
+            whole = out.new_empty(size, weight.shape[1])
+            _multiply(pad(tile, (0, 0, 0, size - left)), weight, bias, whole)
+            out[start:] = whole[:left]
+        start += size
     return out
 
 
@@ -138,38 +138,44 @@ def _multiply(tile: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor) ->
         torch.ops.aten.addmm.out(bias, tile, weight, out=out)
 
 
-def _smallest_tile(weight: Tensor, bias: Tensor | None) -> int:
-    """Returns how many rows the smallest tile may have, of products with such a weight. Raises UsageError where a
-    row's place in a tile matters."""
+def _tiles_of(weight: Tensor, bias: Tensor | None) -> tuple[int, ...]:
+    """Returns how many rows a tile of a product with such a weight may have. Raises as `_agreeing`."""
     threads = torch.get_num_threads()
     shape = (*weight.shape, weight.stride(0) == 1, weight.dtype, bias is None, threads)
-    if shape not in _smallest:
+    if shape not in _tiles:
 
         def product(rows: Tensor) -> Tensor:
             out = rows.new_empty(len(rows), weight.shape[1])
             _multiply(rows, weight, bias, out)
             return out
 
-        _smallest[shape] = _checked(
-            product, weight, _TILE, _SMALL_TILE, f"{weight.shape[0]} by {weight.shape[1]} weight"
-        )
-    return _smallest[shape]
+        what = f"weight of {weight.shape[0]} by {weight.shape[1]}"
+        _tiles[shape] = _agreeing(product, _TILES, weight.shape[0], weight.dtype, what)
+    return _tiles[shape]
 
 
-def _checked(
-    compute: Callable[[Tensor], Tensor], like: Tensor, size: int, small: int, what: str
-) -> int:
-    """Returns `small` where tiles of so many rows give the same bits as those of `size`, else `size`."""
+def _agreeing(
+    compute: Callable[[Tensor], Tensor],
+    sizes: Sequence[int],
+    width: int,
+    dtype: torch.dtype,
+    what: str,
+) -> tuple[int, ...]:
+    """Returns the sizes of tiles, the largest of which is first, that give the same bits. Raises UsageError where a
+    row's place in it matters."""
     generator = torch.Generator().manual_seed(0)
-    rows = torch.randn(size, like.shape[0], generator=generator).to(like.dtype)
-    for one in rows[:2]:
-        alike = compute(one.expand_as(rows).contiguous())
-        if not torch.equal(alike, alike[:1].expand_as(alike)):
-            raise UsageError(
-                f"--batch_invariant true: on this machine a row's place changes its product with a {what}"
-            )
-    parts = torch.cat([compute(part.contiguous()) for part in rows.split(small)])
-    return small if torch.equal(parts, compute(rows)) else size
+    rows = torch.randn(sizes[0], width, generator=generator).to(dtype)
+    alike = compute(rows[:1].repeat(sizes[0], 1))
+    if not torch.equal(alike, alike[:1].expand_as(alike)):
+        raise UsageError(
+            f"--batch_invariant true: on this machine a row's place changes what a {what} makes of it"
+        )
+    whole = compute(rows)
+    return tuple(
+        size
+        for size in sizes
+        if torch.equal(torch.cat([compute(part) for part in rows.split(size)]), whole)
+    )
 
 
 def _of_each(own: Callable[..., Tensor], numbers: Tensor, *args: Any, **kwargs: Any) -> Tensor:
@@ -221,16 +227,19 @@ def attention(
     ratio = query.shape[2] // shared
     # The query heads that share a key head follow one another, token by token.
     rows = query.unflatten(2, (shared, ratio)).permute(0, 2, 1, 3, 4).flatten(2, 3).float()
+    key = key.float()
+    value = value.float()
     behind = whole_blocks(key.shape[2]) - key.shape[2]
-    key, value = (pad(states.float(), (0, 0, 0, behind)) for states in (key, value))
+    if behind:
+        key, value = (pad(states, (0, 0, 0, behind)) for states in (key, value))
     at = places.repeat_interleave(ratio, 1)
-    smallest = _fewest_queries(rows.shape[-1])
+    tiles = _query_tiles(rows.shape[-1])
     parts = []
     for start in range(0, rows.shape[2], _MOST_QUERIES):
         part = rows[:, :, start : start + _MOST_QUERIES]
         own = at[:, start : start + _MOST_QUERIES]
         there = part.shape[2]
-        more = -there % (smallest if there <= smallest else _QUERIES)
+        more = -there % (tiles[-1] if there <= tiles[-1] else tiles[0])
         part = pad(part, (0, 0, 0, more))
         own = torch.cat([own, own[:, -1:].expand(-1, more)], 1)
         first = 0 if window is None else max(0, int(own.min()) - window + 1) // _KEYS * _KEYS
@@ -260,19 +269,18 @@ def _attend(
     return out
 
 
-def _fewest_queries(width: int) -> int:
-    """Returns how many queries of heads so wide may be computed together at the least."""
+def _query_tiles(width: int) -> tuple[int, ...]:
+    """Returns how many queries of heads so wide may be computed together. Raises as `_agreeing`."""
     shape = ("attention", width)
-    if shape not in _smallest:
+    if shape not in _tiles:
         generator = torch.Generator().manual_seed(1)
         key, value = torch.randn(2, 1, 1, 2 * _KEYS, width, generator=generator)
         hidden = (torch.arange(2 * _KEYS) > _KEYS + 100).expand(1, 1, -1)
 
         def attended(rows: Tensor) -> Tensor:
-            return _attend(rows[None, None], key, value, hidden.expand(1, len(rows), -1), None)[
-                0, 0
-            ]
+            seen = hidden.expand(1, len(rows), -1)
+            return _attend(rows[None, None], key, value, seen, None)[0, 0]
 
-        like = torch.empty(width, 0)
-        _smallest[shape] = _checked(attended, like, _QUERIES, _SMALL_QUERIES, f"head of {width}")
-    return _smallest[shape]
+        what = f"head of {width}"
+        _tiles[shape] = _agreeing(attended, _QUERIES, width, torch.float32, what)
+    return _tiles[shape]
