@@ -7,6 +7,7 @@ import random
 import pytest
 import torch
 
+from swift_r1.errors import UsageError
 from swift_r1.models import invariant
 from swift_r1.models.attention import takes_packed_rows
 from swift_r1.models.loading import load_model
@@ -17,6 +18,7 @@ from swift_r1.training import prefixes
 from swift_r1.training.backends.local import LocalBackend
 from swift_r1.training.batching import collate, round_batch
 from swift_r1.training.micro_batches import SHARED, Form
+from swift_r1.training.model_checks import check_invariance
 from swift_r1.training.optimizer import OptimizerConfig
 from swift_r1.wire.protocol import RolloutRequest, SamplingParams
 from tests.families import FAMILIES, save_family
@@ -99,13 +101,36 @@ def compared(backend, engine, seed, rounds):
     return found
 
 
-@pytest.mark.parametrize("family", PROVEN)
-def test_engine_and_trainer_agree_to_the_bit(family, tmp_path, monkeypatch):
+@pytest.mark.parametrize(
+    "family",
+    [
+        name if name in ("mistral", "qwen3_moe") else pytest.param(name, marks=pytest.mark.long)
+        for name in PROVEN
+    ],
+)
+@pytest.mark.parametrize("dtype", ["float32", pytest.param("bfloat16", marks=pytest.mark.long)])
+def test_engine_and_trainer_agree_to_the_bit(family, dtype, tmp_path, monkeypatch):
     monkeypatch.setattr(prefixes, "LEAST", 2)
-    backend = backend_of(save_family(tmp_path, family))
+    backend = backend_of(save_family(tmp_path, family), dtype)
     with invariant.invariant_forward():
         engine = InvariantEngine(backend.model, None, (2,), 0)
+        check_invariance(engine, backend)
         assert compared(backend, engine, 0, 2) == 0
-    if family == "qwen2":  # else this proves nothing
+    if family == "mistral":  # else this proves nothing
         engine = TransformersEngine(backend.model, None, (2,), 0)
         assert compared(backend, engine, 0, 1) > 0
+        with pytest.raises(UsageError, match="MistralForCausalLM is not computed so: the engine"):
+            check_invariance(engine, backend)
+
+
+@pytest.mark.parametrize(
+    "family",
+    [
+        "gemma2",
+        *(pytest.param(one, marks=pytest.mark.long) for one in sorted(REFUSED - {"gemma2"})),
+    ],
+)
+def test_other_families_are_refused(family, tmp_path):
+    backend = backend_of(save_family(tmp_path, family))
+    with pytest.raises(UsageError, match="of another kind than those that are proven"):
+        InvariantEngine(backend.model, None, (2,), 0)
