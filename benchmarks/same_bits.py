@@ -1,7 +1,7 @@
-"""What `--batch_invariant true` costs on a CPU: seconds of a round's completions, of its log-probs and of a training step,
-with the flag and without, in turns.
+"""What `--batch_invariant true` costs on a CPU: processor seconds of a round's completions, of its log-probs and of a
+training step without the optimizer, with the flag and without, in turns.
 
-    python benchmarks/same_bits.py [--layers 6] [--times 3]
+    OMP_NUM_THREADS=1 python benchmarks/same_bits.py [--layers 6] [--times 3]
 
 A random Llama in float32 as wide as SmolLM2-135M; 8 prompts of 100 tokens with 4 completions of 64 each.
 """
@@ -68,9 +68,9 @@ def round_of(backend: LocalBackend, same_bits: bool) -> list[float]:
         for number in range(PROMPTS)
     ]
     with invariant_forward() if same_bits else nullcontext():
-        start = time.perf_counter()
+        start = time.process_time()
         outputs = engine.generate(requests, 0)
-        seconds = [time.perf_counter() - start]
+        seconds = [time.process_time() - start]
 
         rows = [
             TokenSequence.of_answer(request.prompt_token_ids, one.token_ids)
@@ -80,14 +80,14 @@ def round_of(backend: LocalBackend, same_bits: bool) -> list[float]:
         batch = round_batch(rows, [0.0] * len(rows))
         groups = [tuple(range(first, first + GROUP)) for first in range(0, len(rows), GROUP)]
         for grad in (False, True):
-            start = time.perf_counter()
+            start = time.process_time()
             for group in groups:
                 inputs = collate(batch, [group], SHARED, backend.device, True).inputs
                 with torch.set_grad_enabled(grad):
                     logps = backend.logprobs(inputs, 1.0).logps
                 if grad:
                     logps.sum().backward()
-            seconds.append(time.perf_counter() - start)
+            seconds.append(time.process_time() - start)
     return seconds
 
 

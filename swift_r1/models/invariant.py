@@ -46,7 +46,8 @@ def is_on() -> bool:
 @contextmanager
 def invariant_forward() -> Iterator[None]:
     """Computes forward passes on a CPU so while it is open, in the whole process."""
-    library = Library("aten", "IMPL")
+    # torch has no types here
+    library: Any = Library("aten", "IMPL")  # type: ignore[no-untyped-call]
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "(?s).*Overriding a previously registered kernel")
         for name, ours in _FUNCTIONS.items():
@@ -174,7 +175,7 @@ def _agreeing(
     return tuple(
         size
         for size in sizes
-        if torch.equal(torch.cat([compute(part) for part in rows.split(size)]), whole)
+        if torch.equal(torch.cat([compute(part) for part in torch.split(rows, size)]), whole)
     )
 
 
@@ -226,7 +227,8 @@ def attention(
     shared = key.shape[1]
     ratio = query.shape[2] // shared
     # The query heads that share a key head follow one another, token by token.
-    rows = query.unflatten(2, (shared, ratio)).permute(0, 2, 1, 3, 4).flatten(2, 3).float()
+    heads = torch.unflatten(query, 2, (shared, ratio)).permute(0, 2, 1, 3, 4)
+    rows = heads.flatten(2, 3).float()
     key = key.float()
     value = value.float()
     behind = whole_blocks(key.shape[2]) - key.shape[2]
@@ -250,7 +252,7 @@ def attention(
             hidden |= columns <= own[..., None] - window
         out = _attend(part, key[:, :, first:last], value[:, :, first:last], hidden, scaling)
         parts.append(out[:, :, :there])
-    out = torch.cat(parts, 2).unflatten(2, (-1, ratio)).permute(0, 2, 1, 3, 4)
+    out = torch.unflatten(torch.cat(parts, 2), 2, (-1, ratio)).permute(0, 2, 1, 3, 4)
     return out.flatten(2, 3).to(query.dtype)
 
 

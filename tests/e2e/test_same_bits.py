@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from tests.families import save_family
@@ -12,6 +14,14 @@ ROUNDS = {
     "num_iterations": 1,
     "learning_rate": 1e-2,
     "max_completion_length": 24,
+}
+TURNS = {
+    "processes": 1,
+    "external_plugins": Path(__file__).parent / "turns_plugin.py",
+    "dataset": "starts#50",
+    "reward_funcs": "seen",
+    "multi_turn_scheduler": "again",
+    "max_turns": 4,
 }
 
 
@@ -40,12 +50,18 @@ def test_log_probs_differ_by_nothing(rlhf, tmp_path):
         {"sequence_parallel_size": 2},
         {"processes": 1, "torch_dtype": "bfloat16", "gradient_checkpointing": "true"},
         {"train_type": "lora", "target_modules": ["q_proj", "v_proj"]},
+        TURNS,
     ],
-    ids=["zero2", "zero3", "fsdp2", "sequence", "bfloat16", "lora"],
+    ids=["zero2", "zero3", "fsdp2", "sequence", "bfloat16", "lora", "turns"],
 )
 def test_however_it_is_trained(rlhf, tmp_path, family, flags):
     model = save_family(tmp_path / "model", family)
-    run = rlhf(model, **{"processes": 2, "batch_invariant": "true", "beta": 0.1} | ROUNDS | flags)
+    run = rlhf(
+        model,
+        **{"processes": 2, "batch_invariant": "true", "beta": 0.1, "share_prompt": "true"}
+        | ROUNDS
+        | flags,
+    )
     assert differences(run) == [0.0] * 3
 
 

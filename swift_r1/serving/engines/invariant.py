@@ -117,7 +117,11 @@ class PlacedLayer(CacheLayerMixin):  # type: ignore[no-untyped-call] # its __ini
 
     keys: Tensor
     values: Tensor
-    ends: Tensor | None = None
+    ends: Tensor | None
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call] # transformers has no types here
+        self.ends = None
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
         self.keys = key_states
