@@ -23,6 +23,7 @@ from transformers.cache_utils import (
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
 
 from swift_r1.errors import UsageError
+from swift_r1.models import invariant
 from swift_r1.models.attention import INDEXED
 from swift_r1.wire.protocol import SamplingParams
 
@@ -293,13 +294,14 @@ def packed_weights(model: nn.Module, rows: int) -> Iterator[None]:
 
 def _packs(layer: nn.Linear) -> bool:
     """Says whether a layer can have a copy of its weight: on a CPU, in a dtype that oneDNN multiplies there, and without
-    a function of its own in its place."""
+    a function of its own in its place; not where the trainer's products are to have the same bits."""
     dtype = layer.weight.dtype
     multiplies = dtype == torch.float32 or (
         dtype == torch.bfloat16 and torch.ops.mkldnn._is_mkldnn_bf16_supported()
     )
     on_cpu = layer.weight.device.type == "cpu" and torch._C._has_mkldnn
-    return on_cpu and multiplies and "forward" not in layer.__dict__
+    free = "forward" not in layer.__dict__ and not invariant.is_on()
+    return on_cpu and multiplies and free
 
 
 def _times_packed(weight: Tensor, bias: Tensor | None, rows: Tensor) -> Tensor:
