@@ -70,6 +70,7 @@ def test_however_it_is_trained(rlhf, tmp_path, family, flags):
     [
         ("qwen2", {"top_p": 0.9}, "completions have other log-probs than the policy's"),
         ("qwen2", {"train_type": "lora", "lora_dropout": 0.1}, "trained with dropout and samples"),
+        ("qwen3_moe", {"router_replay_mode": "R3"}, "chooses the same experts anyway"),
         ("gemma2", {}, "Gemma2ForCausalLM has layers or attention of another kind"),
     ],
 )

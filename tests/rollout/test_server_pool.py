@@ -505,3 +505,13 @@ def test_a_server_whose_restoring_breaks_is_given_up(caplog: pytest.LogCaptureFi
     assert "Traceback" in caplog.text
     with pytest.raises(SwiftError, match="on purpose"):
         health.check_any()
+
+
+def test_a_server_whose_numbers_depend_on_its_batch_is_refused() -> None:
+    """Where `--batch_invariant` asks for one whose do not."""
+    _, plain = info("http://a")
+    _, invariant = info("http://a", batch_invariant=True)
+    wanted = Expected(
+        plain.model, plain.tokenizer_hash, plain.vocab_size, None, batch_invariant=True
+    )
+    assert "does not compute so" in str(wanted.fault(plain)) and wanted.fault(invariant) is None
