@@ -116,7 +116,7 @@ def memory_of(processes: list[psutil.Process]) -> float:
 
 
 def inside() -> list[psutil.Process]:
-    """Returns the first process inside, the rootfs, the keepers and all that is in sandboxes."""
+    """Returns the first process inside, the rootfs, the supervisors and all that is in sandboxes."""
     first = psutil.Process(sandbox._machine()._inner.pid)
     return [first, *first.children(recursive=True)]
 
@@ -179,18 +179,18 @@ def kill_one(random_: random.Random) -> str:
     """Opens a sandbox, lets it work, and kills something of it in the middle. Returns what."""
     before = parents()
     box = open_local(SPEC)
-    # the keeper has a parent that was there before; its first child is the sandbox's first process
+    # the supervisor has a parent that was there before; its first child is the sandbox's first process
     mine = {pid: above for pid, above in parents().items() if pid not in before}
-    keeper = next(pid for pid, above in mine.items() if above in before)
-    first = next(pid for pid, above in mine.items() if above == keeper)
+    supervisor = next(pid for pid, above in mine.items() if above in before)
+    first = next(pid for pid, above in mine.items() if above == supervisor)
     working = threading.Thread(target=work_until_killed, args=(box,), daemon=True)
     working.start()
     time.sleep(random_.random() * 0.1)
-    way = random_.choice(("keeper", "first process", "any process", "closed"))
+    way = random_.choice(("supervisor", "first process", "any process", "closed"))
     mine = {pid: above for pid, above in parents().items() if pid not in before}
     with contextlib.suppress(ProcessLookupError):
-        if way == "keeper":
-            os.kill(keeper, signal.SIGKILL)
+        if way == "supervisor":
+            os.kill(supervisor, signal.SIGKILL)
         elif way == "first process":
             os.kill(first, signal.SIGKILL)
         elif way == "any process":

@@ -6,6 +6,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path, PurePosixPath
 from typing import Any, ClassVar, Self
 
@@ -78,7 +79,7 @@ class RlhfArguments(
     given: frozenset[str] = field(default=frozenset(), compare=False)
     """The flags that the user set."""
 
-    @property
+    @cached_property
     def tasks(self) -> Sequence[Task]:
         """What prompts are asked and judged alike, each with the run's flags and its own. Raises UsageError: `--mixture`
         cannot be read."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
-from types import TracebackType
 
 from swift_r1.workers.sandbox.start import SandboxError
 
@@ -120,10 +119,5 @@ class StatefulSandbox(ABC):
     def __enter__(self) -> StatefulSandbox:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()

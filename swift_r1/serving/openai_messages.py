@@ -10,7 +10,15 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    field_validator,
+    model_validator,
+)
 
 from swift_r1.data.prompt_templates import (
     check_arguments,
@@ -59,20 +67,18 @@ class ImagePart(OpenAIModel):
     image_url: ImageUrl
 
 
-# clients add to what the model said (`parsed_arguments`, `index`)
-_SENT_BACK = ConfigDict(extra="ignore")
+class SentBack(OpenAIModel):
+    """What the model said, as a client sends it back: clients add to it (`parsed_arguments`, `index`)."""
+
+    model_config = ConfigDict(extra="ignore")
 
 
-class CalledFunction(OpenAIModel):
-    model_config = _SENT_BACK
-
+class CalledFunction(SentBack):
     name: Text
     arguments: Text
 
 
-class MessageToolCall(OpenAIModel):
-    model_config = _SENT_BACK
-
+class MessageToolCall(SentBack):
     id: Text
     type: Literal["function"] = "function"
     function: CalledFunction
@@ -149,6 +155,18 @@ class ChatMessage(OpenAIModel):
             if value is not None:
                 message[name] = value
         return message
+
+
+def in_parts(kind: str) -> BeforeValidator:
+    """Returns what lets a text stand for a list with one part of this type."""
+    return BeforeValidator(
+        lambda content: [{"type": kind, "text": content}] if isinstance(content, str) else content
+    )
+
+
+def text_in(parts: Sequence[Any]) -> str:
+    """Returns the texts of parts without anything between."""
+    return "".join(part.text for part in parts)
 
 
 def _is_image(part: Any) -> bool:

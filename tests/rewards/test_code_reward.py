@@ -158,7 +158,7 @@ def test_a_sandbox_that_is_killed_is_no_verdict_and_comes_back(code: CodeReward)
             code, [fenced("while True: pass")], verification_info=[scripts(("", "1"))]
         )
         deadline = time.monotonic() + 20
-        while len(first.children(recursive=True)) < 3:  # two keepers, and the program
+        while len(first.children(recursive=True)) < 3:  # two supervisors, and the program
             assert time.monotonic() < deadline
         first.kill()
         with pytest.raises(SandboxError, match="broke"):

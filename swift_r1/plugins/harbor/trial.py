@@ -10,7 +10,6 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from types import TracebackType
 from typing import Self
 
 from swift_r1.plugins.harbor.folder import HarborTask
@@ -88,12 +87,7 @@ class TaskTrial:
             raise
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._box.close()
 
     def command(self, command: str, seconds: float = _LONGEST_S) -> ExecResult:

@@ -1,4 +1,4 @@
-"""What a child of the keeper becomes: a process of the sandbox, with its limits and without a right outside of it."""
+"""What a child of the supervisor becomes: a process of the sandbox, with its limits and without a right outside of it."""
 
 from __future__ import annotations
 

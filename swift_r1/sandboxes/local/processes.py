@@ -61,10 +61,10 @@ class Processes:
         return [one for one in self._found() if one.identity.pid != _INIT]
 
     def seconds(self) -> float:
-        """Returns the processor time of those that run, of all that they waited for, and of the keeper, which reads what
-        they print, with its own children."""
-        keeper = (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)
-        ended = sum(sum(resource.getrusage(whose)[:2]) for whose in keeper)
+        """Returns the processor time of those that run, of all that they waited for, and of the supervisor, which reads
+        what they print, with its own children."""
+        supervisor = (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)
+        ended = sum(sum(resource.getrusage(whose)[:2]) for whose in supervisor)
         return ended + sum(one.seconds for one in self._found())
 
     def memory(self, processes: Iterable[Process]) -> int:

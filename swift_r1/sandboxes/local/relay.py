@@ -1,6 +1,6 @@
 """The way out of a sandbox to one proxy.
 
-A sandbox's network is a loopback of its own. Its keeper listens there and hands the listening socket out; whoever
+A sandbox's network is a loopback of its own. Its supervisor listens there and hands the listening socket out; whoever
 connects to it inside is joined, outside, with the proxy. So nothing else is in reach, whatever a command asks for.
 """
 
@@ -11,7 +11,7 @@ import contextlib
 import socket
 import threading
 
-from swift_r1.sandboxes.local.keeper import PROXY_PORT
+from swift_r1.sandboxes.local.supervisor import PROXY_PORT
 
 _READ_BYTES = 1 << 16
 _CONNECT_SECONDS = 30.0

@@ -95,7 +95,7 @@ def make_rootfs(image: str, tree: int | None) -> tuple[str, ...]:
     _make_devices(new + "/dev")
     kernel.enter_root(new)
     kernel.seal_mounts("/")
-    kernel.unseal_mount("/proc")  # keepers write maps of users there
+    kernel.unseal_mount("/proc")  # supervisors write maps of users there
     return tuple(shown)
 
 

@@ -24,7 +24,7 @@ from swift_r1.sandboxes.base import (
     StatefulSandbox,
     proxy_address,
 )
-from swift_r1.sandboxes.local import frames, keeper, rootfs
+from swift_r1.sandboxes.local import frames, rootfs, supervisor
 from swift_r1.sandboxes.local.images import Image, check_layer, find_image, is_compressed
 from swift_r1.sandboxes.local.relay import VARIABLES, Relay
 from swift_r1.workers.sandbox import kernel
@@ -42,7 +42,7 @@ class LocalSandbox(StatefulSandbox):
     """A sandbox in namespaces of this machine; it ends with this process.
 
     Args:
-        line: to its keeper.
+        line: to its supervisor.
     """
 
     def __init__(self, line: socket.socket, spec: SandboxSpec) -> None:
@@ -135,7 +135,7 @@ class _Machine:
     """The first process inside, and its rootfs."""
 
     def __init__(self) -> None:
-        self._inner = InnerPython(keeper.__name__)
+        self._inner = InnerPython(supervisor.__name__)
         self._alone = threading.Lock()
         self._rootfs: dict[str, _RootfsProcess] = {}
         try:
@@ -266,7 +266,7 @@ def _answer(line: socket.socket, seconds: float) -> frames.Frame:
     line.settimeout(seconds)
     answer = frames.receive(line)
     if answer is None:
-        raise SandboxError("the sandbox broke: its keeper ended")
+        raise SandboxError("the sandbox broke: its supervisor ended")
     if "over" in answer.header:
         raise SandboxOver(f"the sandbox is over: {answer.header['over']}")
     if "error" in answer.header:
@@ -275,7 +275,7 @@ def _answer(line: socket.socket, seconds: float) -> frames.Frame:
 
 
 def _hang_up(line: socket.socket, ends: ExitStack, owner: int) -> None:
-    """Ends the sandbox, and waits until its keeper has; does not in a fork of the process that has opened it."""
+    """Ends the sandbox, and waits until its supervisor has; does not in a fork of the process that has opened it."""
     if os.getpid() != owner:
         return
     with ends, line:

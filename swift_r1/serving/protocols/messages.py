@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, FastAPI
 from fastapi.responses import JSONResponse
-from pydantic import BeforeValidator, ConfigDict, Field, field_validator
+from pydantic import Field, field_validator
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -22,9 +22,12 @@ from swift_r1.serving.openai_messages import (
     ChatRequest,
     OpenAIModel,
     RequestModel,
+    SentBack,
     Stop,
     ToolName,
     Writable,
+    in_parts,
+    text_in,
 )
 from swift_r1.serving.openai_routes import SESSION, Served, asked_of, open_chat
 from swift_r1.serving.pieces import Pieces
@@ -40,7 +43,6 @@ from swift_r1.serving.protocols.turn import (
 from swift_r1.serving.sessions.gateway import Gateway
 from swift_r1.wire.protocol import TOP_K_LIMIT, EngineDead, HTTPError, Text
 
-_SENT_BACK = ConfigDict(extra="ignore")  # clients add to what the model said
 _TYPES = {"thoughts": "thinking", "text": "text", "call": "tool_use"}
 _DELTAS = {
     "thoughts": ("thinking_delta", "thinking"),
@@ -51,17 +53,13 @@ Caching = dict[str, Any] | None
 """Accepted and ignored: what is kept between calls changes no token."""
 
 
-def _in_parts(content: Any) -> Any:
-    return [{"type": "text", "text": content}] if isinstance(content, str) else content
-
-
 class TextBlock(RequestModel):
     type: Literal["text"]
     text: Text
     cache_control: Caching = None  # ignored
 
 
-Texts = Annotated[tuple[TextBlock, ...], BeforeValidator(_in_parts)]
+Texts = Annotated[tuple[TextBlock, ...], in_parts("text")]
 
 
 class ToolResult(RequestModel):
@@ -74,23 +72,17 @@ class ToolResult(RequestModel):
     cache_control: Caching = None  # ignored
 
 
-class SaidText(OpenAIModel):
-    model_config = _SENT_BACK
-
+class SaidText(SentBack):
     type: Literal["text"]
     text: Text
 
 
-class SaidThoughts(OpenAIModel):
-    model_config = _SENT_BACK
-
+class SaidThoughts(SentBack):
     type: Literal["thinking"]
     thinking: Text
 
 
-class SaidCall(OpenAIModel):
-    model_config = _SENT_BACK
-
+class SaidCall(SentBack):
     type: Literal["tool_use"]
     id: Text
     name: Text
@@ -102,14 +94,14 @@ class SystemMessage(OpenAIModel):
     content: Texts  # or a text
 
     def for_chat(self) -> list[dict[str, Any]]:
-        return [{"role": "system", "content": _joined(self.content)}]
+        return [{"role": "system", "content": text_in(self.content)}]
 
 
 class UserMessage(OpenAIModel):
     role: Literal["user"]
     content: Annotated[
         tuple[Annotated[TextBlock | ToolResult, Field(discriminator="type")], ...],
-        BeforeValidator(_in_parts),
+        in_parts("text"),
     ]  # or a text
 
     def for_chat(self) -> list[dict[str, Any]]:
@@ -117,7 +109,7 @@ class UserMessage(OpenAIModel):
         found: list[dict[str, Any]] = []
         for block in self.content:
             if isinstance(block, ToolResult):
-                text = ("Error: " if block.is_error else "") + _joined(block.content)
+                text = ("Error: " if block.is_error else "") + text_in(block.content)
                 found.append({"role": "tool", "tool_call_id": block.tool_use_id, "content": text})
             elif found and found[-1]["role"] == "user":
                 found[-1]["content"] += block.text
@@ -132,7 +124,7 @@ class AssistantMessage(OpenAIModel):
     role: Literal["assistant"]
     content: Annotated[
         tuple[Annotated[SaidText | SaidThoughts | SaidCall, Field(discriminator="type")], ...],
-        BeforeValidator(_in_parts),
+        in_parts("text"),
     ]  # or a text
 
     def for_chat(self) -> list[dict[str, Any]]:
@@ -227,7 +219,7 @@ class TokensRequest(RequestModel):
         return chat_request(self.for_chat(model))
 
     def for_chat(self, model: Served) -> dict[str, Any]:
-        said = [{"role": "system", "content": _joined(self.system)}] if self.system else []
+        said = [{"role": "system", "content": text_in(self.system)}] if self.system else []
         asked: dict[str, Any] = {
             "model": self.model,
             "messages": said + [part for one in self.messages for part in one.for_chat()],
@@ -361,10 +353,6 @@ def _started(block: Block) -> dict[str, Any]:
     if block.call is not None:
         return shown | {"id": block.call.id, "name": block.call.name, "input": {}}
     return shown | ({"thinking": "", "signature": ""} if block.kind == "thoughts" else {"text": ""})
-
-
-def _joined(texts: tuple[TextBlock, ...]) -> str:
-    return "".join(one.text for one in texts)
 
 
 def add_messages(app: FastAPI, served: Callable[[], Served], gateway: Gateway) -> None:

@@ -16,7 +16,7 @@ from weakref import WeakKeyDictionary
 
 from fastapi import APIRouter, FastAPI
 from fastapi.responses import JSONResponse
-from pydantic import BeforeValidator, ConfigDict, Field, TypeAdapter, model_validator
+from pydantic import BeforeValidator, Field, TypeAdapter, model_validator
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -27,9 +27,12 @@ from swift_r1.serving.openai_messages import (
     NamedFunction,
     OpenAIModel,
     RequestModel,
+    SentBack,
     TextFormat,
     ToolName,
     Writable,
+    in_parts,
+    text_in,
 )
 from swift_r1.serving.openai_routes import SESSION, Served, open_chat
 from swift_r1.serving.pieces import Pieces
@@ -48,7 +51,6 @@ from swift_r1.serving.sessions.history import Message, canonical
 from swift_r1.serving.sessions.session import SessionState
 from swift_r1.wire.protocol import EngineDead, HTTPError, Text
 
-_SENT_BACK = ConfigDict(extra="ignore")  # clients add to what the model said
 _TYPES = {"thoughts": "reasoning", "text": "message", "call": "function_call"}
 _IDS = {"thoughts": "rs", "text": "msg", "call": "fc"}
 _CALL = 2  # the place of calls in a turn of the model, behind its thoughts and its text
@@ -59,22 +61,14 @@ class InputText(OpenAIModel):
     text: Text
 
 
-class OutputText(OpenAIModel):
-    model_config = _SENT_BACK
-
+class OutputText(SentBack):
     type: Literal["output_text"]
     text: Text
 
 
-class ReasoningText(OpenAIModel):
-    model_config = _SENT_BACK
-
+class ReasoningText(SentBack):
     type: Literal["reasoning_text"]
     text: Text
-
-
-def _in_parts(content: Any) -> Any:
-    return [{"type": "input_text", "text": content}] if isinstance(content, str) else content
 
 
 class ItemOfMessage(RequestModel):
@@ -84,7 +78,7 @@ class ItemOfMessage(RequestModel):
     role: Literal["user", "system", "developer", "assistant"]
     content: Annotated[
         tuple[Annotated[InputText | OutputText, Field(discriminator="type")], ...],
-        BeforeValidator(_in_parts),
+        in_parts("input_text"),
     ]  # or a text
     id: Text | None = None
     status: Text | None = None  # ignored
@@ -101,10 +95,10 @@ class ItemOfMessage(RequestModel):
         return 1 if self.role == "assistant" else None
 
     def for_chat(self) -> dict[str, Any]:
-        return {"role": self.role, "content": _joined(self.content)}
+        return {"role": self.role, "content": text_in(self.content)}
 
     def add_to(self, message: dict[str, Any]) -> None:
-        message["content"] = _joined(self.content)
+        message["content"] = text_in(self.content)
 
 
 class CallOutput(RequestModel):
@@ -112,19 +106,18 @@ class CallOutput(RequestModel):
 
     type: Literal["function_call_output"]
     call_id: Text
-    output: Annotated[tuple[InputText, ...], BeforeValidator(_in_parts)]  # or a text
+    output: Annotated[tuple[InputText, ...], in_parts("input_text")]  # or a text
     id: Text | None = None
     status: Text | None = None  # ignored
     name: Text | None = None  # ignored
 
     def for_chat(self) -> dict[str, Any]:
-        return {"role": "tool", "tool_call_id": self.call_id, "content": _joined(self.output)}
+        return {"role": "tool", "tool_call_id": self.call_id, "content": text_in(self.output)}
 
 
-class Reasoning(OpenAIModel):
+class Reasoning(SentBack):
     """The model's thoughts, as the client got them. Where they are left out, `encrypted_content` has them."""
 
-    model_config = _SENT_BACK
     place: ClassVar[int | None] = 0
 
     type: Literal["reasoning"]
@@ -133,7 +126,7 @@ class Reasoning(OpenAIModel):
     id: Text | None = None
 
     def add_to(self, message: dict[str, Any]) -> None:
-        text = _joined(self.content or ())
+        text = text_in(self.content or ())
         if not text and self.encrypted_content:
             try:
                 text = base64.b64decode(self.encrypted_content, validate=True).decode()
@@ -143,10 +136,9 @@ class Reasoning(OpenAIModel):
             message["reasoning_content"] = text
 
 
-class FunctionCall(OpenAIModel):
+class FunctionCall(SentBack):
     """The model's call, as the client got it."""
 
-    model_config = _SENT_BACK
     place: ClassVar[int | None] = _CALL
 
     type: Literal["function_call"]
@@ -267,10 +259,6 @@ class ResponsesRequest(RequestModel):
         if self.reasoning is not None and self.reasoning.effort is not None:
             asked["chat_template_kwargs"] = thinking_arguments(model, False)
         return chat_request(asked)
-
-
-def _joined(texts: Sequence[InputText | OutputText | ReasoningText]) -> str:
-    return "".join(one.text for one in texts)
 
 
 def _messages_of(items: Sequence[Any]) -> list[dict[str, Any]]:

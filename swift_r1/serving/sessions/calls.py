@@ -96,6 +96,7 @@ class ModelCall:
     number: int
     kind: Kind
     parent: ModelCall | None
+    depth: int  # calls before it in its line
     content: bytes
     again: int
     seed: int | None

@@ -48,6 +48,7 @@ class SessionState:
         self.lineage = Lineage()
         self.overruled: Counter[str] = Counter()
         self.retried = self.failed = self.bytes = 0
+        self.tokens = 0  # of all answers
         self.limit: Limit | None = None  # the first one that has kept a call from its answer
         self.cost = 0.0  # of the tools that the model has called
         self.on_growth: Callable[[int], None] = lambda _bytes: None
@@ -62,10 +63,6 @@ class SessionState:
     def calls(self) -> list[ModelCall]:
         """Answered ones."""
         return self.lineage.calls
-
-    @property
-    def tokens(self) -> int:
-        return sum(len(call.token_ids) for call in self.calls)
 
     @property
     def running(self) -> list[ModelCall]:
@@ -126,6 +123,7 @@ class SessionState:
             number=self._numbers,
             kind=place.kind,
             parent=place.parent,
+            depth=0 if place.parent is None else place.parent.depth + 1,
             content=content,
             again=again,
             seed=None if seed is None else completion_seed(seed, content.hex(), again),
@@ -171,6 +169,7 @@ class SessionState:
         call.finish_reason = finish_reason
         call.text = text
         call.answer = answer
+        self.tokens += len(call.token_ids)
         self.used = self._clock()
         call.seconds = self.used - call.began
         asked = call.asked
@@ -205,6 +204,7 @@ class SessionState:
         if call.finish_reason is not None:
             self._grow(-_size(call))
             self.cost -= call.cost
+            self.tokens -= len(call.token_ids)
         same = self._by_content[call.content]
         del same[call.again]
         if not same:
@@ -261,7 +261,7 @@ def _chains(calls: Sequence[ModelCall], seeded: bool) -> list[list[ModelCall]]:
     continued: dict[ModelCall, ModelCall] = {}
     order = calls
     if seeded:
-        order = sorted(order, key=lambda call: (len(call.line()), call.content, call.again))
+        order = sorted(order, key=lambda call: (call.depth, call.content, call.again))
     for call in order:
         if call.parent is not None:
             continued.setdefault(call.parent, call)

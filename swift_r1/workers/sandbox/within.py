@@ -4,11 +4,11 @@
 
 1. It loads Python's compiled modules, leaves the namespaces it was in, and gets its users mapped from outside.
 2. Its child, process 1 of the new ones, makes the root: Python's library, read-only; an empty /tmp; three devices.
-3. It forks keepers. Each makes a process namespace and a /tmp, takes one run from the socket, and forks the program. So
+3. It forks supervisors. Each makes a process namespace and a /tmp, takes one run from the socket, and forks the program. So
    no run is in any memory that a later one inherits.
 
 What a program should print or return is never in here: that is compared outside. A program has no capability and cannot
-start processes (`calls.py`); as process 1 of its namespace it ends whole when the keeper kills it, as all does with 2.
+start processes (`calls.py`); as process 1 of its namespace it ends whole when the supervisor kills it, as all does with 2.
 """
 
 from __future__ import annotations
@@ -44,8 +44,8 @@ _TMP = "size=64m,nr_inodes=1000,mode=1777"
 _THREADS = 32
 _OPEN_FILES = 64
 _SIGNALS = 64
-_KEEPERS = 2  # one may get ready while the other has a run
-_NOTHING_TO_RUN = 3  # exit code of a keeper
+_SUPERVISORS = 2  # one may get ready while the other has a run
+_NOTHING_TO_RUN = 3  # exit code of a supervisor
 _NOT_LOADED = ("_test", "_ctypes_test", "xx", "_xx", "_tkinter", "_curses", "readline")
 _COMMON = "bisect collections copy dataclasses datetime decimal enum fractions functools heapq io itertools math "
 _COMMON += "operator queue re statistics string textwrap typing"
@@ -81,17 +81,17 @@ def main(control: socket.socket) -> None:
     )
     gc.freeze()
     control.sendall(entry.READY)
-    keepers: set[int] = set()
+    supervisors: set[int] = set()
     while True:
-        while len(keepers) < _KEEPERS:
-            keeper = os.fork()
-            if keeper == 0:
+        while len(supervisors) < _SUPERVISORS:
+            supervisor = os.fork()
+            if supervisor == 0:
                 _keep(control, ready)
-            keepers.add(keeper)
+            supervisors.add(supervisor)
         ended, status = os.wait()
-        if ended in keepers and os.waitstatus_to_exitcode(status) == _NOTHING_TO_RUN:
+        if ended in supervisors and os.waitstatus_to_exitcode(status) == _NOTHING_TO_RUN:
             os._exit(0)
-        keepers.discard(ended)
+        supervisors.discard(ended)
 
 
 def _load_modules() -> None:

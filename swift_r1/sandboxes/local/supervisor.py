@@ -2,9 +2,9 @@
 
 1. The first leaves the machine's namespaces; what it has forked ends with it, and it with the process that started it.
 2. It forks one for each image, which goes into a rootfs with it (`rootfs.py`).
-3. That one forks a keeper for each sandbox. A keeper stays outside of the sandbox's root and processes, where no command
+3. That one forks a supervisor for each sandbox. It stays outside of the sandbox's root and processes, where no command
    can see it; it forks process 1 of the sandbox, which adopts and collects, and each command.
-4. A keeper forks another one when its sandbox is forked.
+4. A supervisor forks another one when its sandbox is forked.
 
 No untrusted program ever runs in 1 to 4, and none of them holds anything of the trainer's but its own line.
 """
@@ -111,7 +111,7 @@ def _live_in_rootfs(frame: frames.Frame, line: socket.socket, numbers: int | Non
 
     def live(frame: frames.Frame, line: socket.socket) -> NoReturn:
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-        Keeper(line, _Sandbox(shown, numbers, *filters, **frame.header)).live()
+        Supervisor(line, _Sandbox(shown, numbers, *filters, **frame.header)).live()
 
     _fork_for_each(line, live)
 
@@ -138,7 +138,7 @@ class _Sandbox:
     """What a sandbox has in common with its forks.
 
     Attributes:
-        numbers: a file, the same for all, of which each keeper has locked a byte; None: there is one user alone.
+        numbers: a file, the same for all, of which each supervisor has locked a byte; None: there is one user alone.
     """
 
     shown: tuple[str, ...]
@@ -170,8 +170,8 @@ class _Command:
     late: bool = False
 
 
-class Keeper:
-    """A sandbox's keeper, in a process of its own.
+class Supervisor:
+    """A sandbox's supervisor, in a process of its own.
 
     Args:
         line: where it is asked and answers; its end is the sandbox's.
@@ -366,7 +366,9 @@ class Keeper:
         kernel.join(self._own_processes, 0)
         child = os.fork()
         if child == 0:
-            if os.fork():  # so that the other is no child of this keeper, and does not count for it
+            if (
+                os.fork()
+            ):  # so that the other is no child of this supervisor, and does not count for it
                 os._exit(0)
             self._line.close()
             self._selector.close()
@@ -374,7 +376,7 @@ class Keeper:
                 self._proxy.close()
             own = socket.socket(fileno=line)
             try:
-                Keeper(own, self._sandbox, self._layers).live()
+                Supervisor(own, self._sandbox, self._layers).live()
             except (OSError, ValueError) as error:
                 _tell_failed(own, error)
             finally:
@@ -425,7 +427,7 @@ class Keeper:
         if taken > limits.memory_bytes or files > _MOST_OPEN_FILES:
             over = f"{limits.memory_bytes >> 20} MiB of memory"
             self._kill_largest(over if taken > limits.memory_bytes else f"{files} open files")
-        # where the kernel does not count them: elsewhere those of the keeper's own commands alone can be over it
+        # where the kernel does not count them: elsewhere those of the supervisor's own commands alone can be over it
         if sum(one.threads for one in processes) > 2 * limits.processes:
             self._end(f"it had more than {limits.processes} processes")
             return
@@ -445,7 +447,7 @@ class Keeper:
 
 
 def _own_number(numbers: int) -> int:
-    """Returns a number above 0 that no other keeper has while this one lives. Raises OSError: there is none left."""
+    """Returns a number above 0 that no other supervisor has while this one lives. Raises OSError: there is none left."""
     for offset in range(_MANY - 1):
         number = 1 + (os.getpid() + offset) % (_MANY - 1)
         with contextlib.suppress(BlockingIOError, PermissionError):  # another has it
@@ -455,7 +457,7 @@ def _own_number(numbers: int) -> int:
 
 
 def _be_first(line: socket.socket, sandbox: _Sandbox, number: int | None, layers: int) -> NoReturn:
-    """Becomes process 1 of a sandbox: it goes into its root, gives the keeper its namespaces, and collects orphans.
+    """Becomes process 1 of a sandbox: it goes into its root, gives the supervisor its namespaces, and collects orphans.
 
     Args:
         number: of the user that it has outside of the sandbox's namespace of users. The kernel counts the processes of
@@ -470,7 +472,7 @@ def _be_first(line: socket.socket, sandbox: _Sandbox, number: int | None, layers
             resource.setrlimit(resource.RLIMIT_NPROC, (most, most))
             os.setresuid(number, number, number)
         kernel.unshare(kernel.NEW_USERS)
-        kernel.set_dumpable(True)  # the keeper may write the maps
+        kernel.set_dumpable(True)  # the supervisor may write the maps
         spaces = [os.open(f"/proc/self/ns/{name}", os.O_RDONLY) for name in ("mnt", "user")]
         socket.send_fds(line, [b"."], [proc, *spaces])
         line.recv(1)
