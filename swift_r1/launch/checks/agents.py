@@ -3,28 +3,22 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from pydantic import ValidationError
-
 from swift_r1.data.preprocessors import Row
 from swift_r1.data.prompts import Prompt
-from swift_r1.errors import UsageError, one_line
 from swift_r1.flags.rlhf import CheckArguments
 from swift_r1.launch.checks.environments import cut, messages_table
-from swift_r1.plugins.environments.scripted import ScriptedModel
+from swift_r1.launch.checks.script import ScriptedPolicy, letters
+from swift_r1.plugins.environments.scripted import MOST_TURNS, ScriptedModel
+from swift_r1.rollout.agents.gateway import AgentGateway
 from swift_r1.rollout.agents.outcome import EndedEpisode, outcome_of
 from swift_r1.rollout.agents.parent import Order
 from swift_r1.rollout.agents.processes import AgentProcesses, EpisodeExit, told
-from swift_r1.serving.openai_messages import ChatRequest, CompletionRequest
-from swift_r1.serving.sessions.calls import Asked
-from swift_r1.serving.sessions.session import SessionState
-from swift_r1.wire.protocol import SamplingParams
-from swift_r1.wire.sessions import SessionRequest
+from swift_r1.wire.sessions import SessionLimits, SessionRecord, SessionRequest
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -64,42 +58,53 @@ class AgentReport:
         )
 
 
-def check_agent(args: CheckArguments, row: Row, gold: str | None) -> AgentReport:
-    """Plays an episode as a run does, in a process of its own; the model says `gold`, or that it does not know. Raises
-    UsageError and RunFailed as `AgentProcesses`."""
+def check_agent(args: CheckArguments, row: Row, gold: str | None, tokenizer: Any) -> AgentReport:
+    """Plays an episode as a run does, in a process of its own; the model, whose `tokenizer` may be there, says `gold`, or
+    that it does not know. Raises UsageError and RunFailed as `AgentProcesses`."""
     said = gold if gold is not None else "I do not know."
-    model = ScriptedModel(lambda _chance: said, 0)
+    script = ScriptedModel(lambda _chance: said, 0)
+    policy = ScriptedPolicy(script, letters() if tokenizer is None else tokenizer)
+    gateway = AgentGateway(policy)
     started = time.perf_counter()
-    with model.serve() as url:
-        ended, late = asyncio.run(_played(args, row, url, min(args.agent_timeout, _EPISODE_S)))
+    try:
+        ended, late, record = gateway.call(_episode(args, row, gateway, policy)).result()
+    finally:
+        gateway.close()
     alone = args.reward_names == ["agent_reward"]
     seconds = time.perf_counter() - started
     play = EndedEpisode(
         "check", Prompt("check:0", "", (), "", (), {}), ended, late, seconds, _EPISODE_S, alone
     )
-    failure, result = outcome_of(play, len(model.requests))
-    name = f"--agent {args.agent}" if args.agent is not None else "--agent_command"
-    try:
-        record = _session(model).record()
-    except ValidationError as error:
-        raise UsageError(
-            f"{name}: a run would refuse a request of its (400): {one_line(error)}"
-        ) from error
+    failure, result = outcome_of(play, len(record.calls))
     return AgentReport(
-        name=name,
+        name=f"--agent {args.agent}" if args.agent is not None else "--agent_command",
         said=said,
         failure=failure,
         result=result,
         seconds=seconds,
-        calls=len(model.requests),
+        calls=len(record.calls),
         kinds=dict(record.kinds),
         rows=len(record.sequences),
-        messages=model.messages,
+        messages=script.messages,
     )
 
 
+async def _episode(
+    args: CheckArguments, row: Row, gateway: AgentGateway, policy: ScriptedPolicy
+) -> tuple[EpisodeExit, bool, SessionRecord]:
+    """Says how its process ended, whether it was killed since it took too long, and what its session has recorded."""
+    limits = SessionLimits(calls=MOST_TURNS)
+    with gateway.session(policy, SessionRequest(id="check", seed=0, limits=limits)) as state:
+        policy.state = state
+        url = f"{gateway.url}/v1/sessions/{state.name}/v1"
+        environ = told(url, state.key, policy.model_name)
+        ended, late = await _played(args, row, environ, min(args.agent_timeout, _EPISODE_S))
+        gateway.sessions.give_up(state, ended.given_up)
+        return ended, late, state.record()
+
+
 async def _played(
-    args: CheckArguments, row: Row, url: str, seconds: float
+    args: CheckArguments, row: Row, environ: Mapping[str, str], seconds: float
 ) -> tuple[EpisodeExit, bool]:
     """Says how its process ended, and whether it was killed since it took too long."""
     plugins = list(args.external_plugins)
@@ -111,50 +116,13 @@ async def _played(
         await processes.start()
         own = {name: value for name, value in row.items() if name != "dataset"}
         own |= {"episode_id": "check", "episode_seed": 0}
-        number, ended = await processes.begin(told(url, "none", "policy"), own)
+        number, ended = await processes.begin(environ, own)
         done, _ = await asyncio.wait([ended], timeout=seconds)
         if not done:
             processes.kill(number)
         return await asyncio.wait_for(ended, _KILL_S), not done
     finally:
         await processes.close()
-
-
-class _Counted:
-    """A `Wording` that needs no tokenizer: a message is a token."""
-
-    special: frozenset[int] = frozenset()
-
-    def render(self, messages: Any, tools: Any) -> tuple[int, ...]:
-        return (1,) * len(messages)
-
-    def behind(self, messages: Any, place: int, tools: Any) -> tuple[int, ...]:
-        return (1,) * (len(messages) - place - 1)
-
-    def encode(self, text: str) -> tuple[int, ...]:
-        return (1,)
-
-    encode_more = encode
-
-    def texts(self, token_ids: Any) -> list[str]:
-        return ["-"] * len(token_ids)
-
-
-def _session(model: ScriptedModel) -> SessionState:
-    """Returns the session that its requests would have been, one after another."""
-    state = SessionState("check", SessionRequest(), "")
-    wording = _Counted()
-    for body, answer in zip(model.requests, model.answers, strict=True):
-        text = json.dumps(body)
-        if "prompt" in body:
-            chat = Asked(prompt=str(CompletionRequest.model_validate_json(text).prompt))
-        else:
-            request = ChatRequest.model_validate_json(text)
-            chat = Asked(request.template_messages, request.template_tools)
-        call, _ = state.begin(chat, wording)
-        call.sampling = SamplingParams(max_tokens=1)
-        state.finish(call, [1], [0.0], ((0, 0),), "stop", "", answer)
-    return state
 
 
 def show_agent(report: AgentReport, console: Console) -> None:

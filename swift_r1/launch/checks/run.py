@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from swift_r1.data.images import ImageFile, images_of
 from swift_r1.data.loading import LoadedData, load_rows
 from swift_r1.data.preprocessors import Row
-from swift_r1.data.prompts import PromptEncoder, Wording
+from swift_r1.data.prompts import PromptEncoder, Wording, tokenizer_of_run
 from swift_r1.data.registry import register_dataset_info
 from swift_r1.data.resolve import open_sources
 from swift_r1.data.rows import Drops, preprocessed
@@ -207,7 +207,7 @@ def _check(task: Task, report: CheckReport) -> None:
             rows = [_MADE_UP_ROW]
             parts = [rows]
         if rows:
-            _play_agent(args, report, rows[0])
+            _play_agent(args, report, rows[0], encoder)
             _call_rewards(args, report, rows, parts, encoder)
     except UsageError as error:
         report.faults += error.faults
@@ -294,14 +294,17 @@ def _try_samplers(args: CheckArguments, report: CheckReport, rows: Sequence[Row]
         report.faults += sampler_faults(replace(args, prompt_sampler=name), more)
 
 
-def _play_agent(args: CheckArguments, report: CheckReport, row: Row) -> None:
+def _play_agent(
+    args: CheckArguments, report: CheckReport, row: Row, encoder: PromptEncoder | None
+) -> None:
     """Plays one episode of the agent that is named, where nothing is wrong so far. Raises UsageError, RunFailed."""
     if not args.plays_agent or args.env is not None or report.faults:
         return
     from swift_r1.launch.checks.agents import check_agent  # which needs torch
 
     [gold] = right_completions(args.gold, report.plugins, args.reward_funcs, [row])
-    report.agent = check_agent(args, row, gold)
+    own = tokenizer_of_run(encoder.tokenizer, Wording.of(args)) if encoder is not None else None
+    report.agent = check_agent(args, row, gold, own)
     report.faults += report.agent.faults
 
 

@@ -174,7 +174,7 @@ class ToolCallParser:
         calls = [
             # Some formats have ids in the model's text, which its template writes again.
             ToolCall(
-                one.id if one.id and one.id in text else _call_id(token_ids, place),
+                one.id if one.id and one.id in text else call_id(token_ids, place),
                 one.function.name,
                 one.function.arguments,
             )
@@ -254,6 +254,6 @@ class StreamedTurn:
         return Parsed(left or None, whole.calls)
 
 
-def _call_id(token_ids: Sequence[int], place: int) -> str:
+def call_id(token_ids: Sequence[int], place: int) -> str:
     """Nine letters and digits, which is what the strictest templates (Mistral's) want."""
     return hashlib.blake2b(json.dumps([place, *token_ids]).encode()).hexdigest()[:9]

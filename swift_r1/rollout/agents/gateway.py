@@ -13,13 +13,12 @@ from collections.abc import AsyncIterator, Coroutine, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import uvicorn
 from fastapi import FastAPI
 
 from swift_r1.errors import one_line
-from swift_r1.rollout.multi_turn import OpenConversation
 from swift_r1.serving.admission import check_tokens
 from swift_r1.serving.answers import LimitSizes, RequireKey, add_errors
 from swift_r1.serving.engines.base import Piece, PromptTokenizer, TokenLogprob
@@ -42,6 +41,13 @@ _HOST = "127.0.0.1"
 _WAIT_S = 10.0  # for the thread to begin or to end
 
 
+class TurnSource(Protocol):
+    """A conversation, as a session's calls see it."""
+
+    def ask(self, request: RolloutRequest) -> asyncio.Future[Completion]:
+        """Asks for a turn of the model. Who no longer wants it cancels the future."""
+
+
 @dataclass
 class AgentModel:
     """The `Served` of the gateway: `conversations` ask for the turns of the sessions of these names. `ends` end a
@@ -61,7 +67,7 @@ class AgentModel:
     model_name: str = "policy"
     started: int = field(default_factory=lambda: int(time.time()))
     weight_version: int = 0
-    conversations: dict[str, OpenConversation] = field(default_factory=dict)
+    conversations: dict[str, TurnSource] = field(default_factory=dict)
 
     async def with_images(
         self, unexpanded_ids: tuple[int, ...], files: Sequence[bytes]
@@ -130,7 +136,7 @@ class CompletionPieces:
         self,
         model: AgentModel,
         request: RolloutRequest,
-        conversation: OpenConversation,
+        conversation: TurnSource,
         special_tokens: bool,
     ) -> None:
         self._model = model
@@ -203,9 +209,7 @@ class AgentGateway:
         return asyncio.run_coroutine_threadsafe(work, self.loop)
 
     @contextmanager
-    def session(
-        self, conversation: OpenConversation, request: SessionRequest
-    ) -> Iterator[SessionState]:
+    def session(self, conversation: TurnSource, request: SessionRequest) -> Iterator[SessionState]:
         """Opens a session, whose calls are turns of the conversation; then it is deleted."""
         state = self.sessions.store.open(request)
         self.model.conversations[state.name] = conversation

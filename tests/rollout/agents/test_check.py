@@ -54,7 +54,54 @@ def test_an_episode_of_a_command(tmp_path: Path) -> None:
     assert code == 0 and found["agent"]["result"] == {"reward": 0.5} and found["agent"]["rows"] == 1
 
 
-def test_the_script_says_what_it_does_not_speak() -> None:
+SPEAKS = """
+import os
+
+import anthropic
+
+from swift_r1 import Agent, agents
+
+ADD = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
+
+
+class Speaks(Agent):
+    async def run(self, client, row):
+        tools = [{"type": "function", "name": "add", "parameters": ADD}]
+        asked = {"model": "any", "tools": tools, **row["more"]}
+        answer = await client.responses.create(input=row["query"], **asked)
+        while answer.output[0].type == "function_call":
+            result = {"type": "function_call_output", "call_id": answer.output[0].call_id, "output": "3"}
+            answer = await client.responses.create(
+                input=[result], previous_response_id=answer.id, **asked
+            )
+        claude = anthropic.AsyncAnthropic(
+            base_url=str(client.base_url).removesuffix("/v1/"), api_key=client.api_key
+        )
+        asked = {"model": "any", "max_tokens": 9, "messages": [{"role": "user", "content": "b"}]}
+        async with claude.messages.stream(**asked) as stream:
+            said = [text async for text in stream.text_stream]
+        return float(said == [answer.output_text] == ["7"])
+
+
+agents["speaks"] = Speaks
+"""
+
+
+def test_it_speaks_what_a_run_speaks_and_refuses_what_a_run_refuses(tmp_path: Path) -> None:
+    pytest.importorskip("anthropic")
+    plugin = tmp_path / "speaks.py"
+    plugin.write_text(SPEAKS)
+    flags = ("--agent", "speaks", "--external_plugins", str(plugin), "--gold", "7")
+    code, found = check(tmp_path, {"more": {}}, *flags)
+    played = found["agent"]
+    assert code == 0 and played["result"]["reward"] == 1
+    assert (played["rows"], played["kinds"]) == (2, {"new": 2, "extends": 5})
+    code, found = check(tmp_path, {"more": {"truncation": "auto"}}, *flags)
+    assert code == 2 and "exception: BadRequestError: " in found["faults"][0]
+    assert "truncation: Input should be 'disabled'" in found["faults"][0]
+
+
+def test_an_environment_hears_what_the_script_does_not_speak() -> None:
     with ScriptedModel(lambda _chance: "7", 0).serve() as url:
         answer = httpx.post(
             f"{url}/responses", json={"model": "any", "input": "a"}, trust_env=False
