@@ -42,6 +42,7 @@ FIELDS = frozenset(
             "calls",
             "turn_rewards",
             "turn_advantages",
+            "returned",
             "limit",
             "cost",
             "dropped",

@@ -420,14 +420,13 @@ def agent_metrics(trajectories: Sequence[Trajectory]) -> dict[str, float]:
     seconds (without those of the model); calls that asked for other sampling, those that were forced, and by kind those
     that extend no earlier one; means of the numbers that agents returned. Nothing without an agent."""
     trajectories = [one for one in trajectories if "agent" in (one.infos or {})]
-    noted = [trajectory.infos or {} for trajectory in trajectories]
-    episodes = [infos["agent"] for infos in noted]
+    episodes = [(trajectory.infos or {})["agent"] for trajectory in trajectories]
     if not episodes:
         return {}
     returned: dict[str, list[float]] = defaultdict(list)
-    for infos in noted:
-        for name, value in infos.items():
-            if isinstance(value, int | float) and name not in ("reward", "num_turns"):
+    for one in trajectories:
+        for name, value in one.returned.items():
+            if isinstance(value, float):
                 returned[name].append(value)
     failures = [trajectory.failure for trajectory in trajectories if trajectory.failure is not None]
     failed = Counter(failure.partition(":")[0] for failure in failures)
@@ -524,6 +523,8 @@ def completion_row(trajectory: Trajectory, step: int, dropped: bool = False) -> 
         for name in ("turn_rewards", "turn_advantages"):
             if getattr(trajectory, name):
                 row[name] = list(getattr(trajectory, name))
+        if trajectory.returned:
+            row["returned"] = trajectory.returned
         calls = made_calls(trajectory)
         if calls is not None:  # without what a repeated run has otherwise
             row["tool_calls"] = [

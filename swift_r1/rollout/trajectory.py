@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from math import nan
+from math import inf, nan
 from typing import Any
 
 import numpy as np
@@ -24,6 +24,7 @@ FAILURES = ("exception", "exit", "timeout", "died", "memory", "silent", "result"
 """Why an agent's episode has no valid reward: its class raised; its command ended with another code than 0; its
 deadline; its process was killed, or was over its memory limit; it made no call of the model that was answered; what it
 returned is no result."""
+_LONGEST_TEXT = 1000  # characters of a text that an agent has returned
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,9 +165,35 @@ class Trajectory:
         return found if all(isinstance(one, int | float) for one in found) else ()
 
     @property
+    def returned(self) -> dict[str, float | str]:
+        """Returns the numbers and the beginnings of the texts that an agent returned beside its rewards; empty without
+        an agent."""
+        infos = self.infos or {}
+        found: dict[str, float | str] = {}
+        for name, value in infos.items() if "agent" in infos else ():
+            if isinstance(value, str):
+                found[_in_utf8(name)] = _in_utf8(value[:_LONGEST_TEXT])
+            elif isinstance(value, int | float) and name not in ("reward", "num_turns"):
+                found[_in_utf8(name)] = _as_float(value)
+        return found
+
+    @property
     def length(self) -> int:
         """Counts the tokens, prompts aside."""
         return sum(len(sequence.token_ids) for sequence in self.sequences)
+
+
+def _in_utf8(text: str) -> str:
+    """Returns a text that may have half surrogate pairs as files can have it."""
+    return text.encode(errors="replace").decode()
+
+
+def _as_float(value: float) -> float:
+    """Returns a number of JSON; one that no float holds is infinite."""
+    try:
+        return float(value)
+    except OverflowError:
+        return inf
 
 
 def turns_of_tokens(spans: Sequence[slice], length: int) -> list[int]:

@@ -57,6 +57,7 @@ _COMPLETION = {
     "`prompt_tokens`, `tokens`, `finish_reason`",
     "turn_rewards": "reward of each turn, if the agent or environment returned them",
     "turn_advantages": "advantage of each turn's tokens, if they differ by turn (`--advantage_per`)",
+    "returned": "numbers and texts (their first 1,000 characters) that an agent or environment returned beside its rewards",
     "sequences": "number of token sequences of an agent's episode, if not 1",
     "other_messages": "conversations of an agent's episode that ended before the last one",
     "failure": "why an agent's episode has no valid reward",

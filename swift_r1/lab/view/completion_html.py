@@ -35,6 +35,7 @@ _ENDS = {
     "failure": "failure",
     "limit": "limit reached:",
     "cost": "cost",
+    "returned": "returned",
 }
 _SHORT = {FAILURE: "class", LENGTH: "characters"}
 _GOLD = frozenset(("solution", "answer", "target", "gold", "ground_truth", "label"))

@@ -5,10 +5,13 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from swift_r1.record.metrics import JsonLines, read_json_lines
+from swift_r1.rollout.scoring import agent_metrics, completion_row
 from tests.rollout.agents.conftest import Stage
 
 SAYS = """
@@ -43,6 +46,31 @@ def test_the_last_line_of_a_command_may_be_anything(stages: Callable[..., Stage]
     assert all((one.infos or {})["reward"] is None for one in found[:4])
     assert [(one.failure or "")[: len(NO_NUMBER)] for one in found[4:6]] == [NO_NUMBER] * 2
     assert found[6].failure == "result: turn_rewards is not a list of finite numbers"
+
+
+def test_what_else_a_command_returns_is_recorded_as_far_as_a_line_can_say_it(
+    stages: Callable[..., Stage], tmp_path: Path
+) -> None:
+    said = {
+        "reward": 1,
+        "why": "no\ud800",
+        "\ud800": 2,
+        "great": 10**400,
+        "parts": [1],
+        "won": True,
+    }
+    [[one]] = stages(command=[sys.executable, "-c", SAYS]).play(
+        [says(json.dumps(said | {"long": "a" * 2000}))], n=1
+    )
+    with JsonLines(tmp_path / "completions.jsonl") as lines:
+        lines.write(completion_row(one, 1))
+    [row] = read_json_lines(lines.path)
+    kept = {"why": "no?", "?": 2.0, "great": None, "won": 1.0, "long": "a" * 1000}
+    assert row["returned"] == kept
+    with JsonLines(tmp_path / "logging.jsonl") as lines:
+        lines.write(agent_metrics([one]))
+    [metrics] = read_json_lines(lines.path)
+    assert metrics["agent/returned/?"] == 2 and metrics["agent/returned/great"] is None
 
 
 def test_a_class_may_return_more_than_is_kept(stages: Callable[..., Stage]) -> None:
