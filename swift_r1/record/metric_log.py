@@ -21,6 +21,7 @@ LARGEST_STEP = 1 << 62  # larger ones are damage
 _EVALUATED = re.compile(
     r"eval/(?P<benchmark>.+)/(?P<name>accuracy|reward|(avg|pass|maj)@\d+|perplexity|token_accuracy)$"
 )
+_OF_TASK = re.compile(r"tasks/([^/]+)/reward")
 # What ms-swift's `logging.jsonl` calls otherwise.
 _MS_SWIFT_STEP = "global_step/max_steps"
 _MS_SWIFT = {f"clip_ratio/{side}_mean": f"clip_ratio/{side}" for side in ("low", "high")} | {
@@ -158,6 +159,11 @@ class MetricLog:
     def rewards(self) -> list[str]:
         """Returns the names of the reward functions, in the file's order."""
         return list(self._rewards)
+
+    def rewards_of_tasks(self) -> dict[str, str]:
+        """Returns the metric of each task's reward, in the file's order, and the task; nothing without `--mixture`."""
+        matches = filter(None, map(_OF_TASK.fullmatch, self.series))
+        return {match[0]: match[1] for match in matches}
 
     def benchmarks(self) -> dict[str, list[str]]:
         """Returns what was evaluated: each benchmark's estimates (`accuracy`, `avg@4`, ...), in the file's order."""

@@ -4,7 +4,6 @@ several runs, or several seeds."""
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import cycle
@@ -29,7 +28,6 @@ LEARNING, HEALTHY, FAST, OTHER = (
     "Other metrics",
 )
 _INTERVAL = "band: the 95 % interval"
-_OF_TASK = re.compile(r"tasks/[^/]+/reward")
 _STROKES = ("solid", "dashed", "dotted", "dot and dash")
 QUESTIONS = (LEARNING, HEALTHY, FAST, OTHER)
 
@@ -152,9 +150,8 @@ def panels(groups: Sequence[RunGroup], everything: bool = False) -> list[Panel]:
     rewards = sorted({name for log in logs for name in log.rewards()})
     several = rewards if len(rewards) > 1 else []
     found = [_mean("Reward", "reward", "reward", "reward_stderr", logs)]
-    tasks = sorted({name for log in logs for name in log.series if _OF_TASK.fullmatch(name)})
-    by_task = {name: name.split("/")[1] for name in tasks}
-    found.append(Panel("Reward by task", by_task, question=LEARNING))
+    by_task = {name: task for log in logs for name, task in log.rewards_of_tasks().items()}
+    found.append(Panel("Reward by task", dict(sorted(by_task.items())), question=LEARNING))
     benchmarks = {name: estimates for log in logs for name, estimates in log.benchmarks().items()}
     for name, estimates in sorted(benchmarks.items()):
         if "perplexity" in estimates:  # of answers that are learned

@@ -164,7 +164,8 @@ def _show(console: Console, names: Sequence[str], rows: Sequence[Sequence[str]])
 
 def _metrics(log: MetricLog) -> list[list[str]]:
     rows = []
-    for name in ("reward", *(f"rewards/{name}/mean" for name in log.rewards()), *_METRICS):
+    by_function = [f"rewards/{name}/mean" for name in log.rewards()]
+    for name in ("reward", *log.rewards_of_tasks(), *by_function, *_METRICS):
         known = [value for value in log.get(name).values if not math.isnan(value)]
         if known:
             rows.append(

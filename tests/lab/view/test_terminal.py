@@ -83,6 +83,16 @@ def test_a_row_of_metrics_is_one_line(tmp_path, capsys):
     assert [line for line in lines if line and set(line) <= set("▁▂▃▄▅▆▇█ ")] == []
 
 
+def test_each_task_of_a_mixture_has_a_row(tmp_path, capsys):
+    run = make_run(tmp_path / "run", steps=4)
+    log = run / "logging.jsonl"
+    rows = [json.loads(line) for line in log.read_text().splitlines()]
+    write_rows(log, [row | {"tasks/sums/reward": 0.5, "tasks/sums/prompts": 2} for row in rows])
+    assert ["tasks/sums/reward", "▁▁▁▁", "0.5", "0.5"] in [
+        line.split() for line in shown(capsys, run)
+    ]
+
+
 def test_an_agents_calls_are_shown(tmp_path, capsys):
     run = make_run(tmp_path / "run", steps=2)
     args = json.loads((run / "args.json").read_text())
