@@ -1,11 +1,13 @@
 """The training part of a step whose rows begin alike: tokens, floating-point operations, seconds and memory of each row
 computed by itself, of equal prompts computed once, and of everything that rows begin with computed once.
 
-    python benchmarks/prefix_trees.py [--layers 8] [--times 3]
+    python benchmarks/prefix_trees.py [--layers 8] [--times 3] [--run OUTPUT_DIR]
 
 A random Llama in float32. Rows are made up: `groups` have a prompt and its completions; `turns` are episodes whose chat
 template leaves thoughts out of earlier turns, so that each turn is a row of its own; `branches` are agents that go on
-twice from each call. Each form runs in a process of its own; the last line of each kind compares the gradients' norms.
+twice from each call. With `--run` they are those of the last step of which a run has recorded the tokens
+(`--log_tokens all` for all episodes). Each form runs in a process of its own; the last line of each kind compares the
+gradients' norms.
 """
 
 from __future__ import annotations
@@ -20,26 +22,55 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from rich.console import Console
 from rich.table import Table
 
+from swift_r1.record.token_reader import TokenRecord
+
 VOCABULARY = 8192
 KINDS = ("groups", "turns", "branches")
 FORMS = ("apart", "prompts", "tree")
+RECORDED = "recorded"
 GROUP = 2  # episodes of a prompt
 
 
 @dataclass(frozen=True)
 class Row:
-    """A row's tokens, and whose completion it is."""
+    """A row's tokens, whose completion it is, and which of its tokens the policy wrote (None: all)."""
 
     prompt: list[int]
     answer: list[int]
     owner: int
+    written: list[bool] | None = None
 
 
-def rows_of(kind: str) -> list[Row]:
+def recorded(run: Path) -> tuple[list[Row], int]:
+    """Returns the rows of a run's last recorded step, and how many episodes a prompt has."""
+    record = TokenRecord(run)
+    steps = record.steps()
+    if not steps:
+        raise SystemExit(f"{run} has no record of tokens")
+    names = ("request_id", "number", "prompt_token_ids", "token_ids", "written")
+    found = record.columns(steps[-1], names)
+    if not found:
+        raise SystemExit("; ".join(record.problems))
+    episodes = list(dict.fromkeys((one["request_id"], one["number"]) for one in found))
+    rows = [
+        Row(
+            one["prompt_token_ids"],
+            one["token_ids"],
+            episodes.index((one["request_id"], one["number"])),
+            one["written"],
+        )
+        for one in found
+    ]
+    rows.sort(key=lambda row: row.owner)
+    return rows, len(episodes) // len({request for request, _ in episodes})
+
+
+def made_up(kind: str) -> list[Row]:
     """Two groups of episodes."""
     draw = random.Random(0)
 
@@ -82,7 +113,7 @@ def _branches(
     return [whole, *others, *second]
 
 
-def measure(kind: str, form: str, layers: int, times: int) -> None:
+def measure(kind: str, form: str, layers: int, times: int, run: Path | None) -> None:
     """Prints what a process of its own finds out, as JSON."""
     import torch
     from torch.utils.flop_counter import FlopCounterMode
@@ -103,9 +134,11 @@ def measure(kind: str, form: str, layers: int, times: int) -> None:
     if form == "prompts":
         prefixes.LEAST = 1 << 30
     torch.manual_seed(0)
+    rows, group = (made_up(kind), GROUP) if run is None else recorded(run)
+    vocabulary = max(VOCABULARY, *(1 + max(row.prompt + row.answer) for row in rows))
     model = LlamaForCausalLM(
         LlamaConfig(
-            vocab_size=VOCABULARY,
+            vocab_size=vocabulary,
             hidden_size=512,
             intermediate_size=1408,
             num_hidden_layers=layers,
@@ -118,19 +151,21 @@ def measure(kind: str, form: str, layers: int, times: int) -> None:
     ranks = Ranks(0, 1, torch.device("cpu"), None)
     settings = OptimizerConfig(0.0, 0.0, 0.9, 0.95, 1e-8, 1.0)
     backend = LocalBackend(model, settings, ranks.device, Policy)
-    rows = rows_of(kind)
     batch = round_batch(
         [
             TokenSequence(
-                one.prompt, one.answer, [-9.0] * len(one.answer), [True] * len(one.answer)
+                one.prompt,
+                one.answer,
+                [-9.0] * len(one.answer),
+                one.written or [True] * len(one.answer),
             )
             for one in rows
         ],
-        [float(number % GROUP) for number in range(2 * GROUP)],
+        [float(number % 2) for number in range(1 + rows[-1].owner)],
         owners=[one.owner for one in rows],
     )
-    advantages = batch.rewards - (GROUP - 1) / 2
-    batching = Batching(Form(packed=True, shared=form != "apart"), 1, GROUP, 8192)
+    advantages = batch.rewards - 0.5
+    batching = Batching(Form(packed=True, shared=form != "apart"), 1, group, 8192)
 
     def step() -> dict[str, float]:
         micros = split_step(batch, range(len(batch)), batching, ranks)
@@ -178,14 +213,20 @@ def main() -> None:
     )
     parser.add_argument("--layers", type=int, default=8)
     parser.add_argument("--times", type=int, default=3)
+    parser.add_argument("--run", type=Path, help="folder of a run whose rows are measured")
     parser.add_argument("--one", nargs=2, help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.one:
-        measure(*args.one, args.layers, args.times)
+        measure(*args.one, args.layers, args.times, args.run)
         return
     more = ["--layers", str(args.layers), "--times", str(args.times)]
+    kinds: Sequence[str] = KINDS
+    if args.run is not None:
+        recorded(args.run)  # says here what is wrong with it
+        kinds = [RECORDED]
+        more += ["--run", str(args.run)]
     table = Table("rows", "computed once", "tokens", "TFLOP", "seconds", "peak memory")
-    for kind in KINDS:
+    for kind in kinds:
         found = {form: ask(kind, form, more) for form in FORMS}
         for form, one in found.items():
             table.add_row(
