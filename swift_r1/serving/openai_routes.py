@@ -366,13 +366,14 @@ def _recorded(
 
 def _attempt(request: Request) -> Attempt:
     """OpenAI's own clients count their retries in a header."""
-    key = request.headers.get("idempotency-key")
+    key = request.headers.get("idempotency-key") or None
     if key is not None and len(key) > _LONGEST_KEY:
         raise HTTPError(400, f"the Idempotency-Key is longer than {_LONGEST_KEY} characters")
     before = request.headers.get(EQUAL_CALLS, "0")
     before = before if before.isdecimal() and len(before) < 10 else "0"
     retried = request.headers.get("x-stainless-retry-count", "0") not in ("", "0")
-    return Attempt(retried, key, int(before), request.headers.get(GIVEN_UP, "").split(","))
+    given_up = [one.strip() for one in request.headers.get(GIVEN_UP, "").split(",")]
+    return Attempt(retried, key, int(before), given_up)
 
 
 def _settings(body: ChatRequest | CompletionRequest) -> dict[str, Any]:

@@ -303,6 +303,16 @@ def test_retries_of_the_client_are_one_call(url: str, engine: ScriptedEngine) ->
     same_as_logged(record, engine.log)
 
 
+def test_calls_that_were_given_up_are_named_with_commas(url: str, engine: ScriptedEngine) -> None:
+    session = Opened(url)
+    for key in ("", "a", "b", ""):
+        session.chat(extra_headers={"Idempotency-Key": key})
+    session.chat({"role": "user", "content": "else"}, extra_headers={"x-swift-given-up": "b, a"})
+    record = session.record()
+    # an empty key is none
+    assert [one.number for one in record.calls] == [0, 3, 4] and record.failed == 2
+
+
 def test_keys(engine: ScriptedEngine, serve_engine: Callable[..., str]) -> None:
     url = serve_engine(engine, {}, api_key="main")
     one, two = Opened(url, "main"), Opened(url, "main")

@@ -80,6 +80,8 @@ def read_servers(path: str) -> list[McpServer]:
     found = []
     for name, entry in servers.items():
         where = f"--mcp_servers {path}: {name}"
+        if isinstance(entry, dict):
+            entry = {key: value for key, value in entry.items() if value is not None}
         why = _entry_faults(entry)
         faults += [f"{where}: {one}" for one in why]
         if not why:
@@ -117,10 +119,12 @@ def _entry_faults(entry: Any) -> list[str]:
         value = entry.get(key)
         texts = list(value) if kind is list and isinstance(value, list) else []
         texts = list(value.values()) if kind is dict and isinstance(value, dict) else texts
-        if value is not None and not isinstance(value, kind):
+        if key in entry and not isinstance(value, kind):
             faults.append(f"{key} is {a_kind(value)}")
         elif not all(isinstance(one, str) for one in texts):
             faults.append(f"{key} has a value that is not text")
+    if faults:
+        return faults
     given = [key for key in ("command", "url") if entry.get(key)]
     if len(given) != 1:
         faults.append("expected either command or url")
@@ -289,12 +293,14 @@ class McpEpisode:
         client = await connection.client()
         listed = []
         cursor = None
-        while True:
-            page = await asyncio.wait_for(client.list_tools(cursor=cursor), START_S)
-            listed += page.tools
-            cursor = page.next_cursor
-            if not cursor:
-                break
+        try:
+            async with asyncio.timeout(START_S):
+                while cursor != "":
+                    page = await client.list_tools(cursor=cursor)
+                    listed += page.tools
+                    cursor = page.next_cursor or ""
+        except TimeoutError:
+            raise RuntimeError(f"its list of tools did not end within {START_S:g} s") from None
         if not server.shared:
             connection.end()
         return listed
@@ -325,7 +331,7 @@ class McpEpisode:
         """Returns outcome, text and cause."""
         try:
             given = json.loads(arguments.strip() or "{}")
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             return "error", f"Error: the arguments are not JSON: {error}", f"{name}: {error}"
         if not isinstance(given, dict):
             text = "the arguments are not a JSON object"

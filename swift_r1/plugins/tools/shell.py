@@ -130,7 +130,7 @@ def _command(arguments: str) -> str:
     """Raises ValueError: they are not those of the tool."""
     try:
         return command_of(json.loads(arguments.strip() or "{}"))
-    except json.JSONDecodeError as error:
+    except (json.JSONDecodeError, RecursionError) as error:
         raise ValueError(f"the arguments are not JSON: {error}") from None
 
 

@@ -78,7 +78,9 @@ def answered(message: dict[str, Any]) -> dict[str, Any]:
             second = "cursor" in message.get("params", {})
             names = NAMES[half:] if second else NAMES[:half]
             result = {"tools": [tool(name) for name in names]}
-            result |= {} if second else {"nextCursor": "second page"}
+            result |= (
+                {} if second and "ENDLESS" not in os.environ else {"nextCursor": "second page"}
+            )
         case "tools/call":
             result = called(message["params"]["name"], message["params"].get("arguments") or {})
         case other:

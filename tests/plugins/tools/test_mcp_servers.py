@@ -21,9 +21,11 @@ from swift_r1.data.tools import ToolUse
 from swift_r1.errors import UsageError
 from swift_r1.flags.parser import parse_arguments
 from swift_r1.flags.rlhf import RlhfArguments
+from swift_r1.plugins.tools import mcp_servers
 from swift_r1.plugins.tools.calling import ToolAnswer
 from swift_r1.plugins.tools.mcp_servers import (
     McpEpisode,
+    McpServer,
     McpServers,
     read_servers,
     register_servers,
@@ -182,6 +184,19 @@ def test_a_server_that_hangs_or_dies(opened: Callable[..., McpServers]) -> None:
     ] * 2  # its state is gone: a new one would tell another story
 
 
+def test_arguments_and_lists_without_end(
+    opened: Callable[..., McpServers], written: Callable[..., str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    [deep] = call(opened(one=PROGRAM).episode(), ("count", "[" * 100_000))
+    assert deep.outcome == "error" and deep.content.startswith("Error: the arguments are not JSON")
+    monkeypatch.setattr(mcp_servers, "START_S", 2.0)
+    endless = McpServers(
+        read_servers(written(one=PROGRAM | {"env": {"ENDLESS": "1"}})), ToolLimits(2.0, 0)
+    )
+    with endless, pytest.raises(UsageError, match="one: its list of tools did not end within 2 s"):
+        endless.list_tools()
+
+
 def test_many_conversations_at_once(opened: Callable[..., McpServers]) -> None:
     servers = opened(one=PROGRAM)
 
@@ -242,6 +257,7 @@ def test_faults_of_the_file(written: Callable[..., str], tmp_path: Path) -> None
         d=3,
         e={"command": "x", "env": {"KEY": "${NOT_THERE}"}},
         f={"command": "x", "type": "http"},
+        g={"url": 5, "type": []},
     )
     with pytest.raises(UsageError) as caught:
         read_servers(path)
@@ -255,7 +271,11 @@ def test_faults_of_the_file(written: Callable[..., str], tmp_path: Path) -> None
         "d: an int, not an object",
         "e: there is no environment variable NOT_THERE",
         "f: type http does not go with command: stdio, http, streamable-http",
+        "g: type is a list",
+        "g: url is an int",
     ]
+    nulls = dict.fromkeys(("args", "env", "cwd", "url", "type", "shared", "tools"))
+    assert read_servers(written(a={"command": "x"} | nulls)) == [McpServer("a", ("x",))]
     for text, says in (
         ("{", "is not JSON"),
         ("[]", "expected"),

@@ -68,6 +68,7 @@ def test_a_conversation_has_one_machine_to_its_end(shells: ShellTools) -> None:
         ('{"command": 1}', "the arguments are not a JSON object with the text `command` alone"),
         ('{"command": "x", "also": 1}', "the arguments are not a JSON object with the text"),
         ("[]", "the arguments are not a JSON object"),
+        ("[" * 100_000, "the arguments are not JSON: "),
     ],
 )
 def test_bad_arguments_are_said(arguments: str, why: str, shells: ShellTools) -> None:
