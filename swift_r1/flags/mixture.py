@@ -234,7 +234,9 @@ def mixed(args: A, tasks: Sequence[Task]) -> A:
     for task in tasks:
         own = {name: getattr(task.args, name) for name in OF_A_TASK}
         content[task.name] = _share_keys(task.share) | {
-            name: value for name, value in own.items() if value != getattr(whole, name)
+            name: value
+            for name, value in own.items()
+            if name == "dataset" or value != getattr(whole, name)
         }
     return replace(whole, mixture=json.dumps(content, ensure_ascii=False))
 

@@ -58,6 +58,12 @@ def test_each_task_has_the_runs_flags_and_its_own(file: Path) -> None:
     assert args.takes_turns and args.leads_turns and not two.args.takes_turns
 
 
+def test_a_mixture_of_one_task_is_read_again_in_other_processes() -> None:
+    args = parsed({"one": ONE})
+    again = RlhfArguments.from_dict(json.loads(json.dumps(args.to_dict())))
+    assert again.tasks == args.tasks and again.tasks[0].args.dataset == ["one.jsonl"]
+
+
 def test_a_run_without_a_mixture_is_one_task() -> None:
     args = parse_arguments(RlhfArguments, [*RUN, "--dataset", "d", "--reward_funcs", "format"], {})
     [task] = args.tasks
