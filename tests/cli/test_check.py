@@ -185,8 +185,19 @@ def test_each_task_of_a_mixture(plugin: Path) -> None:
         "good": {"dataset": "sums", "reward_funcs": "right"},
         "bad": {"dataset": "sums", "reward_funcs": ["right", "rihgt"], "prompts": 2},
     }
+    tasks["calls"] = {"dataset": "sums", "reward_funcs": "right", "tools": "add", "max_turns": 2}
     (plugin.parent / "tasks.yaml").write_text(json.dumps(tasks))
-    found = check(plugin.parent, "--mixture", "tasks.yaml", code=2)["tasks"]
+    (plugin.parent / "adds.py").write_text(
+        "from swift_r1 import tools\n\ndef add(a: int):\n    'Adds.'\n    return a + 1\n\ntools['add'] = add\n"
+    )
+    found = check(
+        plugin.parent, "--mixture", "tasks.yaml", code=2, plugins=("plugin.py", "adds.py")
+    )["tasks"]
+    assert {name: len(one["tools"]) for name, one in found.items()} == {
+        "good": 0,
+        "bad": 0,
+        "calls": 1,
+    }
     assert found["good"]["ok"] and found["good"]["rewards"][0]["tells_right"]
     assert [data["prompt"] for data in found["bad"]["datasets"]] == ["[user] 1 + 1?"]
     (fault,) = found["bad"]["faults"]

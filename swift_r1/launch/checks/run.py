@@ -200,7 +200,9 @@ def _check(task: Task, report: CheckReport) -> None:
         encoder = _encoder(args, report)
         rows, parts = _read(args, replace(args.data_flags, task=task.name), report, encoder)
         _try_samplers(args, report, rows)
-        called = args.tools or [name for plugin in report.plugins for name in plugin.tools]
+        # those of a plugin may be of another task
+        offered = report.plugins if args.calls_tools or not task.name else ()
+        called = args.tools or [name for plugin in offered for name in plugin.tools]
         if (called or server_tools()) and not report.faults:
             report.tools = try_tools(args, called)
         if not args.dataset:
