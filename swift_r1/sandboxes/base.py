@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field, fields
 
 from swift_r1.workers.sandbox.start import SandboxError
 
@@ -46,10 +47,16 @@ class SandboxLimits:
     seconds: float = 3600.0
 
     def __post_init__(self) -> None:
-        """Raises ValueError: one of them allows nothing."""
-        for name, value in asdict(self).items():
-            if value is not None and not (isinstance(value, int | float) and value > 0):
-                raise ValueError(f"{name} must be a number above 0, got {value!r}")
+        """Raises ValueError: one of them allows nothing, or is no such number."""
+        for one in fields(self):
+            value = getattr(self, one.name)
+            seconds = one.type == "float"
+            kinds = (int, float) if seconds else (int,)
+            if one.default is None and value is None:
+                continue
+            if isinstance(value, bool) or not isinstance(value, kinds) or not 0 < value < math.inf:
+                what = "a number" if seconds else "a whole number"
+                raise ValueError(f"{one.name} must be {what} above 0, got {value!r}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +86,7 @@ class SandboxSpec:
 def proxy_address(named: str) -> tuple[str, int]:
     """Returns host and port of `network`. Raises ValueError: it is not HOST:PORT."""
     host, _, port = named.rpartition(":")
-    if not host or not port.isdecimal():
+    if not host or not port.isdecimal() or not 0 < int(port) < 1 << 16:
         raise ValueError(f"a sandbox's network is HOST:PORT of a proxy, got {named!r}")
     return host.strip("[]"), int(port)
 

@@ -79,9 +79,18 @@ def faults(
         ),
         (
             ["--tools", "shell", "--sandbox_limits", '{"processes": 0}'],
-            ["--sandbox_limits processes must be a number above 0, got 0"],
+            ["--sandbox_limits processes must be a whole number above 0, got 0"],
+        ),
+        (
+            ["--tools", "shell", "--sandbox_limits", '{"memory_bytes": 1e9}'],
+            ["--sandbox_limits memory_bytes must be a whole number above 0, got 1000000000.0"],
+        ),
+        (
+            ["--tools", "shell", "--sandbox_limits", '{"seconds": Infinity}'],
+            ["--sandbox_limits seconds must be a number above 0, got inf"],
         ),
         ("--tools shell --sandbox_network proxy", ["is HOST:PORT of a proxy, got 'proxy'"]),
+        ("--tools shell --sandbox_network a:70000", ["is HOST:PORT of a proxy, got 'a:70000'"]),
         ("--tools shell --sandbox_provider podman", ["--sandbox_provider must be one of local"]),
         (
             "--verifier math_verify",

@@ -138,7 +138,7 @@ def test_a_machine_that_was_killed_has_a_successor(opened: Open) -> None:
 
 
 def test_limits_and_ways_that_are_none_are_refused() -> None:
-    with pytest.raises(ValueError, match="processes must be a number above 0, got 0"):
+    with pytest.raises(ValueError, match="processes must be a whole number above 0, got 0"):
         SandboxLimits(processes=0)
     with pytest.raises(
         ValueError, match="there is no provider of sandboxes elsewhere: known are local"
