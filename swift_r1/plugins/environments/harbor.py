@@ -12,9 +12,9 @@ import time
 from collections.abc import Iterator, Mapping
 from functools import partial
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import AfterValidator, BaseModel, ConfigDict, ValidationError
 
 from swift_r1.data.tool_registry import described
 from swift_r1.errors import UsageError, describe, one_line
@@ -33,7 +33,7 @@ from swift_r1.plugins.harbor.folder import HOST, HarborTask, read_task, read_tas
 from swift_r1.plugins.harbor.settings import Seconds
 from swift_r1.plugins.harbor.trial import TaskFailed, TaskTrial, TestVerdict, ending
 from swift_r1.plugins.tools.shell import SHELL, command_of, said
-from swift_r1.sandboxes.base import ExecResult, SandboxError, SandboxSpec
+from swift_r1.sandboxes.base import ExecResult, SandboxError, SandboxSpec, proxy_address
 from swift_r1.sandboxes.providers import PROVIDERS, open_sandbox
 
 _LOCAL = "local"
@@ -43,6 +43,11 @@ ASKED = (
     f"When the task is done, end with the line {_LAST}."
 )
 _BLOCK = re.compile(r"```(?:bash|sh|shell)?[ \t]*\n(.*?)```", re.DOTALL)
+
+
+def _checked_proxy(named: str) -> str:
+    proxy_address(named)
+    return named
 
 
 class _Args(BaseModel):
@@ -55,7 +60,7 @@ class _Args(BaseModel):
     reply: Literal["command"] | None = None
     command_seconds: Seconds = 60.0
     provider: Literal[PROVIDERS] = _LOCAL  # type: ignore[valid-type]  # a tuple of their names
-    proxy: str | None = None
+    proxy: Annotated[str, AfterValidator(_checked_proxy)] | None = None
 
 
 class HarborAgent(EnvironmentAgent):

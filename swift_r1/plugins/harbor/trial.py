@@ -176,7 +176,7 @@ def _read(text: str) -> TestVerdict:
     """Reads a number, or an object with rewards by name: the one called `reward`, or the only one, is the episode's."""
     try:
         found = json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         found = text.strip()
     rewards = found if isinstance(found, dict) else {"reward": found}
     name = "reward" if "reward" in rewards or len(rewards) != 1 else next(iter(rewards))

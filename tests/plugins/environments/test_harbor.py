@@ -82,6 +82,7 @@ def test_a_planted_reward_does_not_count(played: Played, tmp_path: Path) -> None
         (JSON_TESTS % '{"reward": "nan"}', 0.0, 1.0),
         (JSON_TESTS % "1 or 2", 0.0, 1.0),
         ("#!/bin/sh\necho well > /logs/verifier/reward.txt\n", 0.0, 1.0),
+        ("#!/bin/sh\nprintf '[%.0s' $(seq 9999) > /logs/verifier/reward.json\n", 0.0, 1.0),
         ("#!/bin/sh\nexit 3\n", 0.0, 1.0),
     ],
 )
@@ -138,6 +139,7 @@ def test_rows_are_tasks_and_those_of_another_folder_are_held_out(tmp_path: Path)
         ({"provider": "moon"}, "provider: Input should be 'local', 'docker'"),
         ({"images": ["a"]}, "images: Input should be a valid dictionary"),
         ({"command_seconds": 0}, "command_seconds: Input should be greater than 0"),
+        ({"proxy": "moon"}, "proxy: Value error, a sandbox's network is HOST:PORT"),
     ],
 )
 def test_arguments_that_are_wrong(args: dict[str, Any], said: str, tmp_path: Path) -> None:
