@@ -10,6 +10,7 @@ import json
 import os
 import re
 import sys
+from collections import Counter
 
 from openai import AsyncOpenAI
 
@@ -36,23 +37,33 @@ def worked_out(arguments: str) -> str:
     return str({"+": int.__add__, "-": int.__sub__, "*": int.__mul__}[way](int(left), int(right)))
 
 
-async def solve(client: AsyncOpenAI, problem: str) -> str:
-    """What the model says in the end."""
-    messages = [{"role": "user", "content": problem}]
-    for _ in range(MOST_TURNS):
-        answer = await client.chat.completions.create(
-            model=os.environ.get("OPENAI_MODEL", "any"),
-            messages=messages,
-            tools=[{"type": "function", "function": CALCULATE}],
-        )
-        said = answer.choices[0].message
-        if not said.tool_calls:
-            return said.content or ""
-        messages.append(said.model_dump(exclude_none=True))
-        for call in said.tool_calls:
-            found = worked_out(call.function.arguments)
-            messages.append({"role": "tool", "tool_call_id": call.id, "content": found})
-    return ""
+async def solve(client: AsyncOpenAI, problem: str, branches: int = 1) -> str:
+    """What the model says in the end; where it goes on several times from each answer of the calculator, what it says
+    most often."""
+    ends = await ends_of(client, [{"role": "user", "content": problem}], MOST_TURNS, branches)
+    return Counter(ends).most_common(1)[0][0]
+
+
+async def ends_of(
+    client: AsyncOpenAI, messages: list[dict], turns: int, branches: int
+) -> list[str]:
+    """What the model says at the end of each branch of a conversation."""
+    answer = await client.chat.completions.create(
+        model=os.environ.get("OPENAI_MODEL", "any"),
+        messages=messages,
+        tools=[{"type": "function", "function": CALCULATE}],
+    )
+    said = answer.choices[0].message
+    if not said.tool_calls:
+        return [said.content or ""]
+    if turns == 1:
+        return [""]
+    messages = [*messages, said.model_dump(exclude_none=True)]
+    for call in said.tool_calls:
+        found = worked_out(call.function.arguments)
+        messages.append({"role": "tool", "tool_call_id": call.id, "content": found})
+    ways = (ends_of(client, messages, turns - 1, branches) for _ in range(branches))
+    return [end for ends in await asyncio.gather(*ways) for end in ends]
 
 
 async def main() -> None:

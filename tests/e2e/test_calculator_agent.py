@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import random
@@ -14,7 +15,9 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
+from openai import AsyncOpenAI
 
 from swift_r1.data.conversations import ConversationEncoder
 from swift_r1.data.loading import load_rows
@@ -29,6 +32,7 @@ from tests.data.fixtures.make_ms_swift_rows import stretches
 EXAMPLE = REPO / "examples" / "calculator_agent"
 sys.path += [str(EXAMPLE), str(REPO / "examples" / "countdown_demo")]
 
+import agent  # noqa: E402
 import arithmetic  # noqa: E402
 import calculator_model  # noqa: E402
 import tiny_model  # noqa: E402
@@ -67,6 +71,27 @@ def test_the_calculator_takes_two_numbers_alone(expression: str) -> None:
     assert arithmetic.calculated("-37 * 58") == -2146
     with pytest.raises(ValueError, match="give two whole numbers"):
         arithmetic.calculated(expression)
+
+
+@pytest.mark.parametrize("branches", [1, 2])
+def test_the_agent_goes_on_so_many_times_from_each_answer(branches: int) -> None:
+    """A model that calls the calculator twice has `branches` conversations after the first answer, each with as many."""
+    heard: list[int] = []
+    call = {"name": "calculate", "arguments": '{"expression": "2*3"}'}
+    calls = [{"id": "1", "type": "function", "function": call}]
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        messages = json.loads(request.content)["messages"]
+        found = [one["content"] for one in messages if one["role"] == "tool"]
+        heard.append(len(found))
+        said = {"content": found[-1]} if len(found) == 2 else {"tool_calls": calls}
+        choice = {"index": 0, "finish_reason": "stop", "message": {"role": "assistant"} | said}
+        return httpx.Response(200, json={"choices": [choice]})
+
+    http = httpx.AsyncClient(transport=httpx.MockTransport(answer))
+    client = AsyncOpenAI(base_url="http://model", api_key="-", http_client=http)
+    assert asyncio.run(agent.solve(client, "2*3", branches)) == "6"
+    assert sorted(heard) == sorted([0] + [1] * branches + [2] * branches**2)
 
 
 def test_the_models_turns_alone_are_learned() -> None:
