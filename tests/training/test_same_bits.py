@@ -137,13 +137,9 @@ def test_other_families_are_refused(family, tmp_path):
         InvariantEngine(backend.model, None, (2,), 0)
 
 
-def test_the_engine_multiplies_by_the_weights_as_they_are(tiny_model):
-    model = backend_of(tiny_model).model
-    with invariant.invariant_forward(), packed_weights(model, 4):
-        assert not any("forward" in vars(layer) for layer in model.modules() if _linear(layer))
-    with packed_weights(model, 4):
-        assert any("forward" in vars(layer) for layer in model.modules() if _linear(layer))
-
-
-def _linear(layer):
-    return type(layer) is torch.nn.Linear
+def test_the_engine_multiplies_by_the_weights_as_they_are():
+    layer = torch.nn.Linear(400, 400)
+    with invariant.invariant_forward(), packed_weights(layer, 4):
+        assert "forward" not in vars(layer)
+    with packed_weights(layer, 4):
+        assert "forward" in vars(layer)

@@ -84,7 +84,7 @@ def test_four_ranks_of_a_row_with_copies_of_two_key_heads(step, tmp_path):
 def test_a_row_has_a_token_for_every_rank():
     """Models do not compute without tokens. What fills the row up is a sequence of its own, at its end."""
     batch = round_batch([TokenSequence.of_answer([5], [6, 7])], [0.0])
-    for size, tokens in ((2, [5, 6, 7]), (4, [5, 6, 7, 5])):
+    for size, tokens in ((2, [5, 6, 7]), (4, [5, 6, 7, 0])):
         inputs = collate(
             batch,
             [(0,)],

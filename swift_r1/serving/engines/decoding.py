@@ -28,6 +28,9 @@ from swift_r1.models.attention import INDEXED
 from swift_r1.wire.protocol import SamplingParams
 
 _NAME = "swift_r1_decode"
+_LEAST_PACKED = (
+    100_000  # numbers of a weight; smaller ones are read so fast that laying them out gains nothing
+)
 _ATTENDING = {"full_attention", "sliding_attention"}
 _AS_THEY_ARE = {"linear_attention", "conv", "hybrid", INDEXED}
 """Layers that keep something else than keys and values, or more, in a cache of transformers' own."""
@@ -293,15 +296,15 @@ def packed_weights(model: nn.Module, rows: int) -> Iterator[None]:
 
 
 def _packs(layer: nn.Linear) -> bool:
-    """Says whether a layer can have a copy of its weight: on a CPU, in a dtype that oneDNN multiplies there, and without
-    a function of its own in its place; not where the trainer's products are to have the same bits."""
+    """Says whether a layer gets a copy of its weight: a large one on a CPU, in a dtype that oneDNN multiplies there, and
+    without a function of its own in its place; not where the trainer's products are to have the same bits."""
     dtype = layer.weight.dtype
     multiplies = dtype == torch.float32 or (
         dtype == torch.bfloat16 and torch.ops.mkldnn._is_mkldnn_bf16_supported()
     )
     on_cpu = layer.weight.device.type == "cpu" and torch._C._has_mkldnn
     free = "forward" not in layer.__dict__ and not invariant.is_on()
-    return on_cpu and multiplies and free
+    return on_cpu and multiplies and free and layer.weight.numel() >= _LEAST_PACKED
 
 
 def _times_packed(weight: Tensor, bias: Tensor | None, rows: Tensor) -> Tensor:
