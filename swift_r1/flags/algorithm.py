@@ -417,8 +417,6 @@ def algorithm_faults(args: RlhfArguments, given: frozenset[str]) -> Iterator[str
             "--router_replay_mode R2 with --sequence_parallel_size: the experts of a row's parts are not gathered; R3 is "
             "possible"
         )
-    if mode == "R3" and args.plays_agent:
-        yield "--router_replay_mode R3 with --agent or --env: sessions do not record experts; R2 is possible"
     clip_high = args.epsilon if args.epsilon_high is None else args.epsilon_high
     if "delta" in loss.reads and args.delta is not None and args.delta <= 1 + clip_high:
         yield (

@@ -51,6 +51,7 @@ def joined(pieces: Sequence[Piece]) -> Piece:
         tuple(one for piece in pieces for one in piece.logprobs),
         pieces[-1].finish_reason if pieces else None,
         pieces[-1].versions if pieces else None,
+        pieces[-1].routes if pieces else None,
     )
 
 

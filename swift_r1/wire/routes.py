@@ -25,22 +25,26 @@ def routes_of(completion: Completion, request: RolloutRequest) -> np.ndarray | N
     if asked is None:
         return None
     tokens = len(request.prompt_token_ids) - asked.first + max(len(completion.token_ids) - 1, 0)
+    return unpacked(completion.routes, asked, tokens, request.request_id)
+
+
+def unpacked(sent: Routes | None, asked: RoutesAsked, tokens: int, name: str) -> np.ndarray:
+    """Returns the routes of so many tokens as they were sent in the answer to request `name`. Raises as `routes_of`."""
     wanted = (tokens, asked.layers, asked.chosen)
-    sent = completion.routes
     if sent is None:
-        raise _unfit(request, "it has none")
+        raise _unfit(name, "it has none")
     if sent.shape != wanted:
-        raise _unfit(request, f"their shape is {list(sent.shape)}, not {list(wanted)}")
+        raise _unfit(name, f"their shape is {list(sent.shape)}, not {list(wanted)}")
     try:
         data = base64.b64decode(sent.data, validate=True)
     except binascii.Error as error:
-        raise _unfit(request, f"no base64: {error}") from error
+        raise _unfit(name, f"no base64: {error}") from error
     kind = _type_of(asked)
     if len(data) != np.prod(wanted) * kind.itemsize:
-        raise _unfit(request, f"{len(data)} bytes are not {list(wanted)} of {kind}")
+        raise _unfit(name, f"{len(data)} bytes are not {list(wanted)} of {kind}")
     routes = np.frombuffer(data, kind).reshape(wanted)
     if tokens and not 0 <= routes.min() <= routes.max() < asked.experts:
-        raise _unfit(request, f"a number of an expert is {routes.max()}, of {asked.experts}")
+        raise _unfit(name, f"a number of an expert is {routes.max()}, of {asked.experts}")
     return routes
 
 
@@ -48,7 +52,7 @@ def _type_of(asked: RoutesAsked) -> np.dtype[np.generic]:
     return np.dtype("u1" if asked.experts < 256 else "<i2")
 
 
-def _unfit(request: RolloutRequest, why: str) -> RunFailed:
+def _unfit(name: str, why: str) -> RunFailed:
     return RunFailed(
-        f"the experts in the answer to {request.request_id} are not those of its tokens (--router_replay_mode R3): {why}"
+        f"the experts in the answer to {name} are not those of its tokens (--router_replay_mode R3): {why}"
     )

@@ -1,5 +1,6 @@
 """`--router_replay_mode` in whole runs, with an engine whose routers have noise."""
 
+import json
 from pathlib import Path
 
 import pytest
@@ -9,6 +10,7 @@ from tests.e2e.test_replay import replay
 from tests.families import save_family
 
 HERE = Path(__file__).parent
+AGENTS = HERE.parent / "rollout" / "agents" / "agents_plugin.py"
 FLAGS = {
     "external_plugins": [HERE / "digits_plugin.py", HERE / "noisy_routes_plugin.py"],
     "max_steps": 4,
@@ -71,6 +73,26 @@ def test_experts_come_over_http_through_several_turns(rlhf, mixture, server):
         **FLAGS | turns,
     )
     assert run.code == 0
+    assert run.steps[0][DIFFERS] < 1e-5
+    assert min(line[OTHER] for line in run.steps) > 0.1
+
+
+def test_an_agents_tokens_have_their_experts(rlhf, mixture, tmp_path):
+    """Its episodes fork, and both branches are packed behind what they share."""
+    rows = tmp_path / "rows.jsonl"
+    rows.write_text("".join(json.dumps({"query": f"count from {one}"}) + "\n" for one in range(20)))
+    own = {
+        "max_steps": 2,
+        "external_plugins": [AGENTS, HERE / "noisy_routes_plugin.py"],
+        "agent": "forks",
+        "dataset": rows,
+        "reward_funcs": "agent_reward",
+        "max_completion_length": 8,
+        "share_prompt": "true",
+    }
+    run = rlhf(mixture, router_replay_mode="R3", **FLAGS | own)
+    assert run.code == 0
+    assert all(row["sequences"] == 2 for row in run.lines("completions.jsonl"))
     assert run.steps[0][DIFFERS] < 1e-5
     assert min(line[OTHER] for line in run.steps) > 0.1
 

@@ -334,7 +334,6 @@ def faults(
             "--router_replay_mode R2 --num_iterations 2 --sequence_parallel_size 2",
             ["the experts of a row's parts are not gathered"],
         ),
-        ("--router_replay_mode R3 --agent_command ls", ["sessions do not record experts"]),
         ("--router_replay_mode r3", ["--router_replay_mode"]),
         ("--chord_mu_peak 0.5", ["--chord_mu_peak has no effect without --chord_sft_dataset"]),
         (

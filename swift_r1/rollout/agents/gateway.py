@@ -157,10 +157,8 @@ class CompletionPieces:
         self._model.weight_version = max(self._model.weight_version, done.weight_version)
         texts = self._model.prompts.texts(done.token_ids)
         logprobs = tuple(map(TokenLogprob, texts, done.logprobs))
-        yield (
-            0,
-            Piece(done.token_ids, self._text(done), logprobs, done.finish_reason, done.stretches),
-        )
+        said = self._text(done), logprobs, done.finish_reason
+        yield 0, Piece(done.token_ids, *said, done.stretches, done.routes)
 
     def _text(self, done: Completion) -> str:
         """Without the token or the text that ended it."""
@@ -212,6 +210,7 @@ class AgentGateway:
     def session(self, conversation: TurnSource, request: SessionRequest) -> Iterator[SessionState]:
         """Opens a session, whose calls are turns of the conversation; then it is deleted."""
         state = self.sessions.store.open(request)
+        state.routes = conversation.request.routes
         self.model.conversations[state.name] = conversation
         try:
             yield state

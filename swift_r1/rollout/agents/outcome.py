@@ -52,7 +52,7 @@ def trajectory_of(play: EndedEpisode, state: SessionState, prompts: PromptTokeni
         result = {"reward": 0.0}
     turns = {call.number: turn for turn, call in enumerate(calls)}
     forced = {call.number for call in calls if call.constrained}
-    sequences = [_sequence(one, record, turns, forced) for one in record.sequences]
+    sequences = [_sequence(one, state, record, turns, forced) for one in record.sequences]
     ids: dict[int, tuple[int, ...]] = {}
     for one, own in zip(record.sequences, sequences, strict=True):
         for number in one.calls:
@@ -177,7 +177,11 @@ def _is_number(value: Any) -> bool:
 
 
 def _sequence(
-    one: RecordedSequence, record: SessionRecord, turns: Mapping[int, int], forced: set[int]
+    one: RecordedSequence,
+    state: SessionState,
+    record: SessionRecord,
+    turns: Mapping[int, int],
+    forced: set[int],
 ) -> TokenSequence:
     """Tokens of a call that was forced come from a part of the policy's distribution, and are not trained."""
     lengths = {call.number: call.completion_tokens for call in record.calls}
@@ -190,6 +194,7 @@ def _sequence(
         loss_mask=[writer is not None and writer not in forced for writer in writers],
         versions=spans_of(one.versions),
         turns=[-1 if writer is None else turns[writer] for writer in writers],
+        routes=state.routes_of(one.calls[-1]),
     )
 
 

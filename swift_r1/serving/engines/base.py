@@ -126,6 +126,7 @@ class Piece:
     finish_reason: FinishReason | None = None
     # of the last piece: as in `Generated`, of the whole completion
     versions: tuple[tuple[int, int], ...] | None = None
+    routes: Routes | None = None
 
 
 class PromptTokenizer:

@@ -9,7 +9,7 @@ from functools import cached_property
 from typing import Any, Protocol
 
 from swift_r1.serving.sessions.history import Kind, Message, canonical, digest, keys_of
-from swift_r1.wire.protocol import FinishReason, SamplingParams
+from swift_r1.wire.protocol import FinishReason, Routes, SamplingParams
 
 
 class ChatRenderer(Protocol):
@@ -91,6 +91,7 @@ class ModelCall:
         head: digest of its history, in the end with the answer.
         added: prompt tokens behind the parent's tokens.
         sampling: what was generated with.
+        routes: of the tokens from number `read_before` on, where the session asks for them.
     """
 
     number: int
@@ -112,6 +113,7 @@ class ModelCall:
     token_ids: array[int] = field(default_factory=lambda: array("i"))
     logprobs: array[float] = field(default_factory=lambda: array("d"))
     versions: tuple[tuple[int, int], ...] = ()
+    routes: Routes | None = None
     finish_reason: FinishReason | None = None
     text: str = ""
     answer: Message | None = None
@@ -126,6 +128,16 @@ class ModelCall:
         while (parent := calls[-1].parent) is not None:
             calls.append(parent)
         return calls[::-1]
+
+    @property
+    def read_before(self) -> int:
+        """Returns how many tokens of its prompt the engine has read in earlier calls: the parent's without the last."""
+        return 0 if self.parent is None else self.parent.read_after
+
+    @property
+    def read_after(self) -> int:
+        """Returns how many of its tokens the engine has read: all but the last that it wrote."""
+        return self.prompt_tokens + max(len(self.token_ids) - 1, 0)
 
     def tokens(self) -> list[int]:
         """Returns the tokens of the prompt and, once it is there, the answer."""

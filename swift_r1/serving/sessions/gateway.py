@@ -111,6 +111,9 @@ class Gateway:
             call, ids = state.begin(asked, wording, attempt.key, attempt.before)
             prompt = tuple(ids)
             request = _within(client.request(prompt), own, tokens, f"{state.name}/{call.number}")
+            if state.routes is not None:
+                routes = state.routes.model_copy(update={"first": call.read_before})
+                request = request.model_copy(update={"routes": routes})
             if call.seed is None:
                 call.seed = given.get("seed")
             call.sampling = request.sampling
@@ -140,6 +143,7 @@ class Gateway:
                 whole.finish_reason,
                 whole.text,
                 client.answer(whole, prompt),
+                whole.routes,
             )
 
         def over(error: BaseException | None) -> None:

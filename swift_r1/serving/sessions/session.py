@@ -11,6 +11,8 @@ from array import array
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 
+import numpy as np
+
 from swift_r1.serving.sessions.calls import Asked, ChatRenderer, ModelCall
 from swift_r1.serving.sessions.history import Message, canonical, digest
 from swift_r1.serving.sessions.lineage import Lineage
@@ -21,9 +23,12 @@ from swift_r1.wire.protocol import (
     HTTPError,
     Limit,
     LimitReached,
+    Routes,
+    RoutesAsked,
     completion_seed,
     versions_of_tokens,
 )
+from swift_r1.wire.routes import unpacked
 
 _BYTES_PER_TOKEN = 16  # an id, a log-prob and about four letters
 _BYTES_PER_MESSAGE = 300  # beside its text
@@ -51,6 +56,7 @@ class SessionState:
         self.tokens = 0  # of all answers
         self.limit: Limit | None = None  # the first one that has kept a call from its answer
         self.cost = 0.0  # of the tools that the model has called
+        self.routes: RoutesAsked | None = None  # that every call asks the engine for
         self.on_growth: Callable[[int], None] = lambda _bytes: None
         self._clock = clock
         self._numbers = 0
@@ -161,11 +167,13 @@ class SessionState:
         finish_reason: FinishReason,
         text: str,
         answer: Message | None,
+        routes: Routes | None = None,
     ) -> None:
         """The call's answer: for a chat the message as the client gets it."""
         call.token_ids = array("i", token_ids)
         call.logprobs = array("d", logprobs)
         call.versions = tuple(versions)
+        call.routes = routes
         call.finish_reason = finish_reason
         call.text = text
         call.answer = answer
@@ -220,6 +228,27 @@ class SessionState:
         if len(self._owed) < _OWED or content in self._owed:
             self._owed[content] += 1
         self.used = self._clock()
+
+    def routes_of(self, number: int) -> np.ndarray | None:
+        """Returns the experts of the tokens of a call and of those before it, without the last, each as the engine chose
+        them when it first read the token, `[tokens, layers, k]`; None where the session asks for none. Raises RunFailed
+        where an engine's are not those of its tokens."""
+        asked = self.routes
+        if asked is None:
+            return None
+        line = next(call for call in self.calls if call.number == number).line()
+        whole: np.ndarray = np.concatenate(
+            [
+                unpacked(
+                    call.routes,
+                    asked,
+                    call.read_after - call.read_before,
+                    f"{self.name}/{call.number}",
+                )
+                for call in line
+            ]
+        )
+        return whole
 
     def record(self) -> wire.SessionRecord:
         calls, sequences = recorded(self.calls, self.request.seed is not None)
@@ -328,4 +357,5 @@ def _size(call: ModelCall) -> int:
         + call.held
         + _BYTES_PER_MESSAGE * len(call.keys)
         + _BYTES_PER_TOKEN * tokens
+        + (len(call.routes.data) if call.routes is not None else 0)
     )

@@ -53,6 +53,19 @@ class Branches(Agent):
         return digits(await ask("both", *found))
 
 
+class Forks(Agent):
+    """Goes on from its first answer in two ways, one after the other."""
+
+    async def run(self, client: Any, row: dict[str, Any]) -> Any:
+        messages = list(row["messages"])
+        first = await client.chat.completions.create(model="any", messages=messages)
+        messages.append(first.choices[0].message)
+        for text in ("more", "something else"):
+            further = [*messages, {"role": "user", "content": text}]
+            answer = await client.chat.completions.create(model="any", messages=further)
+        return digits(answer.choices[0].message.content or "")
+
+
 class Repeats(Agent):
     """Makes equal calls, beside each other or one after another."""
 
@@ -203,6 +216,7 @@ agents |= {
     "adds": Adds,
     "counts": Counts,
     "branches": Branches,
+    "forks": Forks,
     "repeats": Repeats,
     "misbehaves": Misbehaves,
 }

@@ -28,7 +28,13 @@ from swift_r1.runtime.ranks import Ranks
 from swift_r1.serving.engines.base import PromptTokenizer
 from swift_r1.serving.engines.transformers import TransformersEngine
 from swift_r1.serving.openai_messages import ToolCalls
-from swift_r1.wire.protocol import Completion, RolloutOutput, RolloutRequest, SamplingParams
+from swift_r1.wire.protocol import (
+    Completion,
+    RolloutOutput,
+    RolloutRequest,
+    RoutesAsked,
+    SamplingParams,
+)
 from tests.serving.session_engine import Entry
 
 PLUGIN = Path(__file__).with_name("agents_plugin.py")
@@ -126,6 +132,7 @@ class Stage:
         seeded: bool = True,
         needs_reward: bool = False,
         cost: float | None = None,
+        routes: RoutesAsked | None = None,
         **sampling: Any,
     ) -> list[list[Trajectory]]:
         """The groups, in the order of the rows."""
@@ -144,6 +151,7 @@ class Stage:
                 n=n,
                 seeds=tuple(range(number * n, number * n + n)) if seeded else None,
                 sampling=SamplingParams(max_tokens=max_tokens, **sampling),
+                routes=routes,
             )
             asked.append((prompt, request))
         limits = AgentLimits(timeout, calls, total, needs_reward, None, cost, {"add": 0.5})
