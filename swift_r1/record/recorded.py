@@ -83,6 +83,8 @@ class WholeCompletion(NamedTuple):
     written: list[bool]  # by the policy, which may be trained on them
     rollout_logps: list[float]  # the engine's
     logps: list[float]  # the trainer's before that step
+    # of prompt and completion, as `wire.routes.of_bytes` reads them; None in a run without R3
+    routes: bytes | None = None
 
 
 @dataclass(frozen=True)
@@ -258,7 +260,10 @@ class RecordedRun:
                 " a run with --log_tokens all has them all"
             )
         lacking = [
-            name for name in WholeCompletion._fields if any(row[name] is None for row in rows)
+            name
+            for name in WholeCompletion._fields
+            if name not in WholeCompletion._field_defaults
+            and any(row[name] is None for row in rows)
         ]
         if lacking:
             raise UsageError(

@@ -86,10 +86,13 @@ class TokenRows:
     prompt_token_ids: numpy.ndarray  # int `[sum of prompt lengths]`
     lengths: numpy.ndarray  # int `[R]`, of the completions
     tokens: Mapping[str, numpy.ndarray]  # `[K]` by column; a column that is not there is null
+    # `R`, the experts that were replayed for prompt and completion; none: there is no such column
+    routes: Sequence[bytes] = ()
 
     @property
     def nbytes(self) -> int:
-        return sum(one.nbytes for one in (self.prompt_token_ids, *self.tokens.values()))
+        routes = sum(map(len, self.routes))
+        return routes + sum(one.nbytes for one in (self.prompt_token_ids, *self.tokens.values()))
 
     def table(self, step: int) -> pyarrow.Table:
         import pyarrow as pa
@@ -112,6 +115,8 @@ class TokenRows:
         columns |= {
             name: lists(self.tokens.get(name), self.lengths, kind) for name, kind in _TOKENS.items()
         }
+        if self.routes:
+            columns["routes"] = pa.array(self.routes, "binary")
         return pa.table(columns)
 
 

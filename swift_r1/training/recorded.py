@@ -7,11 +7,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import torch
 
 from swift_r1.data.images import ImageFile, images_of, rewards_column
 from swift_r1.data.prompts import Prompt
 from swift_r1.errors import RunFailed, UsageError
+from swift_r1.models.routing import routing_of
 from swift_r1.record.episodes import recorded_calls
 from swift_r1.record.recorded import RecordedRun, WholeCompletion, row_columns
 from swift_r1.rewards.batch import RewardAnswer, RewardCall, RewardCaller, Submitted
@@ -25,7 +27,8 @@ from swift_r1.rollout.trajectory import TokenSequence, Trajectory, turns_of_toke
 from swift_r1.training.backends.base import Backend
 from swift_r1.training.batching import Batching, everywhere, round_batch
 from swift_r1.training.movement import logprobs_of
-from swift_r1.wire.protocol import RolloutOutput, RolloutRequest
+from swift_r1.wire.protocol import RolloutOutput, RolloutRequest, RoutesAsked
+from swift_r1.wire.routes import bytes_per_token, of_bytes
 
 
 class NothingGenerated:
@@ -144,11 +147,14 @@ class RecordedRounds:
         told = None
         if self.run is not None:
             one, row = next(self.run.rounds(number)).completions[0]
-            first = round_batch(_trajectory(one, row).sequences, rewards=[0.0])
+            whole = _trajectory(one, row, self.sampler.routes)
+            first = round_batch(whole.sequences, rewards=[0.0])
             told = [torch.tensor(one.logps)[torch.tensor(one.written)]]
         batch = everywhere(first, ranks)
         [recorded] = ranks.broadcast(told)
         own = logprobs_of(batch, self.backend, self.batching, ranks, args.temperature)
+        if self.sampler.routes is not None:
+            routing_of(self.backend.model).take_counts()  # this pass is of no step
         difference = (own - recorded).abs().mean().item() if len(recorded) else 0.0
         explained = explained_difference(str(self.backend.model.dtype).removeprefix("torch."))
         if not difference <= explained:
@@ -174,7 +180,9 @@ class RecordedRounds:
                 self.rewards.rows = {
                     f"{one.request_id}/{one.number}": row for one, row in recorded.completions
                 }
-            trajectories = [_trajectory(one, row) for one, row in recorded.completions]
+            trajectories = [
+                _trajectory(one, row, sampler.routes) for one, row in recorded.completions
+            ]
             size = sampler.plan.num_generations
             groups = [trajectories[at : at + size] for at in range(0, len(trajectories), size)]
             state = {"global_step": step, "max_steps": sampler.plan.scheduled_steps}
@@ -187,8 +195,11 @@ class RecordedRounds:
             return scoring.result()
 
 
-def _trajectory(one: WholeCompletion, row: Mapping[str, Any]) -> Trajectory:
-    """Returns what was sampled. Of the prompt's messages only their text is recorded where there was one turn."""
+def _trajectory(
+    one: WholeCompletion, row: Mapping[str, Any], routes: RoutesAsked | None = None
+) -> Trajectory:
+    """Returns what was sampled. Of the prompt's messages only their text is recorded where there was one turn. Raises
+    UsageError where there are no such `routes`."""
     ids = tuple(one.token_ids)
     text = row["completion"]
     images = images_of(row)
@@ -216,6 +227,7 @@ def _trajectory(one: WholeCompletion, row: Mapping[str, Any]) -> Trajectory:
         newest_untold=None if known else row.get("newest_weight_version"),
         turns=turns_of_tokens(spans, len(ids)) if spans else (),
         images=images,
+        routes=None if routes is None else _routes(one, routes),
     )
     turns = row.get("turns")
     return Trajectory(
@@ -235,3 +247,19 @@ def _trajectory(one: WholeCompletion, row: Mapping[str, Any]) -> Trajectory:
         else {name: row[name] for name in ("tool_calls", "turn_rewards") if name in row}
         | {"num_turns": turns},
     )
+
+
+def _routes(one: WholeCompletion, asked: RoutesAsked) -> np.ndarray:
+    """Returns the experts of a recorded completion. Raises UsageError where it has none, or such of another model."""
+    if one.routes is None:
+        raise UsageError(
+            "--router_replay_mode R3: the record has no experts of its tokens, as a run with R3 and --log_tokens all has "
+            "them; give R2, or disabled"
+        )
+    tokens = len(one.prompt_token_ids) + len(one.token_ids)
+    if len(one.routes) != tokens * bytes_per_token(asked):
+        raise UsageError(
+            f"--model is not the model of the record: {len(one.routes)} bytes are not the experts of {tokens} tokens in "
+            f"{asked.layers} layers"
+        )
+    return of_bytes(one.routes, asked)

@@ -158,10 +158,6 @@ def open_policy(context: Context, images: bool = False) -> Backend:
     check_logprobs(backend)
     if args.router_replay_mode != "disabled":
         check_routing(backend, args.router_replay_mode)
-        if args.router_replay_mode == "R3" and context.start.replay is not None:
-            raise UsageError(
-                "--router_replay_mode R3: a record has no experts of its tokens; give R2, or disabled"
-            )
     if ranks.is_rank0:
         logger.info("backend: %s", backend.describe())
         if args.takes_adapters or args.freezes:

@@ -24,8 +24,8 @@ _OF_RANKS = ("logps", "entropies", "ratios", "clipped", "mask", "ref_logps")
 
 Recorded = Mapping[str, Any]
 """A row of a completion that is recorded: its `sample` (its number in the round), round_step, prompt_id, request_id,
-number, group, sequence (which of the completion's rows it is), and its `weight_versions` as `(first token, version)` of
-each stretch."""
+number, group, sequence (which of the completion's rows it is), its `weight_versions` as `(first token, version)` of each
+stretch, and whether its experts are recorded (`routed`)."""
 
 
 def chosen(
@@ -33,7 +33,8 @@ def chosen(
 ) -> list[Recorded]:
     """The completions of a round, begun at `step`, that are recorded: those of about `share` of the prompts (0: none,
     1: all), at least one prompt in each `size` completions, which make an optimizer step. A prompt is chosen by its id
-    alone, and so again when it comes again. Collective; ranks other than 0, which pass None, get the `sample` alone.
+    alone, and so again when it comes again. Only a record of all has an engine's experts, since only that can be
+    replayed. Collective; ranks other than 0, which pass None, get the `sample` alone.
     """
     if not share:
         return []
@@ -47,7 +48,7 @@ def chosen(
         most = max(share, min(places))
         for trajectory, place in zip(trained[first : first + size], places, strict=True):
             if place <= most:
-                found |= enumerate(_who(trajectory, step), start=row)
+                found |= enumerate(_who(trajectory, step, share >= 1), start=row)
             row += len(trajectory.rows)
     samples = ranks.broadcast(
         None if scored is None else [torch.tensor(list(found), dtype=torch.long)]
@@ -62,7 +63,7 @@ def _place(prompt_id: str) -> float:
     )
 
 
-def _who(trajectory: Trajectory, step: int) -> list[dict[str, Any]]:
+def _who(trajectory: Trajectory, step: int, whole: bool = False) -> list[dict[str, Any]]:
     """Returns the ids that each of its rows has."""
     return [
         {
@@ -73,6 +74,7 @@ def _who(trajectory: Trajectory, step: int) -> list[dict[str, Any]]:
             "group": trajectory.group,
             "sequence": number,
             "weight_versions": one.versions,
+            "routed": whole and one.routes is not None,
         }
         for number, one in enumerate(trajectory.sequences)
     ]
@@ -153,7 +155,16 @@ class StepTokens:
             lengths=lengths.numpy(),
             tokens={"weight_versions": versions}
             | {name: values.numpy() for name, values in tokens.items()},
+            routes=self._routes(starts, prompts + lengths),
         )
+
+    def _routes(self, starts: Tensor, lengths: Tensor) -> list[bytes]:
+        """Returns the experts of each of the rows, whose tokens begin at `starts`; none where they are not recorded."""
+        whole = self._batch.of_routes
+        if whole is None or not any(one.get("routed") for one in self._recorded):
+            return []
+        spans = zip(starts.tolist(), lengths.tolist(), strict=True)
+        return [whole[start : start + length].numpy().tobytes() for start, length in spans]
 
 
 def probe_rows(trajectories: Sequence[Trajectory], step: int) -> TokenRows:

@@ -48,6 +48,16 @@ def unpacked(sent: Routes | None, asked: RoutesAsked, tokens: int, name: str) ->
     return routes
 
 
+def bytes_per_token(asked: RoutesAsked) -> int:
+    """Returns the bytes of a token's routes, which `Routes` has as base64."""
+    return asked.layers * asked.chosen * _type_of(asked).itemsize
+
+
+def of_bytes(data: bytes, asked: RoutesAsked) -> np.ndarray:
+    """Returns routes `[tokens, layers, chosen]` from their bytes, of which there are those of whole tokens."""
+    return np.frombuffer(data, _type_of(asked)).reshape(-1, asked.layers, asked.chosen)
+
+
 def _type_of(asked: RoutesAsked) -> np.dtype[np.generic]:
     return np.dtype("u1" if asked.experts < 256 else "<i2")
 

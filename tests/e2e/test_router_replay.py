@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import start_tiny_server, wait_until_serving
-from tests.e2e.test_replay import replay
+from tests.e2e.test_replay import learned, replay, weights
 from tests.families import save_family
 
 HERE = Path(__file__).parent
@@ -112,9 +112,20 @@ def test_what_cannot_be_replayed_is_refused(rlhf, tiny_model, mixture, tiny_serv
 
 
 @pytest.mark.long
-def test_a_record_has_no_experts(rlhf, mixture, tmp_path):
-    flags = {"log_tokens": "all", "max_steps": 2, "num_iterations": 2}
+def test_a_replay_has_the_experts_of_the_record(rlhf, mixture, tmp_path):
+    flags = {"log_tokens": "all", "save_steps": 4}
     run = rlhf(mixture, router_replay_mode="R3", **FLAGS | flags)
     assert run.code == 0
-    refused = replay(run.folder, tmp_path / "same")
-    assert refused.code == 2 and "a record has no experts of its tokens" in refused.errors
+    same = replay(run.folder, tmp_path / "same")
+    assert same.code == 0 and learned(same) == learned(run)
+    assert weights(same.folder, 4) == weights(run.folder, 4)
+    other = replay(run.folder, tmp_path / "other", router_replay_mode="disabled")
+    assert other.code == 2 and "is not the model of the record" in other.errors
+
+
+@pytest.mark.long
+def test_a_record_of_another_mode_has_no_experts(rlhf, mixture, tmp_path):
+    run = rlhf(mixture, router_replay_mode="R2", log_tokens="all", **FLAGS)
+    assert run.code == 0
+    refused = replay(run.folder, tmp_path / "same", router_replay_mode="R3")
+    assert refused.code == 2 and "the record has no experts of its tokens" in refused.errors

@@ -6,8 +6,12 @@ import numpy as np
 import pytest
 import torch
 
+from swift_r1.errors import UsageError
 from swift_r1.models.attention import use_packed_attention
 from swift_r1.models.routing import routing_of
+from swift_r1.record.recorded import WholeCompletion
+from swift_r1.record.token_reader import TokenRecord
+from swift_r1.record.token_record import STEP, TokenWriter
 from swift_r1.rollout.trajectory import TokenSequence
 from swift_r1.runtime.ranks import Ranks
 from swift_r1.training import grpo, prefixes
@@ -16,6 +20,9 @@ from swift_r1.training.batching import Batching, RoundBatch, collate, round_batc
 from swift_r1.training.micro_batches import Form
 from swift_r1.training.model_checks import check_routing
 from swift_r1.training.optimizer import OptimizerConfig
+from swift_r1.training.recorded import _trajectory
+from swift_r1.training.token_values import StepTokens
+from swift_r1.wire.protocol import RoutesAsked
 from tests.families import family_model
 
 CPU = torch.device("cpu")
@@ -91,6 +98,46 @@ def test_experts_of_two_bytes_go_through_the_flat_form():
     assert sent.routes.dtype == torch.uint8 and sent.of_routes.dtype == torch.int16
     assert sent.of_routes[:-1].numpy().tolist() == wide[0][:-1].tolist()
     assert sent.of_routes[-1].eq(32767).all()
+
+
+def recorded(folder, batch, routed=True):
+    """The rows of a round as the token record has them."""
+    folder.mkdir(exist_ok=True)
+    who = {"prompt_id": "d:1", "request_id": "r", "number": 0, "weight_versions": ((0, 1),)}
+    rows = [{"sample": sample, "routed": routed} | who for sample in (2, 0)]
+    writer = TokenWriter(folder / "tokens", 1e9, lambda: [(b"a", False)])
+    writer.write(STEP, 1, StepTokens(rows, batch, False).rows(torch.zeros(4), ALONE))
+    writer.close()
+    found = TokenRecord(folder).columns(1, WholeCompletion._fields)
+    return [WholeCompletion(**row) for row in found]
+
+
+ROW = {"prompt": "p", "completion": "c", "finish_reason": "stop", "weight_version": 1}
+
+
+@pytest.mark.parametrize("more", [0, 300])
+def test_the_token_record_has_them(tmp_path, more):
+    batch = a_round(salts=(0, 1, 2, 3))
+    if more:
+        known = batch.of_routes
+        batch = batch.with_routes(torch.where(known == 255, 32767, known.short() + more).short())
+    asked = RoutesAsked(layers=LAYERS, chosen=CHOSEN, experts=EXPERTS + more)
+    found = [_trajectory(one, ROW, asked).sequences[0].routes for one in recorded(tmp_path, batch)]
+    for routes, row in zip(found, (2, 0), strict=True):
+        expected = chosen_for(BEGINNING + ENDINGS[row][:-1], row).astype(int) + more
+        assert routes[:-1].tolist() == expected.tolist()
+        assert (routes[-1] == np.iinfo(routes.dtype).max).all()  # the last was never read
+
+
+def test_a_record_without_them_and_one_of_another_model_are_refused(tmp_path):
+    asked = RoutesAsked(layers=LAYERS, chosen=CHOSEN, experts=EXPERTS)
+    one, _ = recorded(tmp_path / "without", a_round(), routed=False)
+    assert one.routes is None and _trajectory(one, ROW).sequences[0].routes is None
+    with pytest.raises(UsageError, match="the record has no experts of its tokens"):
+        _trajectory(one, ROW, asked)
+    one, _ = recorded(tmp_path / "with", a_round())
+    with pytest.raises(UsageError, match="bytes are not the experts of 13 tokens in 3 layers"):
+        _trajectory(one, ROW, asked.model_copy(update={"layers": 3}))
 
 
 @pytest.fixture(scope="module")

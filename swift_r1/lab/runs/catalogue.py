@@ -209,6 +209,9 @@ RUN: Sequence[WrittenFile] = (
             "advantages": "advantage of the token",
             "weight_versions": "version of the weights that wrote the token",
             "ref_logps": "log-prob in the reference policy; null without one",
+            "routes": "with `--router_replay_mode R3` and `--log_tokens all`: the experts of the tokens of prompt and "
+            "completion, of each token layer after layer, a byte each, two with 256 experts or more; the largest number "
+            "where the engine has read nothing",
         },
     ),
     WrittenFile(
