@@ -19,7 +19,8 @@ def test_fields_are_those_that_are_written() -> None:
     placeholders = {"rewards/<reward>", "<column>"}
     assert OF["completions.jsonl"].keys() - placeholders == FIELDS
     assert OF["summary.json"].keys() == {one.name for one in fields(RunSummary)}
-    assert [*OF["tokens/step-<N>.parquet"]] == ["step", *_COMPLETION, "prompt_token_ids", *_TOKENS]
+    columns = ["step", *_COMPLETION, "prompt_token_ids", *_TOKENS, "routes"]
+    assert [*OF["tokens/step-<N>.parquet"]] == columns
     assert OF["events.jsonl"]["kind"] == ", ".join(f"`{kind}`" for kind in get_args(Kind))
 
 
