@@ -210,7 +210,6 @@ class AgentGateway:
     def session(self, conversation: TurnSource, request: SessionRequest) -> Iterator[SessionState]:
         """Opens a session, whose calls are turns of the conversation; then it is deleted."""
         state = self.sessions.store.open(request)
-        state.routes = conversation.request.routes
         self.model.conversations[state.name] = conversation
         try:
             yield state

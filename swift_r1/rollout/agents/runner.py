@@ -62,6 +62,7 @@ class AgentRunner:
         async with self._free:
             conversation.begin()
             with self.gateway.session(conversation, self._session_of(conversation)) as state:
+                state.routes = conversation.request.routes
                 url = f"{self.gateway.url}/v1/sessions/{state.name}/v1"
                 environ = told(url, state.key, self.gateway.model.model_name)
                 ended, late = await self._run(conversation, environ)
