@@ -77,6 +77,7 @@ def test_experts_come_over_http_through_several_turns(rlhf, mixture, server):
     assert min(line[OTHER] for line in run.steps) > 0.1
 
 
+@pytest.mark.long
 def test_an_agents_tokens_have_their_experts(rlhf, mixture, tmp_path):
     """Its episodes fork, and both branches are packed behind what they share."""
     rows = tmp_path / "rows.jsonl"
