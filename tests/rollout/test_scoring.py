@@ -21,6 +21,7 @@ from swift_r1.data.prompts import Prompt
 from swift_r1.plugins import load_plugins
 from swift_r1.rewards.orm import orms
 from swift_r1.rewards.pool import rewards_for
+from swift_r1.rollout.base import GroupRequest
 from swift_r1.rollout.multi_turn import SingleTurn
 from swift_r1.rollout.scoring import Grading, Scoring, reward_metrics
 from swift_r1.wire.client import RolloutClient
@@ -102,9 +103,12 @@ class Answered:
 
 def play(asked: list[Prompt], running: Scoring, generator: Answered, requests: Any = None) -> None:
     """Has the prompts answered in one turn and scored."""
-    requests = requests or [SimpleNamespace(request_id=f"r{i}") for i in range(len(asked))]
+    requests = requests or [
+        SimpleNamespace(request_id=f"r{i}", routes=None) for i in range(len(asked))
+    ]
     turns = SingleTurn(generator, lambda tokens: str(list(tokens)))
-    turns.generate(list(zip(asked, requests, strict=True)), lambda _count: None, running.add)
+    groups = [GroupRequest(*pair) for pair in zip(asked, requests, strict=True)]
+    turns.generate(groups, lambda _count: None, running.add)
 
 
 def output(number: int, *tokens: int) -> RolloutOutput:
