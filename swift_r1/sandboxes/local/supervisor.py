@@ -366,9 +366,8 @@ class Supervisor:
         kernel.join(self._own_processes, 0)
         child = os.fork()
         if child == 0:
-            if (
-                os.fork()
-            ):  # so that the other is no child of this supervisor, and does not count for it
+            # so that the other is no child of this supervisor, and does not count for it
+            if os.fork():
                 os._exit(0)
             self._line.close()
             self._selector.close()

@@ -28,9 +28,8 @@ from swift_r1.models.attention import INDEXED
 from swift_r1.wire.protocol import SamplingParams
 
 _NAME = "swift_r1_decode"
-_LEAST_PACKED = (
-    100_000  # numbers of a weight; smaller ones are read so fast that laying them out gains nothing
-)
+# numbers of a weight; smaller ones are read so fast that laying them out gains nothing
+_LEAST_PACKED = 100_000
 _ATTENDING = {"full_attention", "sliding_attention"}
 _AS_THEY_ARE = {"linear_attention", "conv", "hybrid", INDEXED}
 """Layers that keep something else than keys and values, or more, in a cache of transformers' own."""
