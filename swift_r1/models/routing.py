@@ -118,12 +118,17 @@ class Routing:
         """Has the routers choose by themselves."""
         self._routes = None
 
-    def note(self, on: bool) -> None:
-        """Begins or ends noting what the routers choose."""
-        self._noted = {} if on else None
+    @contextmanager
+    def noting(self) -> Iterator[None]:
+        """Notes what the routers choose."""
+        self._noted = {}
+        try:
+            yield
+        finally:
+            self._noted = None
 
     def noted(self) -> Tensor:
-        """Returns the experts of the `T` tokens of the model's call since the last one, `[T, layers, k]`."""
+        """Returns the experts of the `T` tokens of the model's last call, `[T, layers, k]`."""
         assert self._noted
         first = next(iter(self._noted.values()))
         routes = first.new_zeros(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
 from itertools import chain
@@ -162,13 +163,11 @@ def before_training(
         old = entropies = sums = ref = values = None
         if old_policy:
             routing = routing_of(backend.model) if notes_routes else None
-            if routing is not None:
-                routing.note(True)
-            now = backend.logprobs(micro.inputs._replace(squares=squares), temperature)
-            if routing is not None:
-                routes = routing.noted().view(*micro.inputs.token_ids.shape, *routing.shape[:2])
-                micro = replace(micro, inputs=micro.inputs._replace(routes=routes))
-                routing.note(False)
+            with nullcontext() if routing is None else routing.noting():
+                now = backend.logprobs(micro.inputs._replace(squares=squares), temperature)
+                if routing is not None:
+                    routes = routing.noted().view(*micro.inputs.token_ids.shape, *routing.shape[:2])
+                    micro = replace(micro, inputs=micro.inputs._replace(routes=routes))
             old = micro.unflatten(now.logps)
             entropies = micro.unflatten(now.entropies)
             sums = None if now.squares is None else micro.unflatten(now.squares)

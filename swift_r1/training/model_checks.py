@@ -67,11 +67,10 @@ def check_routing(backend: Backend, mode: str) -> None:
     )
     try:
         routing = routing_of(backend.model)
-        routing.note(True)
         with torch.no_grad():
-            own = backend.logprobs(inputs, 1.0).logps
-            routes = routing.noted()[None]
-            routing.note(False)
+            with routing.noting():
+                own = backend.logprobs(inputs, 1.0).logps
+                routes = routing.noted()[None]
             again = backend.logprobs(inputs._replace(routes=routes), 1.0).logps
     except UsageError as error:
         raise UsageError(f"--router_replay_mode {mode}: {error}") from error

@@ -221,9 +221,8 @@ class ServerInfo(Wire):
     nccl_workers: int  # processes that take weights over NCCL, 0 without a GPU
     gpu: str | None = None  # of an engine with one; it takes weights in its memory
     can_sleep: bool = False
-    batch_invariant: bool = (
-        False  # its numbers for a token do not depend on what it computes beside it
-    )
+    # its numbers for a token do not depend on what it computes beside it
+    batch_invariant: bool = False
     asleep: int = 0  # sleep level of the engine
     turns: TurnFlags = TurnFlags()
 

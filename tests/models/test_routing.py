@@ -108,10 +108,9 @@ def test_a_family_replays_its_own_choice_and_any_other(family):
     inputs = some_inputs()
     plain = logps_of(model, inputs)
     routing = routing_of(model)
-    routing.note(True)
-    assert torch.equal(logps_of(model, inputs), plain)
-    own = routing.noted()
-    routing.note(False)
+    with routing.noting():
+        assert torch.equal(logps_of(model, inputs), plain)
+        own = routing.noted()
     assert torch.equal(logps_of(model, inputs, own), plain)
     assert routing.take_counts()[1] == 0
 
@@ -136,10 +135,9 @@ def test_a_token_without_known_experts_chooses_by_itself(family):
     inputs = some_inputs(rows=1)
     plain = logps_of(model, inputs)
     routing = routing_of(model)
-    routing.note(True)
-    logps_of(model, inputs)
-    own = routing.noted()
-    routing.note(False)
+    with routing.noting():
+        logps_of(model, inputs)
+        own = routing.noted()
     other = (own + 1) % 4
     other[:8] = routing.shape.unknown
     found = logps_of(model, inputs, other)
@@ -152,10 +150,9 @@ def test_a_copy_of_a_model_has_routers_of_its_own():
     model = family_model("qwen3_moe", VOCAB)
     inputs = some_inputs()
     plain = logps_of(model, inputs)
-    routing_of(model).note(True)
-    logps_of(model, inputs)
-    other = (routing_of(model).noted() + 1) % 4
-    routing_of(model).note(False)
+    with routing_of(model).noting():
+        logps_of(model, inputs)
+        other = (routing_of(model).noted() + 1) % 4
     reference = copy.deepcopy(model)
     logps_of(model, inputs, other)
     with torch.no_grad():
@@ -185,8 +182,7 @@ def test_gradient_checkpointing_replays_in_the_backward_pass():
 )
 def test_other_models_are_refused_by_name(family, why):
     model = family_model(family, VOCAB)
-    with pytest.raises(UsageError, match=f"{family}.*{why}"):
-        routing_of(model).note(True)
+    with pytest.raises(UsageError, match=f"{family}.*{why}"), routing_of(model).noting():
         logps_of(model, some_inputs())
 
 
@@ -234,11 +230,9 @@ def test_the_engine_notes_the_experts_of_each_token_that_it_read(family):
         for one in output.completions:
             found = routes_of(one, request)
             ids = torch.tensor([request.prompt_token_ids + one.token_ids])
-            routing.note(True)
-            with torch.no_grad():
+            with routing.noting(), torch.no_grad():
                 model(input_ids=ids, use_cache=False)
-            expected = routing.noted()[request.routes.first : -1]
-            routing.note(False)
+                expected = routing.noted()[request.routes.first : -1]
             assert torch.equal(torch.from_numpy(found.copy()).sort(-1)[0], expected.sort(-1)[0])
     plain = [request.model_copy(update={"routes": None}) for request in asked]
     for with_routes, without in zip(

@@ -15,8 +15,8 @@ from swift_r1.wire.routes import packed
 
 
 class WaveRoutes:
-    """Takes what the model's routers have chosen after each of its calls, until `end`. A token has its experts once it
-    was read: the last of a completion never is.
+    """Takes what the model's routers have chosen after each of its calls, while `Routing.noting` is open. A token has
+    its experts once it was read: the last of a completion never is.
 
     Args:
         prompts: of the wave's rows, equal ones being neighbours.
@@ -32,7 +32,6 @@ class WaveRoutes:
         size = (len(prompts), longest, layers, chosen)
         self._written = torch.zeros(size, dtype=self._routing.shape.dtype, device=model.device)
         self._read: dict[PromptWithImages, Tensor] = {}
-        self._routing.note(True)
 
     def read(self) -> None:
         """Takes those of the prompts, each of which was read once, padded on the left."""
@@ -52,6 +51,3 @@ class WaveRoutes:
             return None
         whole = torch.cat([self._read[self._prompts[row]], self._written[row, : length - 1]])
         return packed(whole[asked.first :].cpu().numpy(), asked)
-
-    def end(self) -> None:
-        self._routing.note(False)

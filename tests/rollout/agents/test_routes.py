@@ -41,12 +41,9 @@ def forks(
 def noted(model: Any, work: Callable[[], Any]) -> torch.Tensor:
     """The experts that a model's routers choose in a pass."""
     routing = routing_of(model)
-    routing.note(True)
-    with torch.no_grad():
+    with routing.noting(), torch.no_grad():
         work()
-    found = routing.noted()
-    routing.note(False)
-    return found
+        return routing.noted()
 
 
 def test_the_trainer_sends_tokens_to_the_experts_of_the_engine(
