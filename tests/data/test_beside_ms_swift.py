@@ -59,7 +59,7 @@ def shown(rows):
         turns = [(turn["role"], str(turn["content"])) for turn in row["messages"]]
         while turns and turns[-1][0] == "assistant":  # the reference answer, which is no part of our prompts
             turns.pop()
-        found.append([turns, str(row.get("solution")), row.get("level")])
+        found.append([turns, str(row.get("solution")), row.get("grade")])
     return found
 
 from swift.dataset import load_dataset as theirs, register_dataset_info as their_info
@@ -80,8 +80,8 @@ result["several True"] = [
 ]
 columns = {{"solution": "response", "level": "solution"}}
 result["columns False"] = [
-    [one[:2] for one in shown(ours("rows.jsonl", columns=columns)[0])],  # theirs has no level any more
-    [one[:2] for one in shown(theirs("rows.jsonl", columns=columns, remove_unused_columns=False)[0])],
+    shown(ours("rows.jsonl", columns=columns)[0]),
+    shown(theirs("rows.jsonl", columns=columns, remove_unused_columns=False)[0]),
 ]
 split = [len(part) for part in ours("rows.jsonl", split_dataset_ratio=0.15)]
 result["split False"] = [split, [len(part) for part in theirs("rows.jsonl", split_dataset_ratio=0.15)]]
@@ -92,14 +92,15 @@ os._exit(0)
 
 def test_eight_dataset_strings(tmp_path: Path) -> None:
     rows = [
-        {"question": f"question {n}?", "solution": str(n * n), "level": n % 3} for n in range(10)
+        {"question": f"question {n}?", "solution": str(n * n), "level": n % 3, "grade": n % 4}
+        for n in range(10)
     ]
     lines = "".join(json.dumps(row) + "\n" for row in rows)
     (tmp_path / "rows.jsonl").write_text(lines)
     (tmp_path / "rows.json").write_text(json.dumps(rows))
     (tmp_path / "rows.csv").write_text(
-        "question,solution,level\n"
-        + "".join(f'"question {n}?",{n * n},{n % 3}\n' for n in range(10))
+        "question,solution,level,grade\n"
+        + "".join(f'"question {n}?",{n * n},{n % 3},{n % 4}\n' for n in range(10))
     )
     pq.write_table(pa.Table.from_pylist(rows), tmp_path / "rows.parquet")
     for repo in (tmp_path / "repo", tmp_path / "hub" / "org" / "sums"):
