@@ -11,6 +11,7 @@ from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import pad
 from transformers import AttentionInterface, PreTrainedConfig, PreTrainedModel
 from transformers.cache_utils import (
     Cache,
@@ -30,6 +31,7 @@ from swift_r1.wire.protocol import SamplingParams
 _NAME = "swift_r1_decode"
 # numbers of a weight; smaller ones are read so fast that laying them out gains nothing
 _LEAST_PACKED = 100_000
+_ROOM = 32  # tokens by which a layer's keys and values grow
 _ATTENDING = {"full_attention", "sliding_attention"}
 _AS_THEY_ARE = {"linear_attention", "conv", "hybrid", INDEXED}
 """Layers that keep something else than keys and values, or more, in a cache of transformers' own."""
@@ -37,8 +39,9 @@ _AS_THEY_ARE = {"linear_attention", "conv", "hybrid", INDEXED}
 
 class AppendLayer(CacheLayerMixin):  # type: ignore[no-untyped-call] # its __init_subclass__ has no types
     """One layer's keys and values. Those of the prompts, `[G, H, P, D]`, are held once for all rows of a group; what
-    the rows write, `[B, H, room, D]`, is filled up to `length` in place: nothing is copied to grow, and on a CPU memory
-    is taken as it is filled. Those of a sliding window are all kept."""
+    the rows write, `[B, H, room, D]`, is filled up to `length` in place, and zero behind that. Room grows by
+    `_ROOM` tokens, and products read all of it: a part would be copied for each of them. Those of a sliding window are
+    all kept."""
 
     keys: Tensor
     values: Tensor
@@ -65,30 +68,32 @@ class AppendLayer(CacheLayerMixin):  # type: ignore[no-untyped-call] # its __ini
             return key_states, value_states
         start = self.length
         self.length = self.length + key_states.shape[2]
+        if self.length > self.keys.shape[2]:
+            self.keys, self.values = (
+                pad(side, (0, 0, 0, _ROOM)) for side in (self.keys, self.values)
+            )
         self.keys[:, :, start : self.length] = key_states
         self.values[:, :, start : self.length] = value_states
-        keys = self.keys[:, :, : self.length]
-        keys.layer = self  # type: ignore[attr-defined]  # `decode_attention` finds the prompts by it
-        return keys, self.values[:, :, : self.length]
+        if self.prompt is None:
+            return self.keys[:, :, : self.length], self.values[:, :, : self.length]
+        keys = self.keys[:]
+        keys.layer = self  # type: ignore[attr-defined]  # for `decode_attention`
+        return keys, self.values
 
-    def begin(self, groups: Groups, room: int) -> None:
-        """The prompts are read: room for `room` tokens of each row. With `groups.shared` false a row has its own copy
-        of its prompt."""
-        prompt = (self.keys, self.values)
+    def begin(self, groups: Groups) -> None:
+        """The prompts are read. With `groups.shared` false a row has its own copy of its prompt."""
         self.groups = groups
-        copied = 0 if groups.shared else self.length
-        self.keys, self.values = (
-            side.new_empty((len(groups.of), side.shape[1], copied + room, side.shape[3]))
-            for side in prompt
-        )
         if groups.shared:
             # Each token's products read them all, and would copy what does not lie together.
-            self.prompt = prompt[0].contiguous(), prompt[1].contiguous()
+            self.prompt = self.keys.contiguous(), self.values.contiguous()
             self.length = 0
-        else:
-            self.keys[:, :, :copied], self.values[:, :, :copied] = (
-                side[groups.of] for side in prompt
+            self.keys, self.values = (
+                side.new_zeros((len(groups.of), side.shape[1], 0, side.shape[3]))
+                for side in self.prompt
             )
+        else:
+            self.keys = self.keys[groups.of]
+            self.values = self.values[groups.of]
 
     def select(self, rows: Tensor, kept: Tensor, groups: Groups) -> None:
         """Keeps the rows `[B']` in place, and the prompts `kept`."""
@@ -151,10 +156,10 @@ class AppendCache(Cache):
             layers=[AppendLayer() if kind in _ATTENDING else layer for kind, layer in own]
         )
 
-    def begin(self, groups: Groups, room: int) -> None:
+    def begin(self, groups: Groups) -> None:
         for layer in self.layers:
             if isinstance(layer, AppendLayer):
-                layer.begin(groups, room)
+                layer.begin(groups)
             else:
                 layer.reorder_cache(cast(torch.LongTensor, groups.of))
 
@@ -202,8 +207,8 @@ def decode_attention(
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
     """`query [B, H, 1, D]`; `key [B, KV, T, D]`, `value [B, KV, T, V]` as an `AppendLayer` gave them, with its prompts
-    before them -> `[B, 1, H, V]`; bool mask over the prompts' padding `[B, 1, 1, P]`, or `[1, 1, 1, 1]` where there is
-    none. The last `sliding_window` tokens are seen, the new one among them.
+    before them and its room behind -> `[B, 1, H, V]`; bool mask over the prompts' padding `[B, 1, 1, P]`, or `[1, 1, 1,
+    1]` where there is none. The last `sliding_window` tokens are seen, the new one among them.
 
     The query heads of a key head, and for the prompt those of all rows of a group, are the rows of one matrix product.
 
@@ -219,11 +224,13 @@ def decode_attention(
             "use `swift rollout` with --use_vllm true"
         )
     prompt_keys, prompt_values = layer.prompt
+    written = layer.length
     lost = 0 if sliding_window is None else layer.get_seq_length() - sliding_window
     if lost > 0:
         own = max(0, lost - prompt_keys.shape[2])
         key = key[:, :, own:]
         value = value[:, :, own:]
+        written -= own
         prompt_keys = prompt_keys[:, :, lost:]
         prompt_values = prompt_values[:, :, lost:]
         attention_mask = None if attention_mask is None else attention_mask[..., lost:]
@@ -233,7 +240,9 @@ def decode_attention(
     before = groups.times(query, prompt_keys.transpose(-1, -2))
     if attention_mask is not None and attention_mask.shape[-1] == read:
         before = before.masked_fill(~attention_mask, float("-inf"))
-    scores = torch.cat([before, torch.matmul(query, key.transpose(-1, -2))], dim=-1)
+    after = torch.matmul(query, key.transpose(-1, -2))
+    after[..., written:] = float("-inf")
+    scores = torch.cat([before, after], dim=-1)
     weights = (
         (scores.float() * (width**-0.5 if scaling is None else scaling)).softmax(-1).to(query.dtype)
     )

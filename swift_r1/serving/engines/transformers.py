@@ -4,7 +4,7 @@ Each prompt is read once, its keys and values are shared by its `n` completions,
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from swift_r1.models.routing import routing_of
 from swift_r1.models.vision import PromptWithImages, Stretch, Vision, image_arguments
 from swift_r1.serving.engines.decoding import (
     AppendCache,
@@ -129,12 +130,16 @@ class TransformersEngine:
                     on_output(number, outputs[number])
 
         most = sum(len(group) for group in groups)
-        with _evaluating(self.model), torch.inference_mode(), packed_weights(self.model, most):
+        asked = any(request.routes is not None for request in requests)
+        noting = routing_of(self.model).noting() if asked else nullcontext()
+        with (
+            _evaluating(self.model),
+            torch.inference_mode(),
+            packed_weights(self.model, most),
+            noting,
+        ):
             for wave in self._waves(requests, [row for group in groups for row in group]):
-                with ExitStack() as ends_with:
-                    self._decode(
-                        requests, prompts, wave, weight_version, ended, unwanted, ends_with
-                    )
+                self._decode(requests, prompts, wave, weight_version, ended, unwanted)
         return [outputs[number] for number in range(len(requests))]
 
     def _waves(self, requests: Sequence[RolloutRequest], rows: list[_Row]) -> Iterator[list[_Row]]:
@@ -185,7 +190,6 @@ class TransformersEngine:
         weight_version: int,
         on_ended: Callable[[Sequence[_Row]], None],
         unwanted: Callable[[], bool],
-        ends_with: ExitStack,
     ) -> None:
         """Fills the rows of a wave; those that have ended are given to `on_ended` while the others go on."""
         device = self.model.device
@@ -222,7 +226,6 @@ class TransformersEngine:
         routes = None
         if any(requests[row.request].routes is not None for row in wave):
             routes = WaveRoutes(self.model, prompts, longest)
-            ends_with.callback(routes.end)
         logits, state = self._read_prompts(prompts, longest)
         if routes is not None:
             routes.read()
@@ -275,8 +278,8 @@ class TransformersEngine:
         return torch.tensor([any(s in text for s in stop) for text in texts], device=written.device)
 
     def _read_prompts(self, prompts: list[PromptWithImages], room: int) -> tuple[Tensor, Any]:
-        """Reads each different prompt once, equal ones being neighbours; gives every row the logits of its first token,
-        and room for `room` tokens."""
+        """Reads each different prompt once, equal ones being neighbours; gives every row the logits of its first token.
+        `room`: tokens that each will write at most."""
         device = self.model.device
         different = list(dict.fromkeys(prompts))
         width = max(len(prompt.token_ids) for prompt in different)
@@ -311,7 +314,7 @@ class TransformersEngine:
         where = {prompt: number for number, prompt in enumerate(different)}
         rows = torch.tensor([where[prompt] for prompt in prompts], device=device)
         groups = Groups(rows, self._shares)
-        cache.begin(groups, room)
+        cache.begin(groups)
         return logits[rows], _DecodeState(
             cache, groups, behind[rows], attended[rows] if ragged else None
         )
