@@ -23,7 +23,7 @@ from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
 
-from swift_r1.models import flash, invariant
+from swift_r1.models import cpu_kernels, flash, invariant
 from swift_r1.runtime.sequence_parallel import SequenceGroup
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 INDEXED = "indexed_attention"
 """Layers that choose which keys a query sees (DeepSeek-V3.2), by a mask that transformers gives to its own SDPA."""
 _NAME = "swift_r1_packed"
-_BLOCK = 512  # tokens of a segment whose attention is computed together
+_BLOCK = 128  # tokens of a segment whose attention is computed together
 
 
 class Segment(NamedTuple):
@@ -233,22 +233,22 @@ def _causal(sequence: Sequence[Tensor], scaling: float | None, window: int | Non
     """Returns the attention `[L, H, V]` of a sequence that sees itself alone, of its queries, keys and values, each
     `[L, heads, width]`."""
     query, key, value = (states.transpose(0, 1)[None] for states in sequence)
-    shares = query.shape[1] != key.shape[1]
     length = query.shape[2]
     if invariant.is_on():
         places = torch.arange(length)[None]
         return invariant.attention(sequence[0][None], key, value, places, scaling, window)[0]
-    near = None
-    if window is not None and window < length:
-        near = (
-            torch.ones(length, length, dtype=torch.bool, device=query.device)
-            .tril()
-            .triu(1 - window)
-        )
+    if _in_pieces(query) or (window is not None and window < length):
+        return _seen(sequence[0][None], key, value, scaling, window)[0]
+    shares = query.shape[1] != key.shape[1]
     out = scaled_dot_product_attention(
-        query, key, value, attn_mask=near, is_causal=near is None, scale=scaling, enable_gqa=shares
+        query, key, value, is_causal=True, scale=scaling, enable_gqa=shares
     )
     return out[0].transpose(0, 1)
+
+
+def _in_pieces(query: Tensor) -> bool:
+    """Says whether attention is computed by `cpu_kernels.py`."""
+    return query.device.type == "cpu" and query.dtype == torch.bfloat16
 
 
 def _behind(
@@ -279,26 +279,41 @@ def _behind(
     if invariant.is_on():
         places = torch.arange(group.length_before, group.length_before + group.width)[None]
         spread = invariant.attention(query, key, value, places, scaling, window)
-        return _from_places(spread, group)
+    else:
+        spread = _seen(query, key, value, scaling, window)
+    return _from_places(spread, group)
 
+
+def _seen(
+    query: Tensor, key: Tensor, value: Tensor, scaling: float | None, window: int | None
+) -> Tensor:
+    """Returns the attention `[n, C, H, V]` of tokens each of which sees what precedes it.
+
+    Args:
+        query: `[n, C, H, D]`.
+        key, value: `[n, KV, P + C, D]`, `[n, KV, P + C, V]`.
+    """
+    width = query.shape[1]
+    before = key.shape[2] - width
     # The query heads that share a key head follow one another as rows, so keys are not repeated for them.
     shared = key.shape[1]
     ratio = query.shape[2] // shared
     query = query.unflatten(2, (shared, ratio)).permute(0, 2, 3, 1, 4)
-
+    in_pieces = _in_pieces(query)
     parts = []
-    for start in range(0, group.width, _BLOCK):
-        end = min(start + _BLOCK, group.width)
+    for start in range(0, width, _BLOCK):
+        end = min(start + _BLOCK, width)
         # A token sees up to its own place; a mask of all tokens would grow with the square of their number.
-        place = group.length_before + start
-        last = group.length_before + end
+        place = before + start
+        last = before + end
         first = 0 if window is None else max(0, place - window + 1)
         near = torch.ones(end - start, last - first, dtype=torch.bool, device=query.device).tril(
             place - first
         )
         if window is not None:
             near = near.triu(place - first - window + 1)
-        out = scaled_dot_product_attention(
+        attend = cpu_kernels.attention if in_pieces else scaled_dot_product_attention
+        out = attend(
             query[:, :, :, start:end].flatten(2, 3),
             key[:, :, first:last],
             value[:, :, first:last],
@@ -307,8 +322,7 @@ def _behind(
         )  # [n, KV, ratio * block, V]
         parts.append(out.unflatten(2, (ratio, end - start)))
 
-    out = torch.cat(parts, 3).permute(0, 3, 1, 2, 4).flatten(2, 3)
-    return _from_places(out, group)
+    return torch.cat(parts, 3).permute(0, 3, 1, 2, 4).flatten(2, 3)
 
 
 def _from_places(spread: Tensor, group: Siblings) -> Tensor:

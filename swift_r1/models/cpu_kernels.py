@@ -1,8 +1,9 @@
-"""RMSNorm and the gated MLP's product on a CPU, in pieces that stay in its cache.
+"""RMSNorm, the gated MLP's product and 16-bit attention on a CPU, in pieces that stay in its cache.
 
-transformers writes each as half a dozen operations over the whole activation, which costs memory traffic and leaves
-float32 copies for the backward pass. These two functions keep only their 16-bit inputs and work row block by row block;
-the formulas and where they round are transformers'.
+transformers writes each of the first two as half a dozen operations over the whole activation, which costs memory traffic
+and leaves float32 copies for the backward pass. These functions keep only their 16-bit inputs and work block by block; the
+formulas and where they round are transformers' and, for attention, those of torch's flash attention, whose 16-bit
+products are slow without AMX.
 """
 
 from __future__ import annotations
@@ -47,6 +48,22 @@ def swiglu(gate: Tensor, up: Tensor) -> Tensor:
         return silu(gate).mul_(up)
     out: Tensor = _SwiGlu.apply(gate, up)
     return out
+
+
+def attention(
+    query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor, scale: float | None
+) -> Tensor:
+    """Returns what `scaled_dot_product_attention` does, `[n, H, R, V]`, with float32 scores and weights.
+
+    Args:
+        query, key, value: `[n, H, R, D]`, `[n, H, K, D]`, `[n, H, K, V]`, 16-bit.
+        attn_mask: bool `[R, K]`, which keys each row sees.
+    """
+    bias = torch.zeros(attn_mask.shape).masked_fill_(~attn_mask, float("-inf"))
+    heads = (states.flatten(0, 1) for states in (query, key, value))
+    scaling = query.shape[-1] ** -0.5 if scale is None else scale
+    out: Tensor = _Attention.apply(*heads, bias, scaling)
+    return out.unflatten(0, query.shape[:2])
 
 
 def _scale(rows: Tensor, epsilon: float) -> Tensor:
@@ -117,6 +134,49 @@ class _SwiGlu(torch.autograd.Function):
             to_gate[block] = torch.ops.aten.silu_backward(grads[block] * ups[block], gates[block])
 
         return to_gate.view(grad.shape), to_up.view(grad.shape)
+
+
+class _Attention(torch.autograd.Function):
+    """Keeps its inputs, and computes the weights again in the backward pass."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, query: Tensor, key: Tensor, value: Tensor, bias: Tensor, scaling: float
+    ) -> Tensor:
+        ctx.save_for_backward(query, key, value, bias)
+        ctx.scaling = scaling
+        out = query.new_empty(*query.shape[:2], value.shape[2])
+        for heads in _heads(query, bias):
+            weights = _weights(query[heads], key[heads], bias, scaling)
+            torch.bmm(weights, value[heads], out=out[heads])
+
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, Tensor, None, None]:
+        query, key, value, bias = ctx.saved_tensors
+        grad = grad.contiguous()
+        to_query, to_key, to_value = (torch.empty_like(one) for one in (query, key, value))
+        for heads in _heads(query, bias):
+            weights = _weights(query[heads], key[heads], bias, ctx.scaling)
+            torch.bmm(weights.transpose(1, 2), grad[heads], out=to_value[heads])
+            to_weights = torch.bmm(grad[heads], value[heads].transpose(1, 2))
+            to_scores = torch._softmax_backward_data(to_weights, weights, -1, weights.dtype)
+            torch.bmm(to_scores, key[heads], out=to_query[heads])
+            torch.bmm(to_scores.transpose(1, 2), query[heads], out=to_key[heads])
+
+        return to_query.mul_(ctx.scaling), to_key.mul_(ctx.scaling), to_value, None, None
+
+
+def _heads(query: Tensor, bias: Tensor) -> Iterator[slice]:
+    """Yields the places of `[N, R, D]` in pieces of at most `2 * _BLOCK_ELEMENTS` scores (those of a head at least)."""
+    size = max(1, 2 * _BLOCK_ELEMENTS // bias.numel())
+    return (slice(start, start + size) for start in range(0, len(query), size))
+
+
+def _weights(query: Tensor, key: Tensor, bias: Tensor, scaling: float) -> Tensor:
+    scores = torch.baddbmm(bias, query.float(), key.float().transpose(1, 2), alpha=scaling)
+    return scores.softmax(-1).to(query.dtype)
 
 
 def _blocks(rows: Tensor) -> Iterator[slice]:

@@ -1,11 +1,12 @@
-"""RMSNorm and SwiGLU in blocks: transformers' numbers and gradients, and only where its formula is the same."""
+"""RMSNorm, SwiGLU and attention in blocks: transformers' numbers and gradients, and only where its formula is the same."""
 
-from functools import cache
+from functools import cache, partial
 from types import SimpleNamespace
 
 import pytest
 import torch
 from torch import nn
+from torch.nn.functional import scaled_dot_product_attention
 from transformers import (
     AutoModelForCausalLM,
     CohereConfig,
@@ -19,7 +20,7 @@ from transformers.models.llama.modeling_llama import LlamaRMSNorm
 from swift_r1.models import block_functions
 from swift_r1.models import cpu_kernels as elementwise
 from swift_r1.models.block_functions import use_block_functions
-from swift_r1.models.cpu_kernels import rms_norm, swiglu
+from swift_r1.models.cpu_kernels import attention, rms_norm, swiglu
 
 SIZES = {
     "vocab_size": 64,
@@ -50,6 +51,27 @@ def gradients(function, *inputs):
     out = function(*inputs)
     slope = torch.randn(out.shape, generator=torch.Generator().manual_seed(9)).to(out.dtype)
     return [out, *torch.autograd.grad(out, inputs, slope)]
+
+
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-5), (torch.bfloat16, 2e-2)])
+def test_attention(dtype, tolerance):
+    """In pieces of a few heads; as exact as torch's own."""
+    states = [
+        random_rows(dtype, 2, 3, *size, seed=seed)
+        for seed, size in enumerate(((5, 8), (9, 8), (9, 4)))
+    ]
+    near = torch.ones(5, 9, dtype=torch.bool).tril(4)
+    for scale in (None, 0.7):
+
+        def own(*states, function, scale=scale):
+            return function(*states, attn_mask=near, scale=scale)
+
+        theirs = [one.detach().double().requires_grad_() for one in states]
+        expected = gradients(partial(own, function=scaled_dot_product_attention), *theirs)
+        found = gradients(partial(own, function=attention), *states)
+        for one, other in zip(found, expected, strict=True):
+            assert one.dtype == dtype
+            torch.testing.assert_close(one.double(), other, rtol=tolerance, atol=tolerance)
 
 
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-5), (torch.bfloat16, 2e-2)])
