@@ -15,12 +15,12 @@ import argparse
 import random
 import statistics
 import time
-from collections import Counter
 from collections.abc import Callable
 from contextlib import nullcontext
 from unittest.mock import patch
 
 import torch
+from operations import COLUMNS, seconds_by_part
 from rich.console import Console
 from rich.table import Table
 from torch.profiler import ProfilerActivity, profile
@@ -30,18 +30,6 @@ from swift_r1.models.attention import use_packed_attention
 from swift_r1.models.block_functions import use_block_functions
 from swift_r1.serving.engines import transformers as engines
 from swift_r1.wire.protocol import RolloutRequest, SamplingParams
-
-PARTS = {
-    "products with weights": ("aten::mm", "aten::addmm", "_linear_pointwise", "_reorder_linear"),
-    "attention": ("aten::bmm", "aten::_softmax", "attention"),
-    "copies": ("aten::copy_", "aten::cat", "aten::clone", "aten::index"),
-}
-
-
-def part_of(operation: str) -> str:
-    """Returns the part that an operation of torch is of."""
-    found = (part for part, names in PARTS.items() if any(name in operation for name in names))
-    return next(found, "other operations")
 
 
 def main() -> None:
@@ -108,23 +96,19 @@ def main() -> None:
             if repeat:  # the first is a warm-up
                 seconds[name].append(time.perf_counter() - started)
 
-    columns = ("python", "other operations", *PARTS)
-    table = Table("side", "ms per token", "tokens per second", *columns)
+    table = Table("side", "ms per token", "tokens per second", *COLUMNS)
     for name, side in sides.items():
         median = statistics.median(seconds[name])
         with profile(activities=[ProfilerActivity.CPU]) as profiled:
             started = time.perf_counter()
             side()
             wall = time.perf_counter() - started
-        shares: Counter[str] = Counter()
-        for one in profiled.key_averages():
-            shares[part_of(one.key)] += one.self_cpu_time_total / 1e6 / wall
-        shares["python"] = 1 - shares.total()
+        parts = seconds_by_part(profiled, wall)
         table.add_row(
             name,
             f"{1000 * median / args.tokens:.1f}",
             f"{len(token_ids) * args.tokens / median:.0f}",
-            *(f"{1000 * median * shares[part] / args.tokens:.1f}" for part in columns),
+            *(f"{1000 * median / wall * parts[part] / args.tokens:.1f}" for part in COLUMNS),
         )
     Console(width=150).print(table)
 

@@ -41,6 +41,7 @@ from pathlib import Path
 
 import psutil
 from end_to_end_sides import GENERATIONS, SIDES, command, environment, write_rows
+from operations import COLUMNS
 from rich.console import Console
 from rich.table import Table
 from train_step import install_trl
@@ -63,6 +64,7 @@ class Result:
     first: float
     peak: int
     steps: list[dict[str, float]] = field(default_factory=list)
+    parts: dict[str, float] = field(default_factory=dict)  # seconds by `operations.COLUMNS`
 
     def mean(self, name: str) -> float:
         """Of the steps after the warm-up; of that where there is no other."""
@@ -93,7 +95,7 @@ def run_side(side: str, dtype: str, args: argparse.Namespace, limit: float) -> R
                 stdin=subprocess.DEVNULL,
                 stdout=out,
                 stderr=subprocess.STDOUT,
-                env=environment(side, folder),
+                env=environment(side, folder, args.profile),
                 cwd=HERE.parent,
             )
         result = Result(side, dtype, 0.0, 0)
@@ -114,6 +116,9 @@ def run_side(side: str, dtype: str, args: argparse.Namespace, limit: float) -> R
                 time.sleep(LOOK_S)
         finally:
             end(process)
+        profile = folder / "profile.json"
+        if profile.exists():
+            result.parts = json.loads(profile.read_text())
         if args.keep:
             shutil.copytree(folder, args.keep / f"{side}-{dtype}", dirs_exist_ok=True)
     return result
@@ -251,6 +256,16 @@ def table(results: list[Result], args: argparse.Namespace) -> Table:
     return shown
 
 
+def parts_table(results: list[Result]) -> Table:
+    shown = Table(
+        "side", "dtype", *COLUMNS, title="a step's training and a generation by operation, seconds"
+    )
+    for one in results:
+        if one.parts:
+            shown.add_row(one.side, one.dtype, *(f"{one.parts[column]:.2f}" for column in COLUMNS))
+    return shown
+
+
 def ratios(results: list[Result]) -> dict[str, float]:
     """Steady tokens a second of the better side of ours over each peer's, each in its best dtype (medians of runs)."""
     rates: dict[str, float] = {}
@@ -279,6 +294,11 @@ def main() -> int:
     parser.add_argument(
         "--repeats", type=int, default=1, help="runs of each side and dtype, alternating"
     )
+    parser.add_argument(
+        "--profile",
+        action="store_true",
+        help="the third step's generation and the training before it by operation; 3 steps at least, and slower ones",
+    )
     parser.add_argument("--ours", default="", help="more flags for `swift rlhf`, one word")
     parser.add_argument(
         "--trl_venv", type=Path, default=HERE / ".venv-trl", help="is made where it is not there"
@@ -302,6 +322,8 @@ def main() -> int:
         install_trl(args.trl_venv, console)
     results = measure(args, console)
     console.print(table(results, args))
+    if args.profile:
+        console.print(parts_table(results))
     found = ratios(results)
     for side, ratio in sorted(found.items()):
         console.print(

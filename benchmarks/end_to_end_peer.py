@@ -9,16 +9,19 @@ import sys
 import time
 from pathlib import Path
 
+from operations import BetweenRounds
 from transformers import TrainerCallback
 
+generated = BetweenRounds()
 SCORED = 0.0
 """When the reward was last asked: generation was over."""
 
 
 def digits(completions, **kwargs):
-    """Share of each completion that is digits, as in `async_plugin.py`; TRL hands over messages."""
+    """Share of each completion that is digits, as in `end_to_end_plugin.py`; TRL hands over messages."""
     global SCORED
     SCORED = time.time()
+    generated()
     texts = [one if isinstance(one, str) else one[0]["content"] for one in completions]
     return [sum(c.isdigit() for c in text) / max(1, len(text)) for text in texts]
 

@@ -28,7 +28,7 @@ SHARED = {
 }
 OURS = {
     "rlhf_type": "grpo",
-    "external_plugins": HERE / "async_plugin.py",
+    "external_plugins": HERE / "end_to_end_plugin.py",
     "reward_funcs": "digits",
     "dataset_shuffle": "false",
     "gradient_checkpointing": "false",
@@ -127,16 +127,18 @@ def command(side: str, dtype: str, args: argparse.Namespace, folder: Path) -> li
     ]
 
 
-def environment(side: str, folder: Path) -> dict[str, str]:
+def environment(side: str, folder: Path, profiled: bool) -> dict[str, str]:
     """Ours sets what it needs itself."""
     environ = dict(os.environ) | {
         "HF_HUB_OFFLINE": "1",
         "END_TO_END_STEPS": str(folder / "steps.jsonl"),
+        "STEP_PROFILE": str(folder / "profile.json") if profiled else "",
     }
     if side.startswith("ours"):
-        return environ | {"PYTHONPATH": str(HERE.parent)}
-    for name in ("PYTHONPATH", "OMP_NUM_THREADS", "GOMP_SPINCOUNT", "LD_PRELOAD"):
+        return environ | {"PYTHONPATH": f"{HERE.parent}:{HERE}"}
+    for name in ("OMP_NUM_THREADS", "GOMP_SPINCOUNT", "LD_PRELOAD"):
         environ.pop(name, None)
+    environ["PYTHONPATH"] = str(HERE)
     if side.endswith("-tuned"):
         environ |= trainer_environment(
             environ, World(), offline=True, cpus=usable_cpus(), gpu=has_gpu(os.environ)
