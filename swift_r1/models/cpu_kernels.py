@@ -30,11 +30,8 @@ def rms_norm(hidden: Tensor, weight: Tensor, epsilon: float) -> Tensor:
         epsilon: added to the mean square.
     """
     if torch.is_inference_mode_enabled() and not invariant.is_on():
-        if hidden.dtype == torch.float32:
-            return torch.nn.functional.rms_norm(hidden, weight.shape, weight, epsilon)
-        if hidden.numel() <= _BLOCK_ELEMENTS:
-            normed = hidden * _scale(hidden, epsilon)
-            return normed.to(hidden.dtype).mul_(weight)
+        normed = torch.nn.functional.rms_norm(hidden, weight.shape, None, epsilon)
+        return normed.mul_(weight)
     out: Tensor = _RmsNorm.apply(hidden, weight, epsilon)
     return out
 
