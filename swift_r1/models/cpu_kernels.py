@@ -30,7 +30,7 @@ def rms_norm(hidden: Tensor, weight: Tensor, epsilon: float) -> Tensor:
         epsilon: added to the mean square.
     """
     if torch.is_inference_mode_enabled() and not invariant.is_on():
-        normed = torch.nn.functional.rms_norm(hidden, weight.shape, None, epsilon)
+        normed: Tensor = torch.nn.functional.rms_norm(hidden, weight.shape, None, epsilon)
         return normed.mul_(weight)
     out: Tensor = _RmsNorm.apply(hidden, weight, epsilon)
     return out
