@@ -30,7 +30,7 @@ def rms_norm(hidden: Tensor, weight: Tensor, epsilon: float) -> Tensor:
         epsilon: added to the mean square.
     """
     if torch.is_inference_mode_enabled() and not invariant.is_on():
-        normed: Tensor = torch.nn.functional.rms_norm(hidden, weight.shape, None, epsilon)
+        normed = torch.nn.functional.rms_norm(hidden, weight.shape, None, epsilon)
         return normed.mul_(weight)
     out: Tensor = _RmsNorm.apply(hidden, weight, epsilon)
     return out
@@ -59,8 +59,9 @@ def attention(
     bias = torch.zeros(attn_mask.shape).masked_fill_(~attn_mask, float("-inf"))
     heads = (states.flatten(0, 1) for states in (query, key, value))
     scaling = query.shape[-1] ** -0.5 if scale is None else scale
-    out: Tensor = _Attention.apply(*heads, bias, scaling)
-    return out.unflatten(0, query.shape[:2])
+    flat = _Attention.apply(*heads, bias, scaling)
+    out: Tensor = flat.unflatten(0, query.shape[:2])
+    return out
 
 
 def _scale(rows: Tensor, epsilon: float) -> Tensor:
