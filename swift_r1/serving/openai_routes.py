@@ -399,7 +399,7 @@ async def _answered(
     shown: AnswerShape,
 ) -> Response:
     if body.stream:
-        await pieces.start()
+        await unless_gone(request, pieces.start())
         events = _events(
             _head(model, pieces, shown.kind, shown.chunk), pieces, shown, body.wants_usage
         )

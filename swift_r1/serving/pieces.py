@@ -34,7 +34,7 @@ class Pieces(Protocol):
     def prompt_tokens(self) -> int: ...
 
     async def start(self) -> None:
-        """Waits to be let in, before a byte of the answer is sent. Raises HTTPError."""
+        """Waits to be let in, before a byte of the answer is sent; may be cancelled meanwhile. Raises HTTPError."""
 
     def __aiter__(self) -> AsyncIterator[tuple[int, Piece]]:
         """Number of the completion (`n` to a prompt) and its next piece. A reader that goes ends the work. Raises

@@ -461,6 +461,26 @@ def test_numbers_and_names_beyond_what_is_kept(serve_engine: Callable[..., str])
             )
 
 
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_client_that_hangs_up_before_it_is_let_in_waits_no_longer(
+    serve_engine: Callable[..., str], stream: bool
+) -> None:
+    url = httpx.URL(serve_engine(QuickEngine(), EXPECTED, update_timeout=300))
+    with httpx.Client(base_url=url, trust_env=False, timeout=30) as http:
+        lease = {
+            "X-Swift-Lease": http.post("/v1/weights/lease", json={"owner": "w"}).json()["token"]
+        }
+        http.post("/v1/weights/begin", json={"version": 1}, headers=lease)
+        name = http.get("/v1/models").json()["data"][0]["id"]
+        body = json.dumps({"model": name, "prompt": "a", "max_tokens": 1, "stream": stream})
+        lines = ["POST /v1/completions HTTP/1.1", "Host: 127.0.0.1"]
+        lines += [f"Content-Length: {len(body)}", "Content-Type: application/json", "", body]
+        with socket.create_connection((url.host, url.port)) as connection:
+            connection.sendall("\r\n".join(lines).encode())
+        text = 'swift_http_requests_total{route="/v1/completions",status="499"} 1.0'
+        until(lambda: text in http.get("/metrics").text)
+
+
 def test_a_client_that_hangs_up_in_a_bucket_leaves_no_traceback(
     serve_engine: Callable[..., str], caplog: pytest.LogCaptureFixture
 ) -> None:

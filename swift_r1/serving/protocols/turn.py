@@ -241,7 +241,7 @@ async def answered(request: Request, stream: bool, pieces: Pieces, shown: ShownA
     if not stream:
         [one] = await unless_gone(request, collected(pieces))
         return JSONResponse(shown.whole(one))
-    await pieces.start()
+    await unless_gone(request, pieces.start())
 
     async def lines() -> AsyncIterator[str]:
         async for event in shown.events():
