@@ -299,7 +299,11 @@ def _seen(
     shared = key.shape[1]
     ratio = query.shape[2] // shared
     query = query.unflatten(2, (shared, ratio)).permute(0, 2, 3, 1, 4)
-    in_pieces = _in_pieces(query)
+    attend: Any = scaled_dot_product_attention
+    if _in_pieces(query):
+        attend = cpu_kernels.attention
+        # Else each block would copy the keys that it sees, and keep them for the backward pass.
+        key, value = key.contiguous(), value.contiguous()
     parts = []
     for start in range(0, width, _BLOCK):
         end = min(start + _BLOCK, width)
@@ -312,7 +316,6 @@ def _seen(
         )
         if window is not None:
             near = near.triu(place - first - window + 1)
-        attend = cpu_kernels.attention if in_pieces else scaled_dot_product_attention
         out = attend(
             query[:, :, :, start:end].flatten(2, 3),
             key[:, :, first:last],

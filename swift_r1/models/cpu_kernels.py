@@ -56,10 +56,9 @@ def attention(
         query, key, value: `[n, H, R, D]`, `[n, H, K, D]`, `[n, H, K, V]`, 16-bit.
         attn_mask: bool `[R, K]`, which keys each row sees.
     """
-    bias = torch.zeros(attn_mask.shape).masked_fill_(~attn_mask, float("-inf"))
     heads = (states.flatten(0, 1) for states in (query, key, value))
     scaling = query.shape[-1] ** -0.5 if scale is None else scale
-    flat = _Attention.apply(*heads, bias, scaling)
+    flat = _Attention.apply(*heads, attn_mask, scaling)
     out: Tensor = flat.unflatten(0, query.shape[:2])
     return out
 
@@ -139,10 +138,11 @@ class _Attention(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, query: Tensor, key: Tensor, value: Tensor, bias: Tensor, scaling: float
+        ctx: Any, query: Tensor, key: Tensor, value: Tensor, mask: Tensor, scaling: float
     ) -> Tensor:
-        ctx.save_for_backward(query, key, value, bias)
+        ctx.save_for_backward(query, key, value, mask)
         ctx.scaling = scaling
+        bias = _bias(mask)
         out = query.new_empty(*query.shape[:2], value.shape[2])
         for heads in _heads(query, bias):
             weights = _weights(query[heads], key[heads], bias, scaling)
@@ -152,7 +152,8 @@ class _Attention(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, Tensor, None, None]:
-        query, key, value, bias = ctx.saved_tensors
+        query, key, value, mask = ctx.saved_tensors
+        bias = _bias(mask)
         grad = grad.contiguous()
         to_query, to_key, to_value = (torch.empty_like(one) for one in (query, key, value))
         for heads in _heads(query, bias):
@@ -170,6 +171,10 @@ def _heads(query: Tensor, bias: Tensor) -> Iterator[slice]:
     """Yields the places of `[N, R, D]` in pieces of at most `2 * _BLOCK_ELEMENTS` scores (those of a head at least)."""
     size = max(1, 2 * _BLOCK_ELEMENTS // bias.numel())
     return (slice(start, start + size) for start in range(0, len(query), size))
+
+
+def _bias(mask: Tensor) -> Tensor:
+    return torch.zeros(mask.shape).masked_fill_(~mask, float("-inf"))
 
 
 def _weights(query: Tensor, key: Tensor, bias: Tensor, scaling: float) -> Tensor:

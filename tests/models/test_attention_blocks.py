@@ -41,6 +41,31 @@ def test_blocks_change_nothing(monkeypatch: pytest.MonkeyPatch, window: int | No
             torch.testing.assert_close(one, other)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_more_blocks_keep_no_more_for_the_backward_pass(
+    monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype
+) -> None:
+    row = attention.packed_row(segments([(64, [64, 60])]), torch.device("cpu"))
+    states = [
+        torch.randn(1, heads, row.tokens, 64, dtype=dtype, requires_grad=True)
+        for heads in (4, 2, 2)
+    ]
+
+    def kept(block: int) -> int:
+        monkeypatch.setattr(attention, "_BLOCK", block)
+        storages: dict[int, int] = {}
+
+        def pack(one: torch.Tensor) -> torch.Tensor:
+            storages[one.untyped_storage().data_ptr()] = one.untyped_storage().nbytes()
+            return one
+
+        with torch.autograd.graph.saved_tensors_hooks(pack, lambda one: one):
+            attention.packed_attention(torch.nn.Identity(), *states, None, packed_row=row)
+        return sum(storages.values())
+
+    assert kept(8) < 1.3 * kept(64)
+
+
 def test_completions_that_are_all_empty_are_no_completions() -> None:
     """FlashAttention takes no call without a query."""
     states = [torch.randn(1, heads, 7, 8) for heads in (4, 2, 2)]
