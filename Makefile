@@ -21,7 +21,7 @@ install: ## .venv with the `swift` command (about 3 minutes the first time)
 check: install ## ruff, mypy and the tests of what has changed since main, in a minute or two
 	@$(ENV) $(PY) scripts/check.py
 
-test: install ## the tests, on three processes where memory allows, in about 13 minutes; PYTEST_ARGS='-k rewards' to choose, '-n 0 -s' to see what they print
+test: install ## the tests, on three processes where memory allows, in 10 to 13 minutes; PYTEST_ARGS='-k rewards' to choose, '-n 0 -s' to see what they print
 	@$(ENV) $(PY) -m pytest -n auto -m "not long and not gpu and not cluster" $(PYTEST_ARGS)
 
 test-long: install ## the slow tests too, one after another, over an hour
