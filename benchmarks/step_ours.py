@@ -10,7 +10,7 @@ import torch
 from step_work import Clock, Work, peak_bytes, report
 
 from swift_r1.algorithms import LossConfig, group_advantages
-from swift_r1.models import loading, logprobs
+from swift_r1.models import attention, loading, logprobs
 from swift_r1.rollout.trajectory import TokenSequence
 from swift_r1.runtime.ranks import Ranks
 from swift_r1.serving.engines.transformers import TransformersEngine
@@ -27,6 +27,8 @@ def main() -> None:
     side, work = sys.argv[1], Work.read(sys.argv[2])
     if "unblocked" in side:
         loading.use_block_functions = lambda _model: 0
+    if "flash" in side:
+        attention._in_pieces = lambda _query: False
     if "whole-logits" in side:
         logprobs.logits_bytes = lambda _device: 2**60
     step, backend = stepper(side, work)

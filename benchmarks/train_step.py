@@ -8,6 +8,7 @@
 Sides: `ours` (as `swift rlhf` comes), `trl` (as it comes), `trl-tuned` (with the environment that `swift` sets:
 allocator, threads), both with `-kept` (activations are kept, not computed again); and ours with one measure less:
 `ours-untuned` (that environment), `ours-unblocked` (RMSNorm and the MLP's product as transformers has them),
+`ours-flash` (torch's flash attention on a CPU in bf16 too),
 `ours-packed` (a prompt for each completion), `ours-padded` (that, and a row for each), `ours-whole-logits` (the head in
 one piece), `ours-old-forward` (a forward pass for the old log-probs). TRL gets a virtual environment of its own from
 benchmarks/requirements-trl.txt. Each side runs in a process of its own.
@@ -40,7 +41,7 @@ from swift_r1.launch.environment import has_gpu, trainer_environment, usable_cpu
 HERE = Path(__file__).resolve().parent
 PARTS = ("forward", "backward", "optimizer", "train")
 LIMIT_S = 1800
-LESS = ("untuned", "unblocked", "packed", "padded", "whole-logits", "old-forward")
+LESS = ("untuned", "unblocked", "flash", "packed", "padded", "whole-logits", "old-forward")
 SIDES = (
     "ours",
     *(f"ours-{less}" for less in LESS),

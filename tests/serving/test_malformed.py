@@ -461,22 +461,30 @@ def test_numbers_and_names_beyond_what_is_kept(serve_engine: Callable[..., str])
             )
 
 
+def update_begun(http: httpx.Client) -> str:
+    """Opens an update to version 1 and returns its lease."""
+    lease: str = http.post("/v1/weights/lease", json={"owner": "w"}).json()["token"]
+    http.post("/v1/weights/begin", json={"version": 1}, headers={"X-Swift-Lease": lease})
+    return lease
+
+
+def send_and_hang_up(url: httpx.URL, called: str, headers: Sequence[str], body: str) -> None:
+    lines = [f"{called} HTTP/1.1", "Host: 127.0.0.1", *headers, "", body]
+    with socket.create_connection((url.host, url.port)) as connection:
+        connection.sendall("\r\n".join(lines).encode())
+
+
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_client_that_hangs_up_before_it_is_let_in_waits_no_longer(
     serve_engine: Callable[..., str], stream: bool
 ) -> None:
     url = httpx.URL(serve_engine(QuickEngine(), EXPECTED, update_timeout=300))
     with httpx.Client(base_url=url, trust_env=False, timeout=30) as http:
-        lease = {
-            "X-Swift-Lease": http.post("/v1/weights/lease", json={"owner": "w"}).json()["token"]
-        }
-        http.post("/v1/weights/begin", json={"version": 1}, headers=lease)
+        update_begun(http)
         name = http.get("/v1/models").json()["data"][0]["id"]
         body = json.dumps({"model": name, "prompt": "a", "max_tokens": 1, "stream": stream})
-        lines = ["POST /v1/completions HTTP/1.1", "Host: 127.0.0.1"]
-        lines += [f"Content-Length: {len(body)}", "Content-Type: application/json", "", body]
-        with socket.create_connection((url.host, url.port)) as connection:
-            connection.sendall("\r\n".join(lines).encode())
+        headers = [f"Content-Length: {len(body)}", "Content-Type: application/json"]
+        send_and_hang_up(url, "POST /v1/completions", headers, body)
         text = 'swift_http_requests_total{route="/v1/completions",status="499"} 1.0'
         until(lambda: text in http.get("/metrics").text)
 
@@ -486,24 +494,13 @@ def test_a_client_that_hangs_up_in_a_bucket_leaves_no_traceback(
 ) -> None:
     url = httpx.URL(serve_engine(QuickEngine(), EXPECTED, update_timeout=20))
     with httpx.Client(base_url=url, trust_env=False, timeout=30) as http:
-        lease = {
-            "X-Swift-Lease": http.post("/v1/weights/lease", json={"owner": "w"}).json()["token"]
-        }
-        http.post("/v1/weights/begin", json={"version": 1}, headers=lease)
-        lines = [
-            "PUT /v1/weights/bucket HTTP/1.1",
-            "Host: 127.0.0.1",
+        headers = [
             "Content-Length: 1000",
             "X-Swift-Bucket: 0",
-        ]
-        lines += [
             "X-Swift-Weight-Version: 1",
-            f"X-Swift-Lease: {lease['X-Swift-Lease']}",
-            "",
-            "half",
+            f"X-Swift-Lease: {update_begun(http)}",
         ]
-        with socket.create_connection((url.host, url.port)) as connection:
-            connection.sendall("\r\n".join(lines).encode())
+        send_and_hang_up(url, "PUT /v1/weights/bucket", headers, "half")
         text = 'swift_http_requests_total{route="/v1/weights/bucket",status="499"} 1.0'
         until(lambda: text in http.get("/metrics").text)
         assert http.get("/v1/weights/update").json()["buckets"] == 0
