@@ -1,7 +1,7 @@
 """Starts Python programs without paying for their imports each time: a process that has them forks for each start.
 
 `python -m tests.fork_server FD`, where FD is a socket to `tests/forks.py`. Each message on it is a JSON object with
-`words` (what follows `python`: `-m MODULE ...` or `SCRIPT ...`), `cwd`, `environ` and perhaps `prepare` (a module, a
+`words` (what follows `python`: `-P -m MODULE ...`, where `-P` may be left out, or `SCRIPT ...`), `cwd`, `environ` and perhaps `prepare` (a module, a
 function and its arguments, called first). With it come four descriptors: stdin, stdout, stderr, and one to which the
 exit code is written in the end (negative: the signal). The answer is the process id; the process leads a session.
 
@@ -147,8 +147,8 @@ def in_place_of_exec(path: str, argv: list[str], environ: dict[str, str]) -> NoR
     for logger in (logging.root, *logging.root.manager.loggerDict.values()):
         if isinstance(logger, logging.Logger) and logger.name.startswith(("root", "swift_r1")):
             logger.setLevel(logging.WARNING if logger is logging.root else logging.NOTSET)
-    if argv[1:3] == ["-m", ELASTIC]:
-        run_ranks(argv[3:], environ)
+    if argv[1:4] == ["-P", "-m", ELASTIC]:
+        run_ranks(argv[4:], environ)
     run(argv[1:], environ)
 
 
@@ -165,8 +165,8 @@ def start_of(cold: Callable[..., int]) -> Callable[..., int]:
         *more: Any,
     ) -> int:
         words = [os.fsdecode(word) for word in argv]
-        commands = FORKED.get(words[2]) if words[:2] == [sys.executable, "-m"] else None
-        if commands is None or (commands and words[3] not in commands):
+        commands = FORKED.get(words[3]) if words[:3] == [sys.executable, "-P", "-m"] else None
+        if commands is None or (commands and words[4] not in commands):
             return cold(argv, executables, close_fds, kept, cwd, environ, *more)
         sys.stdout.flush()
         sys.stderr.flush()
@@ -241,13 +241,14 @@ def run(words: list[str], environ: dict[str, str]) -> NoReturn:
     tempfile.tempdir = None
     code: Any = 0
     try:
-        if words[0] == "-m":
-            sys.argv, sys.path[0] = words[1:], os.getcwd()
-            if not hasattr(sys.modules.get(words[1]), "__path__"):
-                sys.modules.pop(words[1], None)  # as for any program, its module is `__main__`
-            runpy.run_module(words[1], run_name="__main__", alter_sys=True)
+        if "-m" in words[:2]:
+            sys.argv = words[words.index("-m") + 1 :]
+            if not hasattr(sys.modules.get(sys.argv[0]), "__path__"):
+                sys.modules.pop(sys.argv[0], None)  # as for any program, its module is `__main__`
+            runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
         else:
-            sys.argv, sys.path[0] = words, str(Path(words[0]).parent)
+            sys.argv = words
+            sys.path.insert(0, str(Path(words[0]).parent))
             runpy.run_path(words[0], run_name="__main__")
     except SystemExit as end:
         code = end.code or 0

@@ -100,7 +100,7 @@ class ForkServer:
         with theirs:
             own = {"OMP_NUM_THREADS": "1", "DS_ACCELERATOR": "cpu", "PYTHONPATH": str(REPO)}
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "tests.fork_server", str(theirs.fileno())],
+                [sys.executable, "-P", "-m", "tests.fork_server", str(theirs.fileno())],
                 cwd=REPO,
                 env=os.environ | own,
                 stdin=DEVNULL,

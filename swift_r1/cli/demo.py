@@ -27,7 +27,7 @@ from swift_r1.errors import EXIT_OK
 from swift_r1.flags.fields import as_words, flag
 from swift_r1.flags.parser import Command, parse_arguments
 from swift_r1.launch.colocated_servers import free_ports
-from swift_r1.runtime.processes import handlers_kept
+from swift_r1.runtime.processes import handlers_kept, module_words
 from swift_r1.runtime.terminal import Terminal
 from swift_r1.workers.process import SupervisedProcess
 
@@ -65,7 +65,7 @@ class DemoArguments(Command):
 
 HELP = (_USAGE, DemoArguments, _EXAMPLES)
 FILES = (Path(__file__).parent / "bundled/examples/countdown_demo").resolve()
-SWIFT = (sys.executable, "-m", "swift_r1")
+SWIFT = (sys.executable, *module_words("swift_r1"))
 STEPS = 24
 PPO_STEPS_A_ROUND = 2
 COMPLETIONS = 512

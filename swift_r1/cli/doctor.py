@@ -231,7 +231,7 @@ def _python(code: str, **environ: str) -> tuple[int, str]:
     """Returns the exit code and output of a new Python that runs `code`."""
     try:
         done = subprocess.run(
-            [sys.executable, "-c", code],
+            [sys.executable, "-P", "-c", code],
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,

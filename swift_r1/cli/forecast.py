@@ -23,6 +23,7 @@ from swift_r1.flags.world import World
 from swift_r1.launch.environment import has_gpu, trainer
 from swift_r1.record.recorded import IMAGES
 from swift_r1.runtime.hardware import gpu_memory
+from swift_r1.runtime.processes import module_words
 from swift_r1.workers.process import SupervisedProcess
 
 _USAGE = """swift forecast [config.yaml] --rlhf_type grpo|ppo --model M --dataset D --reward_funcs R [--flag value ...]
@@ -62,7 +63,7 @@ def tried(parsed: TriedArguments, words: Sequence[str], tell: Callable[[Path, Wo
 def _run_trainer(args_json: Path, world: World, environ: Mapping[str, str]) -> int:
     """Runs the trainer, which ends with this process; returns its exit code."""
     module, environ = trainer(world, environ)
-    words = [sys.executable, "-m", module, str(args_json)]
+    words = [sys.executable, *module_words(module, str(args_json))]
     # Ctrl-C is for it too
     process = SupervisedProcess(words, environ, stdin=None, start_new_session=False)
     try:

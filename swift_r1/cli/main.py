@@ -85,6 +85,9 @@ _HELP_FLAGS = ("-h", "--help", "help")
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs the `swift` command. Returns its exit code; errors of the user are printed as one line per fault."""
+    if argv is None and not sys.flags.safe_path:
+        # so that what multiprocessing starts does not import from the current folder: see `module_words`
+        os.execv(sys.executable, [sys.executable, "-P", *sys.orig_argv[1:]])
     words = list(sys.argv[1:] if argv is None else argv)
     log_visibly(logging.WARNING)
     if not words or words[0] in _HELP_FLAGS:

@@ -24,7 +24,7 @@ from swift_r1.lab.diagnosis.proof import ComparedMetric, compared, new_command, 
 from swift_r1.record.folder import RunFolder, is_run
 from swift_r1.record.metric_log import MetricLog
 from swift_r1.record.recorded import RecordedRun
-from swift_r1.runtime.processes import say
+from swift_r1.runtime.processes import module_words, say
 from swift_r1.workers.process import SupervisedProcess
 
 if TYPE_CHECKING:
@@ -159,7 +159,10 @@ def _replayed(
         before = 0
         for side, span, folder, log in zip(sides, spans, folders, logs, strict=True):
             flags = {**side, **_QUIET, "output_dir": str(folder), "max_steps": span.end}
-            words = [sys.executable, "-m", "swift_r1", "replay", str(run), *as_words(flags)]
+            words = [
+                sys.executable,
+                *module_words("swift_r1", "replay", str(run), *as_words(flags)),
+            ]
             if not bar.console.is_terminal:
                 say(f"replaying {span.end - span.begin} steps into {folder}", "why")
             process = SupervisedProcess(

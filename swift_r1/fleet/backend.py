@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from swift_r1.runtime.processes import module_words
 from swift_r1.workers.process import SupervisedProcess
 
 AGENT_MODULE = "swift_r1.fleet.agent"
@@ -40,7 +41,7 @@ class Node:
 def agent_words(silence_s: float) -> list[str]:
     """Returns what follows the interpreter's name in the command of an agent that hears its driver at least so
     often."""
-    return ["-m", AGENT_MODULE, f"{silence_s:g}"]
+    return module_words(AGENT_MODULE, f"{silence_s:g}")
 
 
 class AgentPipe(Protocol):

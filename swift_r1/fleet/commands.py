@@ -13,6 +13,7 @@ from swift_r1.flags.parser import API_KEY_VARIABLE
 from swift_r1.flags.rlhf import RlhfArguments
 from swift_r1.fleet.placement import NodeSlot
 from swift_r1.fleet.run_file import TRAIN, RunFile, is_secret, with_addresses
+from swift_r1.runtime.processes import module_words
 from swift_r1.wire.urls import has_password
 
 _FORWARDED = ("HF_TOKEN", "WANDB_API_KEY", "SWIFT_REWARD_API_TOKEN", "SWIFT_JUDGE_API_KEY")
@@ -20,7 +21,7 @@ _FORWARDED = ("HF_TOKEN", "WANDB_API_KEY", "SWIFT_REWARD_API_TOKEN", "SWIFT_JUDG
 
 def server_words(run: RunFile, role: str, address: str, port: int) -> list[str]:
     flags = dict(run.server_flags(role)) | {"host": address, "port": port}
-    return ["-m", "swift_r1", "rollout", *as_words(flags)]
+    return module_words("swift_r1", "rollout", *as_words(flags))
 
 
 def train_words(
@@ -38,7 +39,7 @@ def train_words(
     }
     if resume:
         flags["resume_from_checkpoint"] = LAST
-    return ["-m", "swift_r1", run.command, *as_words(flags)]
+    return module_words("swift_r1", run.command, *as_words(flags))
 
 
 def server_file(folder: str) -> str:

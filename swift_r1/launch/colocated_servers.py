@@ -30,7 +30,7 @@ from swift_r1.flags.world import World
 from swift_r1.launch.environment import cpu_binding, has_gpu, own_address, usable_cpus
 from swift_r1.launch.nodes import Nodes
 from swift_r1.launch.servers import wait_for_servers
-from swift_r1.runtime.processes import say
+from swift_r1.runtime.processes import module_words, say
 from swift_r1.training.room import engine_length
 from swift_r1.workers.process import SupervisedProcess
 
@@ -118,10 +118,7 @@ def start_engines(
             {
                 "words": [
                     sys.executable,
-                    "-m",
-                    "swift_r1",
-                    "rollout",
-                    *engine_flags(args, host, port, gpu),
+                    *module_words("swift_r1", "rollout", *engine_flags(args, host, port, gpu)),
                 ],
                 "environ": {**os.environ, **place, API_KEY_VARIABLE: key},
                 "log": str(folder / f"engine-{world.node_rank * len(places) + number}.log"),
@@ -132,7 +129,7 @@ def start_engines(
     }
     # Through standard input: others must not read the key and the environment.
     supervisor = SupervisedProcess(
-        [sys.executable, "-m", SUPERVISOR_MODULE], stdin=PIPE, stdout=sys.stderr
+        [sys.executable, *module_words(SUPERVISOR_MODULE)], stdin=PIPE, stdout=sys.stderr
     )
     assert supervisor.stdin is not None
     supervisor.stdin.write(json.dumps(order).encode())

@@ -35,7 +35,7 @@ from swift_r1.errors import (
 from swift_r1.flags.world import World
 from swift_r1.launch.environment import WORKER_MODULE, card_here
 from swift_r1.launch.nodes import DEFAULT_MASTER_PORT, MEETING_SECONDS, Nodes, RankEnd
-from swift_r1.runtime.processes import leave, say, stop_at_once
+from swift_r1.runtime.processes import leave, module_words, say, stop_at_once
 from swift_r1.runtime.stopping import LAUNCHED
 
 if TYPE_CHECKING:
@@ -67,7 +67,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return advice_for(content, world, card_here(os.environ, world.nproc_per_node))
 
     try:
-        command = (sys.executable, "-m", WORKER_MODULE, words[0])
+        command = (sys.executable, *module_words(WORKER_MODULE, words[0]))
         return run_workers(
             world,
             command,

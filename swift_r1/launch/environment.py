@@ -24,6 +24,7 @@ import psutil
 
 from swift_r1.flags.world import World
 from swift_r1.runtime.hardware import gpu_memory
+from swift_r1.runtime.processes import module_words
 from swift_r1.training.memory import card_of
 from swift_r1.workers.process import SupervisedProcess
 
@@ -70,15 +71,15 @@ def trainer(world: World, environ: Mapping[str, str]) -> tuple[str, Mapping[str,
 def start_page(folder: Path, port: int, secrets: Mapping[str, str]) -> None:
     """Starts the page of the run in `folder` (`--view true`), which prints its address once it answers, and ends with
     this process, whatever that becomes by `exec`."""
-    words = [sys.executable, "-m", PAGE_MODULE, str(folder), str(port), str(os.getpid())]
-    SupervisedProcess(words, os.environ | dict(secrets))
+    words = module_words(PAGE_MODULE, str(folder), str(port), str(os.getpid()))
+    SupervisedProcess([sys.executable, *words], os.environ | dict(secrets))
 
 
 def replace_process(module: str, words: Sequence[str], environ: Mapping[str, str]) -> NoReturn:
     """Runs `python -m module words...` in place of this process."""
     sys.stdout.flush()
     sys.stderr.flush()
-    os.execve(sys.executable, [sys.executable, "-m", module, *words], dict(environ))
+    os.execve(sys.executable, [sys.executable, *module_words(module, *words)], dict(environ))
 
 
 def file_in_memory(name: str, content: object) -> str:

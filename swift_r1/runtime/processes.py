@@ -1,4 +1,4 @@
-"""How our processes end, and which of them may write to a run folder. Linux."""
+"""How our processes start and end, and which of them may write to a run folder. Linux."""
 
 from __future__ import annotations
 
@@ -30,6 +30,12 @@ _FLOCK = "hhqqi4x"  # struct flock of <fcntl.h>: type, whence, start, length, pi
 _held: list[tuple[int, int]] = []  # device and inode of the locks of this process
 _LOCKS_NOT_SUPPORTED = (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS)
 _libc = ctypes.CDLL(None, use_errno=True)
+
+
+def module_words(module: str, *words: str) -> list[str]:
+    """Returns what follows the interpreter's name in the command of a module of ours. It does not import from the folder
+    that it runs in, where a model or data with files like `triton.py` may lie."""
+    return ["-P", "-m", module, *words]
 
 
 def end_with_parent(number: signal.Signals) -> None:

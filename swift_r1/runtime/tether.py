@@ -8,12 +8,12 @@ import signal
 import sys
 from collections.abc import Sequence
 
-from swift_r1.runtime.processes import end_with_parent
+from swift_r1.runtime.processes import end_with_parent, module_words
 
 
 def tethered(words: Sequence[str]) -> list[str]:
     """Returns the command that starts `words` so, from this process."""
-    return [sys.executable, "-m", __name__, str(os.getpid()), *words]
+    return [sys.executable, *module_words(__name__, str(os.getpid()), *words)]
 
 
 def _become(parent: int, words: list[str]) -> None:

@@ -22,6 +22,7 @@ import threading
 import time
 from typing import TextIO
 
+from swift_r1.runtime.processes import module_words
 from swift_r1.workers.killing import end_group, end_marked, end_whole
 from swift_r1.workers.process import SupervisedProcess
 
@@ -44,8 +45,10 @@ class WorkerWatchdog:
             listener.bind(self.address)
             listener.listen(64)
             number = listener.fileno()
-            words = [sys.executable, "-m", __name__, str(number), str(os.getpid()), mark]
-            self._process = SupervisedProcess(words, stdin=subprocess.PIPE, pass_fds=[number])
+            words = module_words(__name__, str(number), str(os.getpid()), mark)
+            self._process = SupervisedProcess(
+                [sys.executable, *words], stdin=subprocess.PIPE, pass_fds=[number]
+            )
 
     @property
     def alive(self) -> bool:

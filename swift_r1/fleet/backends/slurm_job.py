@@ -12,6 +12,7 @@ from typing import Any
 
 from swift_r1.errors import UsageError
 from swift_r1.fleet.run_file import SERVERS, TRAIN, Role, RunFile, option_faults, read_options
+from swift_r1.runtime.processes import module_words
 
 DEFAULT_WARNING_S = 300
 _START_S = 60  # that servers and training take at the least to start
@@ -136,7 +137,7 @@ def job_script(run: RunFile, words: Sequence[str], folder: Path) -> str:
         "\n".join(f"#SBATCH {word}" for word in (*limits, "--no-kill", *part.size, *part.own))
         for part in components(run, options)
     ]
-    driver = shlex.join([sys.executable, "-m", "swift_r1", "launch", *words])
+    driver = shlex.join([sys.executable, *module_words("swift_r1", "launch", *words)])
     return "\n".join(
         [
             "#!/usr/bin/env bash",

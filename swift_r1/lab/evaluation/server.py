@@ -29,6 +29,7 @@ from swift_r1.lab.evaluation.engine import (
     written_of,
 )
 from swift_r1.runtime.libraries import package_version
+from swift_r1.runtime.processes import module_words
 from swift_r1.wire.client import RolloutClient
 from swift_r1.wire.protocol import RolloutOutput, ServerInfo, ServerRefused, tokenizer_hash
 from swift_r1.workers.process import SupervisedProcess
@@ -178,12 +179,7 @@ class OwnServerEngine(EvalEngine):
         environ = {name: value for name, value in os.environ.items() if name not in added}
         words = [
             sys.executable,
-            "-m",
-            "swift_r1",
-            "rollout",
-            *model,
-            "--port",
-            str(port),
+            *module_words("swift_r1", "rollout", *model, "--port", str(port)),
             *_engine_words(self._args),
         ]
         return SupervisedProcess(

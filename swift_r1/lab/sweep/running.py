@@ -20,7 +20,7 @@ from swift_r1.lab.sweep.places import RunSlot
 from swift_r1.lab.sweep.points import PlannedRun
 from swift_r1.record.folder import RunFolder, is_run
 from swift_r1.record.metric_log import MetricLog, Series
-from swift_r1.runtime.processes import say
+from swift_r1.runtime.processes import module_words, say
 from swift_r1.workers.process import SupervisedProcess
 
 State = Literal["waiting", "running", "stopping", "ended", "stopped", "failed", "interrupted"]
@@ -68,7 +68,7 @@ class SweepRun:
 
     def start(self, place: RunSlot) -> None:
         self.plan.folder.mkdir(parents=True, exist_ok=True)
-        words = [sys.executable, "-m", "swift_r1", "rlhf", *self.plan.words]
+        words = [sys.executable, *module_words("swift_r1", "rlhf", *self.plan.words)]
         environ = os.environ | place.variables
         self.process = SupervisedProcess(
             words, environ, self.output, ends_with_parent=True, cpus=place.cpus

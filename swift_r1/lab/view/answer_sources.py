@@ -22,6 +22,7 @@ from swift_r1.flags.parser import API_KEY_VARIABLE
 from swift_r1.flags.rlhf import RlhfArguments
 from swift_r1.flags.server import LOOPBACK
 from swift_r1.record.folder import checkpoints_of
+from swift_r1.runtime.processes import module_words
 from swift_r1.wire.server_file import servers_of
 
 T = TypeVar("T")
@@ -245,11 +246,7 @@ class CheckpointSource:
         process = await asyncio.create_subprocess_exec(
             *(
                 sys.executable,
-                "-m",
-                _WORKER,
-                str(self.folder.absolute()),
-                self._device,
-                str(IDLE_S),
+                *module_words(_WORKER, str(self.folder.absolute()), self._device, str(IDLE_S)),
             ),
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,

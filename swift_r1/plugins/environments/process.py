@@ -26,7 +26,7 @@ from swift_r1.plugins.environments.base import (
     seed_generators,
 )
 from swift_r1.plugins.environments.kinds import KINDS
-from swift_r1.runtime.processes import end_with_parent, leave
+from swift_r1.runtime.processes import end_with_parent, leave, module_words
 from swift_r1.workers.confine import confine
 from swift_r1.workers.killing import end_group, end_marked, end_whole
 from swift_r1.workers.process import SupervisedProcess
@@ -66,7 +66,7 @@ def _answers(request: Mapping[str, Any], seconds: float) -> tuple[list[dict[str,
     # Files, not pipes: what the environment has started and left would hold those open.
     mark = secrets.token_hex(8)
     with tempfile.TemporaryFile() as output:
-        command = [sys.executable, "-m", __spec__.name]
+        command = [sys.executable, *module_words(__spec__.name)]
         # rows out of a set are in the same order in each process
         environ = {"PYTHONHASHSEED": "0", **os.environ}
         # It makes a group of its own, as all that is confined.

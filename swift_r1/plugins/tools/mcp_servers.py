@@ -403,12 +403,12 @@ class _Connection:
         return f"; its last line: {lines[-1][:300]}" if lines else ""
 
     async def _hold(self) -> None:
-        from mcp import Client
-
-        # what a server says wrongly is told to the model, or does not matter
-        for name in ("mcp", "client"):
-            logging.getLogger(name).setLevel(logging.CRITICAL)
         try:
+            from mcp import Client
+
+            # what a server says wrongly is told to the model, or does not matter
+            for name in ("mcp", "client"):
+                logging.getLogger(name).setLevel(logging.CRITICAL)
             async with AsyncExitStack() as stack:
                 transport = await self._transport(stack)
                 try:
@@ -421,7 +421,7 @@ class _Connection:
         except asyncio.CancelledError:
             if not self._client.done():
                 self._client.cancel()
-        except Exception as error:  # noqa: BLE001  the package's own, in groups; a call says it
+        except BaseException as error:  # noqa: BLE001  the package's own, in groups, or what keeps it from being imported
             self.ended = True
             if not self._client.done():
                 self._client.set_exception(RuntimeError(f"{_first(error)}{self._last_line()}"))

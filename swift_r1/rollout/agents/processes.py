@@ -13,6 +13,7 @@ from typing import Any
 
 from swift_r1.errors import RunFailed, UsageError
 from swift_r1.rollout.agents.parent import Order, mark_of
+from swift_r1.runtime.processes import module_words
 from swift_r1.workers.killing import end_marked
 from swift_r1.workers.pool import START_SECONDS
 from swift_r1.workers.process import SupervisedProcess
@@ -74,10 +75,10 @@ class AgentProcesses:
         """Raises UsageError where plugins cannot be loaded there, RunFailed where it does not come up."""
         ours, theirs = socket.socketpair()
         with theirs:
-            words = [sys.executable, "-m", "swift_r1.rollout.agents.parent", str(theirs.fileno())]
+            words = module_words("swift_r1.rollout.agents.parent", str(theirs.fileno()))
             # It makes a group of its own, as all that is confined.
             self._parent = SupervisedProcess(
-                words, start_new_session=False, pass_fds=[theirs.fileno()]
+                [sys.executable, *words], start_new_session=False, pass_fds=[theirs.fileno()]
             )
         reader, self._writer = await asyncio.open_unix_connection(sock=ours, limit=_LONGEST_LINE)
         self._send(asdict(self._order))

@@ -193,6 +193,8 @@ def engine_environment(
         "VLLM_WORKER_MULTIPROC_METHOD": "spawn",
         "VLLM_NO_USAGE_STATS": "1",
         "DO_NOT_TRACK": "1",
+        # else those that vLLM starts by `python -m` import from the current folder (see `module_words`)
+        "PYTHONSAFEPATH": "1",
     }
     if eager and not has_gpu:
         # Else one helper of the sampler is compiled: 10 s at the first request, and it needs a C++ compiler.

@@ -19,7 +19,7 @@ from pathlib import Path
 
 from swift_r1.data.hubs import Hub
 from swift_r1.errors import one_line
-from swift_r1.runtime.processes import end_with_parent
+from swift_r1.runtime.processes import end_with_parent, module_words
 from swift_r1.workers.process import SupervisedProcess
 
 logger = logging.getLogger("swift_r1.training")
@@ -66,7 +66,7 @@ class Uploader:
         logger.info(
             "sending %s to %s (at most %g s)", folder.name, self.flags.repo, self.flags.timeout
         )
-        words = [sys.executable, "-m", __name__, json.dumps(order)]
+        words = [sys.executable, *module_words(__name__, json.dumps(order))]
         environ = os.environ | {"HF_HUB_DISABLE_PROGRESS_BARS": "1"}
         self._process = SupervisedProcess(
             words, environ, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL

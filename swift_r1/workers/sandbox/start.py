@@ -52,7 +52,7 @@ class InnerPython:
         self.control, theirs = socket.socketpair()
         self.control.settimeout(START_SECONDS)
         package = Path(__file__).parents[2]
-        command = [sys.executable, "-s", "-S", "-B", "-c", _BOOT]
+        command = [sys.executable, "-P", "-s", "-S", "-B", "-c", _BOOT]
         self._process = SupervisedProcess(
             [*command, str(theirs.fileno()), str(package), module],
             _ENVIRONMENT,

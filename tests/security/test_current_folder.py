@@ -1,0 +1,142 @@
+"""Nothing in the folder that a command runs in is imported, by none of the processes that it starts."""
+
+from __future__ import annotations
+
+import ast
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.conftest import REPO, free_port
+from tests.plugins.tools import mcp_program
+
+PLUGIN = REPO / "tests" / "e2e" / "digits_plugin.py"
+LIBRARIES = "accelerate cpuinfo datasets deepspeed mcp numpy pebble peft psutil rich torch transformers triton uvicorn vllm yaml"
+TAKEN = "taken"
+SMALL = (
+    *("--rlhf_type", "grpo", "--external_plugins", str(PLUGIN), "--dataset", "counting#8"),
+    *("--reward_funcs", "digits", "--max_completion_length", "8", "--num_generations", "4"),
+    *("--per_device_train_batch_size", "4", "--report_to", "none"),
+)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """One with a file for each module of the library, and of others; they say who has imported them."""
+    for name in (*sys.stdlib_module_names, *LIBRARIES.split(), "sitecustomize"):
+        (tmp_path / f"{name}.py").write_text(
+            f"import posix\nposix.write(posix.open({TAKEN!r}, 1025 | 64, 0o600), b'{name} by %d\\n' % posix.getpid())\n"
+            f"raise ImportError('{name} of the current folder')\n"
+        )
+    return tmp_path
+
+
+def swift(folder: Path, *words: str, **environ: str) -> subprocess.CompletedProcess[str]:
+    done = subprocess.run(
+        [str(Path(sys.executable).with_name("swift")), *words],
+        cwd=folder,
+        env=os.environ | {"OMP_NUM_THREADS": "1"} | environ,
+        capture_output=True,
+        text=True,
+        timeout=280,
+    )
+    print(done.stdout, done.stderr)
+    taken = folder / TAKEN
+    assert not taken.exists(), taken.read_text()
+    return done
+
+
+def servers(folder: Path) -> str:
+    entry = {"command": sys.executable, "args": [mcp_program.__file__], "tools": ["count"]}
+    (folder / "servers.json").write_text(json.dumps({"mcpServers": {"one": entry}}))
+    return str(folder / "servers.json")
+
+
+def test_what_a_check_starts(folder: Path) -> None:
+    """Workers of rewards, their watchdog and Python's trackers; an MCP server with what ends it."""
+    words = ["--external_plugins", str(PLUGIN), "--dataset", "counting#3"]
+    done = swift(
+        folder, "check", *words, "--reward_funcs", "digits", "--mcp_servers", servers(folder)
+    )
+    assert done.returncode == 0
+
+
+def test_what_runs_agents_and_sandboxes(folder: Path) -> None:
+    (folder / "rows.jsonl").write_text(json.dumps({"prompt": "a", "solution": "a"}) + "\n")
+    agent = ["--agent_command", "true", "--use_vllm", "true", "--vllm_server_host", "127.0.0.1"]
+    swift(folder, "check", "--dataset", str(folder / "rows.jsonl"), *agent)
+    swift(folder, "doctor")
+
+
+def test_a_reward_sees_its_own_folder(tmp_path: Path) -> None:
+    """A plugin imports what lies beside it, and what it starts is as it would be elsewhere."""
+    plugins = tmp_path / "plugins"
+    plugins.mkdir()
+    (plugins / "beside_it.py").write_text("VALUE = 0.5\n")
+    (plugins / "program.py").write_text("import beside_it\nprint(beside_it.VALUE)\n")
+    (plugins / "own.py").write_text(
+        "import os, subprocess, sys\nimport beside_it\nfrom swift.rewards import ORM, orms\n"
+        "assert 'PYTHONSAFEPATH' not in os.environ\n"
+        "class Own(ORM):\n"
+        "    def __call__(self, completions, **kwargs):\n"
+        "        said = subprocess.check_output([sys.executable, os.path.dirname(__file__) + '/program.py'])\n"
+        "        return [float(said) + beside_it.VALUE for _ in completions]\n"
+        "orms['own'] = Own\n"
+    )
+    (tmp_path / "rows.jsonl").write_text(json.dumps({"prompt": "a", "solution": "a"}) + "\n")
+    words = ["--external_plugins", str(plugins / "own.py"), "--dataset", "rows.jsonl"]
+    done = swift(tmp_path, "check", *words, "--reward_funcs", "own", "--json")
+    assert done.returncode == 0
+    assert "1.0" in done.stdout
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("processes", ["1", "2"])
+def test_what_a_training_starts(folder: Path, tiny_model: Path, processes: str) -> None:
+    mcp = ["--mcp_servers", servers(folder), "--max_turns", "2", "--view", "true"]
+    sizes = ["--max_steps", "2", "--output_dir", str(folder / "run")]
+    words = ["rlhf", "--model", str(tiny_model), *SMALL, *mcp, *sizes]
+    assert swift(folder, *words, NPROC_PER_NODE=processes).returncode == 0
+
+
+@pytest.mark.long
+def test_what_a_forecast_starts(folder: Path, tiny_model: Path) -> None:
+    words = [*SMALL, "--num_prompts", "2", "--num_completions", "4"]
+    assert swift(folder, "forecast", "--model", str(tiny_model), *words).returncode == 0
+
+
+@pytest.mark.long
+def test_what_a_launch_starts(folder: Path, tiny_model: Path) -> None:
+    """An agent, vLLM's server with its engine, and what vLLM starts by `python -m` to look at a model."""
+    flags: dict[str, Any] = {
+        word[2:]: value for word, value in zip(SMALL[::2], SMALL[1::2], strict=True)
+    }
+    flags |= {"model": str(tiny_model), "max_steps": 2, "output_dir": str(folder / "run")}
+    flags |= {"torch_dtype": "float32", "report_to": []}
+    own = {"port": free_port(), "vllm_engine_kwargs": {"kv_cache_memory_bytes": 64 << 20}}
+    run = {**flags, "roles": {"train": {}, "rollout": {"flags": own}}, "command": "rlhf"}
+    (folder / "run.yaml").write_text(json.dumps(run))
+    done = swift(folder, "launch", "run.yaml", VLLM_CACHE_ROOT=str(folder / "cache"))
+    assert done.returncode == 0
+
+
+def test_every_start_says_so() -> None:
+    """Whoever names an interpreter has `module_words` behind it, or `-P`."""
+    starts = 0
+    for path in (REPO / "swift_r1").rglob("*.py"):
+        tree = ast.parse(path.read_text())
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Constant) and node.value == "-m":
+                assert path.name == "processes.py" and path.parent.name == "runtime", path
+            if not isinstance(node, ast.List | ast.Tuple) or len(node.elts) < 2:
+                continue
+            first, second = map(ast.unparse, node.elts[:2])
+            if first == "sys.executable" and not second.startswith("str(FILES"):
+                assert second in ("'-P'", "*words") or "_words(" in second, f"{path}: {second}"
+                starts += 1
+    assert starts > 15  # it has found them
