@@ -2,9 +2,6 @@
 
 import sys
 
-if not sys.flags.safe_path:
-    del sys.path[0]  # the current folder: see `module_words`
-
-from swift_r1.cli.main import main  # noqa: E402
+from swift_r1.cli.main import main
 
 sys.exit(main())

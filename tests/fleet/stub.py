@@ -1,5 +1,5 @@
 """`swift rollout` and `swift rlhf` for tests of the launcher, without a model: a server that is ready at once, and a
-trainer that does what a file tells it. `python stub.py -m swift_r1 COMMAND FLAGS...`, in a folder of the test's own.
+trainer that does what a file tells it. `python stub.py -P -m swift_r1 COMMAND FLAGS...`, in a folder of the test's own.
 
 Each start leaves `<command>-<pid>.json` with its words and variables, and a child that ignores signals, as engines do.
 A trainer ends with the code in `end-<node>` when that file is there, and "saves" with 130 or 143 after a signal: into
@@ -124,5 +124,5 @@ class Ready(BaseHTTPRequestHandler):
 if __name__ == "__main__":
     if sys.argv[1] == "rank":
         sys.exit(rank())
-    assert sys.argv[1:3] == ["-m", "swift_r1"], sys.argv
-    main(sys.argv[3], sys.argv[4:])
+    assert sys.argv[1:4] == ["-P", "-m", "swift_r1"], sys.argv
+    main(sys.argv[4], sys.argv[5:])

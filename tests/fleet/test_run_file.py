@@ -73,7 +73,7 @@ def test_a_warm_start_is_a_part_before(write_run):
     roles = {"train": {"nodes": 2}, "rollout": {}}
     run = read_run_file(write_run(roles, model=None, sft=sft))
     [before, after] = run.parts("out/v0")
-    assert train_words(before[0], {}, before[1], resume=False)[2:] == [
+    assert train_words(before[0], {}, before[1], resume=False)[3:] == [
         *("sft", "--model", "base", "--dataset", "rows.jsonl", "--torch_dtype", "float32"),
         *("--create_checkpoint_symlink", "true", "--output_dir", "out/v0/sft"),
         *("--add_version", "false"),
