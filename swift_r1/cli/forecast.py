@@ -65,7 +65,9 @@ def _run_trainer(args_json: Path, world: World, environ: Mapping[str, str]) -> i
     module, environ = trainer(world, environ)
     words = [sys.executable, *module_words(module, str(args_json))]
     # Ctrl-C is for it too
-    process = SupervisedProcess(words, environ, stdin=None, start_new_session=False)
+    process = SupervisedProcess(
+        words, environ, ends_with_parent=True, stdin=None, start_new_session=False
+    )
     try:
         return process.wait()
     finally:

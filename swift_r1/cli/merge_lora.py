@@ -75,7 +75,12 @@ def run(words: Sequence[str]) -> int:
     from swift_r1.models.merging import merge
 
     try:
-        merge(base, adapters, output, args.torch_dtype)
+        final = output.resolve()
+        final.parent.mkdir(parents=True, exist_ok=True)
+        # a merge that is stopped leaves nothing that looks like a model
+        with tempfile.TemporaryDirectory(prefix=f".{final.name}-", dir=final.parent) as folder:
+            merge(base, adapters, Path(folder, final.name), args.torch_dtype)
+            Path(folder, final.name).rename(final)
     except OSError as error:
         raise RunFailed(f"{output}: {error.strerror or error}") from error
     print(f"merged model: {output}")

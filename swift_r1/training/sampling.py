@@ -22,7 +22,11 @@ those were `cut`, `good` and `kept`."""
 
 
 def write_samples(trainer: Trainer, args: SampleArguments) -> None:
-    """Writes `--output_file`, after each round what it gave, and at the end `SAMPLED_FILE`. Collective."""
+    """Writes after each round what it gave, and at the end, when `--output_file` is whole and gets its name,
+    `SAMPLED_FILE`. Collective."""
+    draft = Path(f"{args.output_file}.part")
+    if trainer.ranks.is_rank0:
+        draft.write_bytes(b"")  # what one that was stopped has left is not added to
     counts = dict.fromkeys(("prompts", "solved", "answers", "cut", "good", "kept"), 0)
     for _, scored in sampled(trainer, args.num_prompts or sys.maxsize, args.num_completions):
         if scored is None:
@@ -38,9 +42,10 @@ def write_samples(trainer: Trainer, args: SampleArguments) -> None:
             counts["good"] += sum(is_good(item, args.reward_threshold) for item in answers)
             counts["kept"] += len(best)
             rows += [json.dumps(standard_json(row_of(item)), ensure_ascii=False) for item in best]
-        with trainer.ranks.busy(), Path(args.output_file).open("a", encoding="utf-8") as file:
+        with trainer.ranks.busy(), draft.open("a", encoding="utf-8") as file:
             file.writelines(f"{row}\n" for row in rows)
     if trainer.ranks.is_rank0:
+        draft.replace(args.output_file)
         path = trainer.books.run_dir / SAMPLED_FILE
         path.write_text(json.dumps(counts) + "\n", encoding="utf-8")
 

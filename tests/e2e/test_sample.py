@@ -5,12 +5,15 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import psutil
+
 from swift_r1.data.loading import load_rows
 from swift_r1.data.prompts import Prompt
 from swift_r1.data.sources import DataFlags
 from swift_r1.rollout.trajectory import Trajectory
 from swift_r1.training.sampling import kept
 from tests import forks
+from tests.conftest import until, wait_until_gone
 
 PLUGIN = Path(__file__).parent / "digits_plugin.py"
 PROMPT = Prompt("d:0", "d", ({"role": "user", "content": "?"},), "?", (1,), {})
@@ -45,6 +48,43 @@ def test_the_best_of_the_right_ones_each_text_once() -> None:
     assert [item.number for item in kept(answers, 1, None)] == [1]
     assert [item.number for item in kept(answers, 3, 1.2)] == [4, 1]
     assert kept(answers[4:], 3, None) == []
+
+
+def test_a_killed_one_leaves_no_trainer_and_no_whole_file(tiny_model: Path, tmp_path: Path) -> None:
+    file = tmp_path / "good.jsonl"
+    part = tmp_path / "good.jsonl.part"
+    part.write_text("of one that was stopped before\n")
+    words = [
+        *(
+            "--model",
+            str(tiny_model),
+            "--external_plugins",
+            str(PLUGIN),
+            "--reward_funcs",
+            "digits",
+        ),
+        *("--dataset", "counting#200", "--reward_isolation", "inline", "--output_file", str(file)),
+        *("--per_device_train_batch_size", "8", "--num_generations", "4", "--num_completions", "4"),
+        *(
+            "--max_completion_length",
+            "48",
+            "--stop_words",
+            *"aeiou13579",
+            "--reward_threshold",
+            "0",
+        ),
+    ]
+    process = forks.start(["-m", "swift_r1", "sample", *words], cwd=tmp_path)
+    try:
+        until(lambda: part.read_text().startswith("{"), 120)
+        below = psutil.Process(process.pid).children(recursive=True)
+        assert below
+    finally:
+        process.kill()
+    process.wait(20)
+    wait_until_gone(below, 20)
+    assert not file.exists()
+    assert all(json.loads(line)["messages"] for line in part.read_text().splitlines())
 
 
 def test_rows_of_a_model_that_sft_reads(tiny_model: Path, tmp_path: Path) -> None:

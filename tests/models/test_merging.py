@@ -73,3 +73,14 @@ def test_dtype_and_model_may_be_given(tiny_model, tmp_path):
 def test_no_adapters(tiny_model, tmp_path, capsys):
     assert main(["merge-lora", "--adapters", str(tiny_model)]) == 2
     assert "holds no adapters" in capsys.readouterr().err
+
+
+def test_one_that_fails_leaves_no_folder(tiny_model, tmp_path, monkeypatch):
+    adapted(tiny_model, tmp_path / "checkpoint", None)
+
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("swift_r1.models.merging.copy_processor", full)
+    assert main(["merge-lora", "--adapters", str(tmp_path / "checkpoint")]) != 0
+    assert [one.name for one in tmp_path.iterdir()] == ["checkpoint"]

@@ -7,6 +7,7 @@ import json
 import os
 import subprocess
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -111,6 +112,22 @@ def test_a_reward_sees_its_own_folder(tmp_path: Path) -> None:
     done = swift(tmp_path, "check", *words, "--reward_funcs", "own", "--json")
     assert done.returncode == 0
     assert "1.0" in done.stdout
+
+
+def test_an_environment_may_lie_there(folder: Path) -> None:
+    """One that is named: what is imported from there is what no library has."""
+    for name in {file.stem for file in folder.glob("*.py")}:
+        if find_spec(name) is None:
+            (folder / f"{name}.py").unlink()
+    (folder / "own_env.py").write_text(
+        "class Env:\n"
+        "    def reset(self, **row): return 'count'\n"
+        "    def count(self, by: int) -> str:\n"
+        '        """Counts.\n\n        Args:\n            by: how far.\n        """\n'
+        "        return str(by)\n"
+    )
+    done = swift(folder, "check", "--env", "trl:own_env:Env", "--reward_funcs", "format")
+    assert "own_env:Env" in done.stdout + done.stderr and "No module named" not in done.stderr
 
 
 @pytest.mark.long

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import importlib
+import os
 import random
+import sys
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -124,6 +126,7 @@ def adapter(spec: str, args: Mapping[str, Any]) -> type[EnvironmentAgent]:
     if faults:
         raise UsageError(*faults)
     kind, _, name = spec.partition(":")
+    sys.path.append(os.getcwd())  # the environment may lie there; no library is replaced by it
     base = getattr(importlib.import_module(KINDS[kind].module), KINDS[kind].adapter)
     return type(
         base.__name__, (base,), {"name": name, "args": dict(args), "__module__": base.__module__}
