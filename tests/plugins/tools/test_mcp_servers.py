@@ -311,3 +311,15 @@ def test_a_scheduler_that_would_not_call_them_is_refused() -> None:
     assert parse_arguments(RlhfArguments, words).calls_tools
     with pytest.raises(UsageError, match="--mcp_servers has no effect with another"):
         parse_arguments(RlhfArguments, [*words, "--multi_turn_scheduler", "math_tip_trick"])
+
+
+@pytest.mark.parametrize("end", ["ImportError", "SystemExit"])
+def test_a_package_that_cannot_be_imported_is_said(
+    end: str, written: Callable[..., str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "mcp.py").write_text(f"raise {end}('it is broken')\n")
+    for name in [one for one in sys.modules if one.partition(".")[0] == "mcp"]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(UsageError, match="MCP server one: .*it is broken"):
+        register_servers(written(one=PROGRAM))
