@@ -71,13 +71,7 @@ class SlurmBackend:
         ]
 
     def connect(self, node: Node) -> AgentPipe:
-        # Variables that describe the job's first component would be taken for options of this step.
-        environ = {
-            name: value
-            for name, value in os.environ.items()
-            if not name.startswith(_OPTIONS_OF_STEPS)
-        }
-        return ProcessPipe(self.command(node), environ)
+        return ProcessPipe(self.command(node), step_environment(os.environ))
 
     def command(self, node: Node) -> Sequence[str]:
         host, group = self._places[node.name]
@@ -93,13 +87,29 @@ class SlurmBackend:
         return ["srun", *own, *step, sys.executable, *agent_words(self._silence_s), "told"]
 
 
-_OPTIONS_OF_STEPS = (
-    "SLURM_CPUS_PER_TASK",
-    "SLURM_NTASKS",
-    "SLURM_NNODES",
-    "SLURM_JOB_NUM_NODES",
-    "SLURM_TRES_PER_TASK",
+_OF_THE_JOB = frozenset(
+    (
+        "SLURM_CLUSTER_NAME",
+        "SLURM_CONF",
+        "SLURM_CONF_SERVER",
+        "SLURM_HET_SIZE",
+        "SLURM_JOBID",
+        "SLURM_JOB_ID",
+        "SLURM_JWT",
+        "SLURM_NODE_ALIASES",
+        "SLURM_WORKING_CLUSTER",
+    )
 )
+
+
+def step_environment(environ: Mapping[str, str]) -> dict[str, str]:
+    """Returns the variables of `srun`. Of Slurm's own it gets those that say which job it belongs to, and how Slurm is
+    reached: it takes nearly all others for options, and they describe the job's first component."""
+    return {
+        name: value
+        for name, value in environ.items()
+        if name in _OF_THE_JOB or not name.startswith(("SLURM_", "SRUN_"))
+    }
 
 
 def open_backend(run: RunFile, silence_s: float) -> SlurmBackend:
