@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import os
+import shlex
+import socket
+import subprocess
+import sys
 import tarfile
 from collections.abc import Callable
 from pathlib import Path
@@ -10,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from swift_r1.sandboxes.base import SandboxError
+from swift_r1.sandboxes.local import sandbox
 from swift_r1.sandboxes.local.sandbox import LocalSandbox
 from tests.sandboxes.roots import folder_root, layer, member, oci_layout, packed
 
@@ -143,3 +148,48 @@ def test_what_is_no_image_is_said(opened: Open, root: Path, tmp_path: Path) -> N
     broken = oci_layout(tmp_path / "broken", [packed(root)[:-1000]])
     with pytest.raises(SandboxError, match="cannot be unpacked: "):
         opened(image=str(broken))
+
+
+REPLACED = """
+import os, shutil
+from swift_r1.sandboxes.base import SandboxSpec
+from swift_r1.sandboxes.local.sandbox import open_local
+cache = "/etc/ld.so.cache"
+for step in (lambda: None, lambda: os.replace(shutil.copy(cache, cache + "~"), cache), lambda: os.unlink(cache)):
+    step()
+    with open_local(SandboxSpec()) as box:
+        print(box.exec("test -s /etc/ld.so.cache && ls /etc", 20).exit_code)
+"""
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="it mounts over /etc")
+def test_a_file_of_the_host_may_be_replaced(allows_sandbox: None, tmp_path: Path) -> None:
+    """As `ldconfig` does while a package is installed."""
+    etc, python = tmp_path / "etc", shlex.quote(sys.executable)
+    etc.mkdir()
+    there = f"mount -t tmpfs none {etc} && cp -a /etc/. {etc} && mount --bind {etc} /etc"
+    words = ["unshare", "-m", "sh", "-c", f"{there} && exec {python} -c {shlex.quote(REPLACED)}"]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=100)
+    assert done.stdout.split() == ["0", "0", "0"], done.stderr
+
+
+def test_an_image_that_cannot_be_shown_is_tried_once_more(
+    opened: Open, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    opened()
+    machine = sandbox._machine()
+    monkeypatch.setattr(machine, "_rootfs", {})
+    live_in, faults = machine._live_in, [SandboxError("it is gone")]
+
+    def live(folder: str) -> socket.socket:
+        if faults:
+            raise faults.pop()
+        return live_in(folder)
+
+    monkeypatch.setattr(machine, "_live_in", live)
+    assert opened().exec("true", 20).exit_code == 0
+    assert "it is gone; once more" in caplog.text
+    machine._rootfs.clear()
+    faults += [SandboxError("the second"), SandboxError("the first")]
+    with pytest.raises(SandboxError, match="the second"):
+        opened()

@@ -184,13 +184,11 @@ def _show_programs(new: str) -> list[str]:
     for name in _SHOWN:
         if os.path.islink(f"/{name}"):
             os.symlink(os.readlink(f"/{name}"), f"{base}/{name}")
+        elif os.path.isfile(f"/{name}"):  # no mount of it could be used once it is replaced
+            Path(base, name).write_bytes(Path("/", name).read_bytes())
         elif os.path.exists(f"/{name}"):
             for place in (f"{base}/{name}", f"{new}{_PROGRAMS}/{name}"):
-                if os.path.isdir(f"/{name}"):
-                    os.makedirs(place)
-                else:
-                    Path(place).parent.mkdir(parents=True, exist_ok=True)
-                    Path(place).touch()
+                os.makedirs(place)
             kernel.mount(
                 f"/{name}", f"{new}{_PROGRAMS}/{name}", None, kernel.BIND | kernel.RECURSIVE
             )

@@ -9,6 +9,7 @@ import select
 import shutil
 import socket
 import threading
+import time
 import weakref
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
@@ -33,6 +34,7 @@ from swift_r1.workers.sandbox.start import START_SECONDS, InnerPython, refused
 _logger = logging.getLogger("swift_r1.sandboxes")
 _GRACE_SECONDS = 30.0  # for an answer, after a command's own time
 _WRITE_SECONDS = 60.0
+_AGAIN_SECONDS = 1.0  # where the machine's programs are just being replaced
 _UNPACK_SECONDS = 1800.0  # a layer
 _FIRST_USER = 2_000_000_000  # those above it belong to nobody, and to no container
 _USERS = f"0 {_FIRST_USER} 65536\n"  # where this process is root's
@@ -160,10 +162,17 @@ class _Machine:
                 image = find_image(name)
                 if image.layers:
                     self._unpack(image)
-                asked = {"image": image.folder}
-                line = self._ask(asked, self._trees(image.folder), _started)
+                try:
+                    line = self._live_in(image.folder)
+                except SandboxError as error:
+                    _logger.warning("%s; once more", error)
+                    time.sleep(_AGAIN_SECONDS)
+                    line = self._live_in(image.folder)
                 self._rootfs[name] = _RootfsProcess(line, image.env)
             return self._rootfs[name]
+
+    def _live_in(self, folder: str) -> socket.socket:
+        return self._ask({"image": folder}, self._trees(folder), _started)
 
     def _unpack(self, image: Image) -> None:
         """Makes the folder of an image with layers, where it is not there yet."""
