@@ -19,6 +19,11 @@ _PAGE = os.sysconf("SC_PAGE_SIZE")
 _INIT = 1
 _KILL_SECONDS = 10.0
 _SHARED_SEGMENTS = "sysvipc/shm"
+_SOCKETS = f"{_INIT}/net/sockstat"
+_KERNELS = ("VmPTE:", "VmSwap:")
+# what the kernel holds for one at most
+_SOCKET_BYTES = 256 << 10
+_PIPE_BYTES = 64 << 10
 
 
 class Identity(NamedTuple):
@@ -68,13 +73,18 @@ class Processes:
         return ended + sum(one.seconds for one in self._found())
 
     def memory(self, processes: Iterable[Process]) -> int:
-        """Returns the bytes of memory that only these processes have, counting once what they share."""
-        shares = (self._share(one.identity.pid) for one in processes)
-        return sum(shares) + self._segments()
+        """Returns the bytes of memory that only these processes have, counting once what they share, with their page
+        tables, and with what their sockets and pipes may hold."""
+        pids = [one.identity.pid for one in processes]
+        pipes = {link for pid in pids for link in self._links(pid) if link.startswith("pipe:")}
+        return sum(map(self._share, pids)) + len(pipes) * _PIPE_BYTES + self._of_the_kernel(pids)
 
     def might_have(self, processes: Iterable[Process]) -> int:
         """Returns an upper bound of `memory` that is found faster: it counts what is shared for each."""
-        return sum(one.resident for one in processes) + self._segments()
+        processes = list(processes)
+        resident = sum(one.resident for one in processes)
+        most = self.open_files(processes) * _PIPE_BYTES
+        return resident + most + self._of_the_kernel([one.identity.pid for one in processes])
 
     def open_files(self, processes: Iterable[Process]) -> int:
         """Returns how many descriptors they have: each may hold memory of the kernel."""
@@ -140,13 +150,29 @@ class Processes:
             return sum(int(line[1]) << 10 for line in words if line[0] in wanted)
         return 0
 
-    def _segments(self) -> int:
-        """Returns the bytes of System V's shared memory, which needs no process."""
+    def _of_the_kernel(self, pids: Iterable[int]) -> int:
+        """Returns the bytes of page tables, of what was swapped out, of System V's shared memory, which needs no process,
+        and of what sockets may hold, also those that no process has open any more."""
+        total = 0
+        for pid in pids:
+            with contextlib.suppress(OSError):  # it has ended
+                words = [line.split() for line in self._text(f"{pid}/status").splitlines()]
+                total += sum(int(line[1]) << 10 for line in words if line[0] in _KERNELS)
         with contextlib.suppress(FileNotFoundError):  # a kernel without it
             names, *lines = self._text(_SHARED_SEGMENTS).splitlines()
-            column = names.split().index("rss")
-            return sum(int(line.split()[column]) for line in lines)
-        return 0
+            columns = [names.split().index(name) for name in ("rss", "swap")]
+            total += sum(int(line.split()[column]) for line in lines for column in columns)
+        used = self._text(_SOCKETS).split()  # `sockets: used 3`, and then those of each protocol
+        return total + int(used[2]) * _SOCKET_BYTES
+
+    def _links(self, pid: int) -> list[str]:
+        """Returns what the descriptors of a process stand for."""
+        found = []
+        with contextlib.suppress(OSError):  # it has ended
+            for number in self._list(f"{pid}/fd"):
+                with contextlib.suppress(OSError):  # it is closed
+                    found.append(os.readlink(f"{pid}/fd/{number}", dir_fd=self._proc))
+        return found
 
     def _list(self, folder: str) -> list[str]:
         number = os.open(folder, os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=self._proc)

@@ -65,6 +65,12 @@ _LINKS = {
     "ptmx": "pts/ptmx",
 }
 _TERMINALS = "newinstance,ptmxmode=666,mode=620,max=64"
+# so that a connection's buffers are no larger than those of other sockets
+_NETWORK = {"ip_unprivileged_port_start": "0"} | dict.fromkeys(
+    ("tcp_rmem", "tcp_wmem"), "4096 65536 106496"
+)
+# of all sandboxes of a user together, or of each where it is root: the machine's own limit is its user's, too
+_WATCHED = {"max_inotify_instances": "16", "max_inotify_watches": "8192"}
 _QUIET = kernel.NO_SUID | kernel.NO_DEVICES
 
 
@@ -80,6 +86,8 @@ def make_rootfs(image: str, tree: int | None) -> tuple[str, ...]:
     kernel.mount("none", "/", None, kernel.RECURSIVE | kernel.PRIVATE)
     inner_proc = "/sys"  # beside the machine's own, without which the kernel makes no other
     kernel.mount("proc", inner_proc, "proc", _QUIET | kernel.NO_EXEC)
+    for name, most in _WATCHED.items():
+        Path(inner_proc, "sys/user", name).write_text(most)
     kernel.mount("tmpfs", new, "tmpfs", _QUIET, "size=4m,mode=755")
     layers = [f"/layers/{number}" for number in range(MOST_LAYERS)]
     for folder in (ROOT, _BASE, _PROGRAMS, "/dev", "/proc", *layers):
@@ -154,8 +162,8 @@ def enter_root(layers: int) -> int:
     """
     kernel.unshare(kernel.NEW_MOUNTS)
     kernel.mount("proc", ROOT + "/proc", "proc", _QUIET | kernel.NO_EXEC)
-    # its network is its own
-    Path(ROOT + "/proc/sys/net/ipv4/ip_unprivileged_port_start").write_text("0")
+    for name, value in _NETWORK.items():  # its network is its own
+        Path(ROOT + "/proc/sys/net/ipv4", name).write_text(value)
     kernel.seal_mounts(ROOT + "/proc")
     kernel.enter_root(ROOT)
     if not layers and not os.path.lexists(_HOSTS):
@@ -181,6 +189,8 @@ def _show_programs(new: str) -> list[str]:
     for name, text in _MADE.items():
         Path(base, name).write_text(text)
     shown = []
+    with open("/sys/self/mountinfo", encoding="utf-8") as file:
+        mounts = [line.split()[4] for line in file]
     for name in _SHOWN:
         if os.path.islink(f"/{name}"):
             os.symlink(os.readlink(f"/{name}"), f"{base}/{name}")
@@ -189,9 +199,15 @@ def _show_programs(new: str) -> list[str]:
         elif os.path.exists(f"/{name}"):
             for place in (f"{base}/{name}", f"{new}{_PROGRAMS}/{name}"):
                 os.makedirs(place)
-            kernel.mount(
-                f"/{name}", f"{new}{_PROGRAMS}/{name}", None, kernel.BIND | kernel.RECURSIVE
-            )
+            if any(
+                place.startswith(f"/{name}/") for place in mounts
+            ):  # an overlay shows none of them
+                kernel.mount(
+                    f"/{name}", f"{new}{_PROGRAMS}/{name}", None, kernel.BIND | kernel.RECURSIVE
+                )
+            else:  # a lock on its files is not one on the machine's
+                layers = f"lowerdir=/{name}:{base}/mnt,userxattr"
+                kernel.mount("overlay", f"{new}{_PROGRAMS}/{name}", "overlay", _QUIET, layers)
             shown.append(f"/{name}")
     return shown
 
@@ -199,7 +215,8 @@ def _show_programs(new: str) -> list[str]:
 def _make_devices(folder: str) -> None:
     for name in _DEVICES:
         Path(folder, name).touch()
-        kernel.mount(f"/dev/{name}", f"{folder}/{name}", None, kernel.BIND)
+        device = f"/dev/{name}"
+        kernel.mount(kernel.DEVICE_OF.get(device, device), f"{folder}/{name}", None, kernel.BIND)
     for name, target in _LINKS.items():
         os.symlink(target, f"{folder}/{name}")
     for name in ("shm", "pts"):

@@ -17,7 +17,7 @@ _ARCHITECTURE = 0xC000003E  # AUDIT_ARCH_X86_64
 _FILES = dict(
     read=0, write=1, readv=19, writev=20, pread64=17, pwrite64=18, preadv=295, pwritev=296, preadv2=327,
     pwritev2=328, close=3, close_range=436, lseek=8, dup=32, dup2=33, dup3=292, pipe=22, pipe2=293, fcntl=72,
-    flock=73, fsync=74, fdatasync=75, truncate=76, ftruncate=77, fadvise64=221, sendfile=40, copy_file_range=326,
+    fsync=74, fdatasync=75, truncate=76, ftruncate=77, fadvise64=221, sendfile=40, copy_file_range=326,
     open=2, openat=257, creat=85, stat=4, lstat=6, fstat=5, newfstatat=262, statx=332, statfs=137, fstatfs=138,
     access=21, faccessat=269, faccessat2=439, getdents64=217, getcwd=79, chdir=80, fchdir=81, mkdir=83, mkdirat=258,
     rmdir=84, rename=82, renameat=264, renameat2=316, link=86, linkat=265, unlink=87, unlinkat=263, symlink=88,
@@ -41,11 +41,19 @@ _CLOCKS = dict(
     alarm=37, setitimer=38, getitimer=36, timer_create=222, timer_settime=223, timer_gettime=224,
     timer_getoverrun=225, timer_delete=226, timerfd_create=283, timerfd_settime=286, timerfd_gettime=287,
 )  # fmt: skip
+_MMAP = 9
+_SETSOCKOPT = 54
+_FCNTL = 72
 _CLONE = 56
 _IOCTL = 16
 _PRCTL = 157
 _SOCKETPAIR = 53
 _CLONE_THREAD = 0x00010000
+_MAP_SHARED = 0x01
+_MAP_ANONYMOUS = 0x20
+_PIPE_SIZE = (1031,)  # F_SETPIPE_SZ
+_SOCKET_OPTIONS = 1  # SOL_SOCKET
+_BUFFER_SIZES = (7, 8)  # SO_SNDBUF, SO_RCVBUF
 # What may be asked of them. ioctl: TCGETS, TIOCGWINSZ, FIONREAD, FIONBIO, FIONCLEX, FIOCLEX; prctl: PR_SET_NAME,
 # PR_GET_NAME; socketpair: AF_UNIX. Each: number, position of the argument, values.
 _LIMITED = (
@@ -72,7 +80,9 @@ _KERNEL = dict(
     personality=135, io_setup=206, sched_setaffinity=203, mbind=237, set_mempolicy=238, set_mempolicy_home_node=450,
 )  # fmt: skip
 # it belongs to no process, and none of the sums over processes would have it
-_UNCOUNTED_MEMORY = dict(memfd_create=319, memfd_secret=447, semget=64, msgget=68, mq_open=240)
+_UNCOUNTED_MEMORY = dict(
+    memfd_create=319, memfd_secret=447, semget=64, msgget=68, mq_open=240, vmsplice=278
+)
 _LAST = 450
 _SOCKET = 41
 # CLONE_PARENT, and all of CLONE_NEW...
@@ -97,7 +107,7 @@ _Instruction = tuple[int, int, int, int]
 
 def call_filter() -> bytes:
     """Returns the filter of a lone program, as an array of `struct sock_filter` in this machine's byte order."""
-    program = _beginning()
+    program = [*_beginning(), *_bounded_memory()]
     for number in (*_FILES.values(), *_PROCESS.values(), *_CLOCKS.values()):
         program += _if_equal(number, _allowed())
     program += _if_equal(
@@ -113,7 +123,7 @@ def call_filter() -> bytes:
 
 def command_filter() -> bytes:
     """Returns the filter of a sandbox's commands, as `call_filter` does."""
-    program = [*_beginning(), (_ABOVE, 0, 1, _LAST), *_refused()]
+    program = [*_beginning(), (_ABOVE, 0, 1, _LAST), *_refused(), *_bounded_memory()]
     for group in (_OTHERS_MEMORY, _MOUNTS, _NAMESPACES, _KERNEL, _UNCOUNTED_MEMORY):
         for number in group.values():
             program += _if_equal(number, _refused())
@@ -126,6 +136,21 @@ def command_filter() -> bytes:
     return _packed([*program, *_allowed()])
 
 
+def _bounded_memory() -> list[_Instruction]:
+    """Refuses memory that is shared and has no file: it stays where no process has it in its tables any more. Pipes keep
+    the size that they have; so do buffers of sockets, which are only asked for."""
+    shared = [(_ANY_BIT, 0, 2, _MAP_SHARED), (_ANY_BIT, 0, 1, _MAP_ANONYMOUS)]
+    shared += [*_refused(errno.EOPNOTSUPP), *_number()]
+    larger = [*_argument(1), *_if_one_of(_PIPE_SIZE, _refused(errno.EPERM)), *_number()]
+    sizes = [*_argument(2), *_if_one_of(_BUFFER_SIZES, _refused(0))]
+    buffers = [*_argument(1), *_if_equal(_SOCKET_OPTIONS, sizes), *_number()]
+    return [
+        *_if_equal(_MMAP, [*_argument(3), *shared]),
+        *_if_equal(_FCNTL, larger),
+        *_if_equal(_SETSOCKOPT, buffers),
+    ]
+
+
 def _packed(program: list[_Instruction]) -> bytes:
     return b"".join(struct.pack("HBBI", *step) for step in program)
 
@@ -136,8 +161,12 @@ def _beginning() -> list[_Instruction]:
         (_LOAD, 0, 0, 4),
         (_EQUAL, 1, 0, _ARCHITECTURE),
         (_RETURN, 0, 0, _KILL),
-        (_LOAD, 0, 0, 0),
+        *_number(),
     ]
+
+
+def _number() -> list[_Instruction]:
+    return [(_LOAD, 0, 0, 0)]
 
 
 def _if_equal(value: int, then: list[_Instruction]) -> list[_Instruction]:

@@ -126,7 +126,7 @@ def _make_root(library: list[str]) -> None:
     os.mkdir(new + "/dev")
     for device in ("/dev/null", "/dev/zero", "/dev/urandom"):
         Path(new + device).touch()
-        kernel.mount(device, new + device, None, kernel.BIND)
+        kernel.mount(kernel.DEVICE_OF.get(device, device), new + device, None, kernel.BIND)
     os.mkdir(new + "/tmp")
     kernel.enter_root(new)
     kernel.seal_mounts("/")
