@@ -33,7 +33,8 @@ SHORT = 12  # one of so many runs with `make test`
 GRANTED = {
     "files": """passwd root_listed walk_the_root symlink_swapped_in_tmp write_root remount_writable proc_root proc_of_1
         proc_maps proc_mounts other_devices shared_memory_folder shared_memory_module setuid_files make_setuid
-        old_root_by_dot_dot watch_files splice allocate_without_limit many_files many_open_files site_packages""",
+        old_root_by_dot_dot lock_the_library watch_files splice allocate_without_limit many_files many_open_files
+        site_packages""",
     "processes": """fork fork_bomb vfork fork_by_number clone_a_process subprocess shell posix_spawn exec_python
         exec_shell exec_made_file exec_from_memory multiprocessing terminal_fork daemon process_file queue_a_signal
         signal_by_process_file zombies no_death_with_parent""",
@@ -170,6 +171,31 @@ def test_links_swapped_while_files_are_written_lead_nowhere(opened: Open, target
 
 
 BOMBS = {
+    "tables": """
+import ctypes
+libc = ctypes.CDLL(None)
+libc.mmap.restype = ctypes.c_void_p
+at = libc.mmap(None, ctypes.c_size_t(1 << 42), 1, 0x4022, -1, ctypes.c_long(0))  # private, without reserve
+libc.madvise(ctypes.c_void_p(at), ctypes.c_size_t(1 << 42), 15)  # no huge pages
+for start in range(at, at + (1 << 42), 2 << 20): ctypes.c_char.from_address(start).value""",
+    "connections": """
+import os, socket
+held = []
+for _ in range(4):
+    if os.fork() == 0: break
+server = socket.create_server(("127.0.0.1", 0), backlog=600)
+while True:
+    try: pair = socket.create_connection(server.getsockname()), server.accept()[0]
+    except OSError: break
+    held.append(pair)
+    for one in pair:
+        one.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4 << 20)
+        one.setblocking(False)
+        try:
+            while True: one.send(bytes(65536))
+        except OSError: pass
+import time
+time.sleep(20)""",
     "one": "x = [bytearray(1 << 20) for _ in range(4096)]",
     "many": """
 import os, time

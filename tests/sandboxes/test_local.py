@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import signal
 import time
@@ -167,3 +168,51 @@ def test_each_sandbox_has_processes_of_its_own(opened: Open) -> None:
         assert printed(box, begun) == "begun\n"
     more = "import os; print([os.fork() and 1 for _ in range(2)])"
     assert "BlockingIOError" in boxes[0].exec(f"exec python3 -c '{more}'", 20).output
+
+
+COUNTED = {
+    "page tables": """
+import ctypes
+libc = ctypes.CDLL(None)
+libc.mmap.restype = ctypes.c_void_p
+at = libc.mmap(None, ctypes.c_size_t(1 << 40), 1, 0x4022, -1, ctypes.c_long(0))
+libc.madvise(ctypes.c_void_p(at), ctypes.c_size_t(1 << 40), 15)
+for start in range(at, at + (1 << 40), 2 << 20): ctypes.c_char.from_address(start).value""",
+    "sockets": """
+import socket, time
+held = [socket.socketpair() for _ in range(200)]
+time.sleep(20)""",
+    "sockets on their way": """
+import array, socket, time
+way = socket.socketpair()
+for _ in range(200):
+    one, two = socket.socketpair()
+    way[0].sendmsg([b"."], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [one.fileno(), two.fileno()]))])
+    one.close(), two.close()
+time.sleep(20)""",
+    "pipes": """
+import os, time
+os.fork()
+held = [os.pipe() for _ in range(490)]
+time.sleep(20)""",
+}
+
+
+@pytest.mark.parametrize("what", COUNTED)
+def test_memory_that_no_process_shows_counts(what: str, opened: Open) -> None:
+    box = opened(SandboxLimits(memory_bytes=64 << 20))
+    box.write_file("program.py", COUNTED[what].encode())
+    said = box.exec("python3 program.py", 15)
+    assert "more than 64 MiB of memory: python3 was killed" in said.output, said
+    assert box.exec("echo lives", 20).output == "lives\n"
+
+
+def test_what_the_machines_user_needs_is_left(opened: Open) -> None:
+    """Watches of files, and locks on the machine's own."""
+    box = opened()
+    watch = "import ctypes; init = ctypes.CDLL(None).inotify_init; print([init() for _ in range(300)].index(-1))"
+    assert printed(box, f"python3 -c '{watch}'") == "16\n"
+    lock = "import fcntl; fcntl.flock(open('/bin/sh'), fcntl.LOCK_EX); input()"
+    box.exec(f'sleep 60 | python3 -c "{lock}" & sleep 0.5', 20)
+    with open("/bin/sh", "rb") as own:
+        fcntl.flock(own, fcntl.LOCK_EX | fcntl.LOCK_NB)
