@@ -3,19 +3,20 @@
 
 from __future__ import annotations
 
+import csv
+import io
 import json
-import re
-from bisect import bisect_right
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import islice
+from math import isfinite
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple
 
 from swift_r1.errors import UsageError, a_kind, one_line
 
 if TYPE_CHECKING:
-    from pyarrow import RecordBatch
+    from pyarrow import DataType, RecordBatch, Table
 
 FILE_SUFFIXES = (".jsonl", ".json", ".csv", ".parquet", ".txt")
 MAX_LINE = 32 << 20  # bytes; a longer line is a damaged file, and would fill the memory
@@ -165,18 +166,16 @@ def _checked(row: Any) -> tuple[dict[str, Any], str | None]:
 
 
 def _read_json(path: Path) -> Iterator[RawRow]:
-    content = path.read_bytes()
+    content = _whole_text(path)
     if not content.strip():
         return
     try:
-        rows = _parse(content.decode("utf-8-sig"))
-    except UnicodeDecodeError as error:
-        raise UsageError(f"{path}:{_line_of(error)}: not UTF-8 at byte {error.start}") from error
+        rows = _parse(content)
     except json.JSONDecodeError as error:
         if error.msg == "Extra data":  # JSON lines in a file named .json are common
             yield from _read_lines(path)
             return
-        cause = _NUL if b"\0" in content else error.msg
+        cause = _NUL if "\0" in content else error.msg
         raise UsageError(f"{path}:{error.lineno}: not JSON: {cause}") from error
     except (RecursionError, ValueError) as error:
         raise UsageError(f"{path}: not JSON that can be read: {one_line(error, 200)}") from error
@@ -188,51 +187,66 @@ def _read_json(path: Path) -> Iterator[RawRow]:
         yield RawRow(index, f"{path} row {index + 1}", *_checked(row))
 
 
-def _line_of(error: UnicodeDecodeError) -> int:
-    return error.object.count(b"\n", 0, error.start) + 1
+def _whole_text(path: Path) -> str:
+    content = path.read_bytes()
+    try:
+        return content.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        line = content.count(b"\n", 0, error.start) + 1
+        raise UsageError(f"{path}:{line}: not UTF-8 at byte {error.start}") from error
 
 
 def _read_csv(path: Path) -> Iterator[RawRow]:
-    from pyarrow import ArrowInvalid, csv, types  # types of columns are inferred, as datasets does
+    """Yields the rows of a table. Its cells have no types: a column is of numbers where Python would write each of them
+    as it stands there, else of text as it stands there, so that nothing is lost. An empty cell is None."""
+    text = _whole_text(path)
+    cells = _cells(path, text)
+    _line, names = next(cells, (1, []))
+    if not names:
+        raise UsageError(f"{path}:1: not a CSV table: Empty CSV file")
+    _refuse_doubled(f"{path}:1", names)
+    of_text = {
+        name
+        for _line, values in cells
+        if len(values) == len(names)
+        for name, value in zip(names, values, strict=True)
+        if value and _number(value) is None
+    }
+    for index, (line, values) in enumerate(islice(_cells(path, text), 1, None)):
+        fault = None
+        row: dict[str, Any] = {}
+        if len(values) == len(names):
+            for name, value in zip(names, values, strict=True):
+                row[name] = (value or None) if name in of_text else _number(value)
+        else:
+            fault = f"has {len(values)} values for {len(names)} columns"
+        yield RawRow(index, f"{path}:{line}", row, fault)
 
-    bad: list[tuple[int, str]] = []
 
-    def set_aside(row: Any) -> str:
-        bad.append(
-            (row.number, f"has {row.actual_columns} values for {row.expected_columns} columns")
-        )
-        return "skip"
-
+def _cells(path: Path, text: str) -> Iterator[tuple[int, list[str]]]:
+    """Yields the cells of each row that is not blank, with the line where it begins."""
+    csv.field_size_limit(MAX_LINE)
+    reader = csv.reader(io.StringIO(text, newline=""), strict=True)
+    line = 1
     try:
-        table = csv.read_csv(
-            path,
-            # with threads, rows have no number
-            read_options=csv.ReadOptions(use_threads=False, block_size=MAX_LINE),
-            parse_options=csv.ParseOptions(newlines_in_values=True, invalid_row_handler=set_aside),
-        )
-    except ArrowInvalid as error:
-        found = re.search(r"[Rr]ow #(\d+)", str(error))
-        raise UsageError(
-            f"{path}:{found[1] if found else 1}: not a CSV table: {one_line(error, 200)}"
-        ) from error
-    _refuse_doubled(f"{path}:1", table.column_names)
-    if any(types.is_binary(field.type) for field in table.schema):
-        line = 1
+        for cells in reader:
+            if cells:
+                yield line, cells
+            line = reader.line_num + 1
+    except csv.Error as error:
+        raise UsageError(f"{path}:{line}: not a CSV table: {one_line(error, 200)}") from error
+
+
+def _number(text: str) -> int | float | None:
+    """Returns a number that is written as Python writes it; None for other text, such as 007, 1e5, 1.50 and nan."""
+    for kind in (int, float):
         try:
-            path.read_bytes().decode()
-        except UnicodeDecodeError as error:
-            line = _line_of(error)
-        raise UsageError(f"{path}:{line}: not UTF-8")
-    numbers = [number for number, _cause in bad]
-    index = 0
-    for batch in table.to_batches():
-        for row, fault in _python_rows(batch):
-            number = index + 2  # the header is row 1
-            number += bisect_right([one - place for place, one in enumerate(numbers)], number)
-            yield RawRow(index, f"{path}:{number}", row, fault)
-            index += 1
-    for place, (number, cause) in enumerate(bad):
-        yield RawRow(index + place, f"{path}:{number}", {}, cause)
+            value = kind(text)
+        except ValueError:  # also for thousands of digits
+            continue
+        if str(value) == text and isfinite(value):
+            return value
+    return None
 
 
 def _refuse_doubled(where: Path | str, names: list[str]) -> None:
@@ -241,17 +255,53 @@ def _refuse_doubled(where: Path | str, names: list[str]) -> None:
         raise UsageError(f"{where}: the column {doubled[0]!r} is there twice")
 
 
-def _python_rows(batch: RecordBatch) -> Iterator[tuple[dict[str, Any], str | None]]:
-    """Yields the rows of a batch as Python values, and why there are none: text that is not UTF-8, a time out of
+def arrow_rows(batch: RecordBatch | Table) -> Iterator[tuple[dict[str, Any], str | None]]:
+    """Yields the rows of Arrow as they were written, and why there are none: text that is not UTF-8, a time out of
     range."""
     try:
-        yield from ((row, None) for row in batch.to_pylist())
-    except (ValueError, OverflowError):  # of some row
+        yield from ((row, None) for row in _written(batch))
+    except (ValueError, OverflowError, KeyError):  # of some row; KeyError: a map with a key twice
         for place in range(batch.num_rows):
             try:
-                yield batch.slice(place, 1).to_pylist()[0], None
-            except (ValueError, OverflowError) as error:
+                yield _written(batch.slice(place, 1))[0], None
+            except (ValueError, OverflowError, KeyError) as error:
                 yield {}, f"holds a value that cannot be read: {one_line(error, 200)}"
+
+
+def _written(batch: RecordBatch | Table) -> list[dict[str, Any]]:
+    from pyarrow import types
+
+    nested = [
+        field for field in batch.schema if types.is_nested(field.type) or _is_json(field.type)
+    ]
+    rows: list[dict[str, Any]] = batch.to_pylist(maps_as_pydicts="strict")
+    for row in rows:
+        row |= {field.name: _value(row[field.name], field.type) for field in nested}
+    return rows
+
+
+def _is_json(kind: DataType) -> bool:
+    return getattr(kind, "extension_name", "") == "arrow.json"
+
+
+def _value(value: Any, kind: DataType) -> Any:
+    """Returns a value without the keys that Arrow gave its objects because others of the column have them, which are
+    null. A null that was written under a key is not told from these; those in lists, maps and JSON are kept."""
+    from pyarrow import types
+
+    if value is None:
+        return None
+    if _is_json(kind):
+        return json.loads(value)
+    if types.is_struct(kind):
+        return {
+            field.name: _value(value[field.name], field.type)
+            for field in kind
+            if value[field.name] is not None
+        }
+    if types.is_map(kind):
+        return {key: _value(one, kind.item_type) for key, one in value.items()}
+    return [_value(one, kind.value_type) for one in value] if isinstance(value, list) else value
 
 
 def _read_parquet(path: Path) -> Iterator[RawRow]:
@@ -262,7 +312,7 @@ def _read_parquet(path: Path) -> Iterator[RawRow]:
         with parquet.ParquetFile(path) as file:
             _refuse_doubled(path, file.schema_arrow.names)
             for batch in file.iter_batches():
-                for row, fault in _python_rows(batch):
+                for row, fault in arrow_rows(batch):
                     yield RawRow(index, f"{path} row {index + 1}", row, fault)
                     index += 1
     except (ArrowInvalid, OSError) as error:

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
+from swift_r1.data.files import arrow_rows
 from swift_r1.errors import UsageError, one_line
 
 if TYPE_CHECKING:
@@ -26,6 +27,7 @@ _ADDRESSES: Mapping[Hub, tuple[str, str]] = {
     "hf": ("HF_ENDPOINT", "https://huggingface.co"),
     "ms": ("MODELSCOPE_ENDPOINT", "https://www.modelscope.cn"),
 }
+_BATCH = 100  # rows read at once
 _ANSWER_S = 5.0  # for a hub's first answer, whatever it is
 _logger = logging.getLogger("swift_r1.data")
 
@@ -97,11 +99,13 @@ def is_hub_id(name: str) -> bool:
 
 def split_rows(
     place: SetLocation, subset: str, split: str, *, streaming: bool
-) -> Iterator[dict[str, Any]]:
-    """Yields the rows of one split; UsageError, which names the cache that was searched, where it cannot be loaded."""
+) -> Iterator[tuple[dict[str, Any], str | None]]:
+    """Yields the rows of one split as `arrow_rows` does, with images as the files that they are; UsageError, which names
+    the cache that was searched, where it cannot be loaded."""
     data = load_split(place, subset, split, streaming=streaming)
     try:
-        yield from data
+        for table in data.with_format("arrow").iter(_BATCH):
+            yield from arrow_rows(table)
     except Exception as error:  # files are read, and a stream is downloaded, as the rows are taken
         raise _failure(place, subset, split, error) from error
 
@@ -113,25 +117,11 @@ def load_split(
 ) -> datasets.Dataset | datasets.IterableDataset:
     """Returns one split as `datasets` has it; raises as `split_rows`."""
     try:
-        return _undecoded(_load(place, None if subset == "default" else subset, split, streaming))
+        return _load(place, None if subset == "default" else subset, split, streaming)
     except UsageError:
         raise
     except Exception as error:  # the libraries let through whatever their network and parsing raise
         raise _failure(place, subset, split, error) from error
-
-
-def _undecoded(data: Any) -> Any:
-    """Returns a split whose images come as the files that they are: one that is broken is then its row's fault, and
-    nothing is decoded that no run sees."""
-    import datasets
-
-    for name, feature in dict(data.features or {}).items():
-        plain = datasets.Image(decode=False)
-        if isinstance(feature, datasets.Image):
-            data = data.cast_column(name, plain)
-        elif isinstance(getattr(feature, "feature", None), datasets.Image):
-            data = data.cast_column(name, datasets.List(plain))
-    return data
 
 
 def _load(place: SetLocation, config: str | None, split: str, streaming: bool) -> Any:

@@ -274,11 +274,11 @@ def _columns(row: Mapping[str, Any]) -> str:
 
 
 def _checked(messages: Sequence[Any]) -> list[dict[str, Any]]:
-    """Returns messages with their calls (`with_calls`). Raises RowFault where one lacks a role or content."""
+    """Returns messages with their calls (`with_calls`). Raises RowFault where one lacks a role."""
     for message in messages:
-        if not isinstance(message, Mapping) or "role" not in message or "content" not in message:
+        if not isinstance(message, Mapping) or "role" not in message:
             raise RowFault("a message is not an object with role and content")
-    return with_calls(messages)
+    return with_calls([{"content": None, **message} for message in messages])
 
 
 def _message(message: Mapping[str, Any]) -> dict[str, Any]:

@@ -201,14 +201,15 @@ class Source:
         elif self.place is not None:
             index = 0
             for subset, part in self._parts(split):
-                for number, row in enumerate(
+                for number, (row, fault) in enumerate(
                     split_rows(self.place, subset, part, streaming=self.streaming)
                 ):
                     yield RawRow(
                         index,
                         f"{self.place.name}:{subset} {part} row {number}",
-                        dict(row),
-                        subset=subset,
+                        row,
+                        fault,
+                        subset,
                     )
                     index += 1
         else:

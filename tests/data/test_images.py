@@ -562,8 +562,8 @@ def test_a_hubs_columns_of_images_come_as_files(tmp_path: Path, streaming: bool)
     )
     (tmp_path / "data").mkdir()
     parquet.write_table(table, tmp_path / "data" / "train-0.parquet")
-    (row,) = split_rows(SetLocation(str(tmp_path)), "default", "train", streaming=streaming)
-    assert row["image"] == {"bytes": picture(), "path": None}
+    found = split_rows(SetLocation(str(tmp_path)), "default", "train", streaming=streaming)
+    assert list(found) == [({"image": {"bytes": picture()}, "query": "q"}, None)]
 
 
 def test_columns_rename_images(tmp_path: Path) -> None:
