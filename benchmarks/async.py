@@ -153,7 +153,7 @@ def train(
         )
         if done.returncode:
             raise SystemExit(f"swift rlhf ended with {done.returncode}:\n{done.stderr[-3000:]}")
-        lines = [json.loads(line) for line in (run / "logging.jsonl").read_text().splitlines()]
+        lines = [json.loads(line) for line in (run / "logging.jsonl").read_bytes().splitlines()]
         steps = [line for line in lines if "loss" in line]
 
         def mean(name: str) -> float:

@@ -30,7 +30,7 @@ def trained(folder: Path, more: Sequence[str] = (), **own: Any) -> dict[int, flo
                 [*demo.SWIFT, "rlhf", *words], stdout=log, stderr=subprocess.STDOUT
             ).returncode:
                 sys.exit(f"{folder} failed: see {log.name}")
-    lines = [json.loads(line) for line in (folder / "logging.jsonl").read_text().splitlines()]
+    lines = [json.loads(line) for line in (folder / "logging.jsonl").read_bytes().splitlines()]
     name = f"eval/{flags['--dataset'][0]}/accuracy"
     found = {line["step"]: line[name] for line in lines if name in line}
     if own["max_steps"] not in found:

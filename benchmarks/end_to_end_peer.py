@@ -64,7 +64,8 @@ def run_trl(flags: dict) -> None:
     from trl import GRPOConfig, GRPOTrainer
 
     rows = [
-        json.loads(line)["messages"] for line in Path(flags.pop("dataset")).read_text().splitlines()
+        json.loads(line)["messages"]
+        for line in Path(flags.pop("dataset")).read_bytes().splitlines()
     ]
     trainer = GRPOTrainer(
         model=flags.pop("model"),

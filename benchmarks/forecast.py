@@ -226,7 +226,7 @@ def forecast_of(flags: Sequence[str], file: Path, prompts: int, completions: int
 
 def compare(forecast: dict[str, Any], run: Path, file: Path, since: int = 0) -> None:
     """Writes what was forecast and what happened in the steps after the first `since`."""
-    lines = [json.loads(line) for line in (run / "logging.jsonl").read_text().splitlines()]
+    lines = [json.loads(line) for line in (run / "logging.jsonl").read_bytes().splitlines()]
     lines = [line for line in lines if "loss" in line][since:]  # not those of evaluations
     task = forecast["rewards"][0]["name"]
     result = {

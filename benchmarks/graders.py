@@ -23,7 +23,7 @@ FLOORS = {"gsm8k": 10_000, "math fast": 2_000, "math symbolic": 2_000}
 
 
 def rows(path: Path) -> list[dict]:
-    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+    return [json.loads(line) for line in path.read_bytes().splitlines()]
 
 
 def rate(name: str, grade: Callable[..., Grade], items: Iterable[tuple], repeats: int = 5) -> bool:

@@ -41,7 +41,7 @@ def gold_answers(data: Path) -> list[str]:
     rows = (
         json.loads(line)
         for name in SETS
-        for line in (data / "math_eval" / f"{name}.jsonl").read_text(encoding="utf-8").splitlines()
+        for line in (data / "math_eval" / f"{name}.jsonl").read_bytes().splitlines()
     )
     found: dict[str, None] = {}
     for row in rows:

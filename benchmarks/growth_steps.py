@@ -235,7 +235,7 @@ def show(
             ratio = f"{times[1] / times[0]:.3f}" if times[0] > 0.5 else ""
             cells = [f"{memory[0]:.1f}", f"{memory[1]:.1f}", f"{memory[1] / memory[0]:.3f}"]
             table.add_row(kind, *cells, f"{times[0]:.1f}", f"{times[1]:.1f}", ratio)
-    log = [json.loads(line) for line in (run / "logging.jsonl").read_text().splitlines()]
+    log = [json.loads(line) for line in (run / "logging.jsonl").read_bytes().splitlines()]
     seconds = [line["time/step"] for line in log if "time/step" in line]
     walls = [seconds[int(first) : int(first + tenth)] for first in (warm, 9 * tenth)]
     console = Console(width=120)

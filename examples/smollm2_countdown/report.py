@@ -42,7 +42,7 @@ def main() -> None:
 
 
 def _lines(path: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in path.read_text().splitlines()]
+    return [json.loads(line) for line in path.read_bytes().splitlines()]
 
 
 def _table(logs: dict[Path, list[dict[str, Any]]]) -> Table:

@@ -160,7 +160,7 @@ def finished(name: str, run: subprocess.Popen[bytes]) -> dict[str, float]:
     if code := run.wait():
         raise SystemExit(f"swift rlhf ended with {code}")
     lines = [
-        json.loads(line) for line in (folder_of(name) / "logging.jsonl").read_text().splitlines()
+        json.loads(line) for line in (folder_of(name) / "logging.jsonl").read_bytes().splitlines()
     ]
     steps = [line for line in lines if "loss" in line]
     if len(steps) != STEPS:

@@ -27,6 +27,7 @@ from swift_r1.errors import EXIT_OK
 from swift_r1.flags.fields import as_words, flag
 from swift_r1.flags.parser import Command, parse_arguments
 from swift_r1.launch.colocated_servers import free_ports
+from swift_r1.record.metrics import read_json_lines
 from swift_r1.runtime.processes import handlers_kept, module_words
 from swift_r1.runtime.terminal import Terminal
 from swift_r1.workers.process import SupervisedProcess
@@ -97,7 +98,7 @@ def run(words: Sequence[str]) -> int:
     model = Path(args.warm_start or folder / "warm_start" / "last")
     if args.warm_start is None:
         console.print(
-            "[bold]1. Warm start[/bold]: swift sft, on searches from which a new model learns the format, and a little "
+            "1. Warm start: swift sft, on searches from which a new model learns the format, and a little "
             "arithmetic"
         )
         code = make_warm_start(folder, args.seed, args.warm_start_steps)
@@ -106,9 +107,7 @@ def run(words: Sequence[str]) -> int:
 
     ppo = args.algorithm == "ppo"
     name = args.algorithm.upper()
-    console.print(
-        f"\n[bold]2. {name}[/bold]: swift rlhf, with rewards for right answers and for the format"
-    )
+    console.print(f"\n2. {name}: swift rlhf, with rewards for right answers and for the format")
     steps_a_round = PPO_STEPS_A_ROUND if ppo else 1
     steps = args.steps or STEPS * steps_a_round
     own = {
@@ -130,7 +129,7 @@ def run(words: Sequence[str]) -> int:
         return code
     (made,) = (path for path in folder.iterdir() if path not in before and path.is_dir())
 
-    console.print("\n[bold]3. What changed[/bold]")
+    console.print("\n3. What changed")
     show(made, model, console, name)
     return EXIT_OK
 
@@ -214,7 +213,7 @@ def rollout_server(model: Path, port: int, log: Path) -> Iterator[None]:
 def show(run: Path, model: Path, console: Console, name: str) -> None:
     """Prints the before/after table, an example completion of each, and where to look further."""
     summary = json.loads((run / "summary.json").read_text())
-    log = [json.loads(line) for line in (run / "logging.jsonl").read_text().splitlines()]
+    log = read_json_lines(run / "logging.jsonl")
     evaluations = [line for line in log if "eval/countdown_mini/accuracy" in line]
     first = evaluations[0]
     last = evaluations[-1]
@@ -251,7 +250,7 @@ def improved_example(
     path: Path, first: int, last: int
 ) -> tuple[dict[str, Any], dict[str, Any]] | None:
     """Completions of the same problem, wrong before and right after; None where there is no such problem."""
-    rows = [json.loads(line) for line in path.read_text().splitlines()]
+    rows = read_json_lines(path)
     wrong = {
         row["prompt_id"]: row
         for row in rows

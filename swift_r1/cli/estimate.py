@@ -14,6 +14,7 @@ from swift_r1.flags.fields import as_words, spellings
 from swift_r1.flags.parser import CONFIG_SUFFIXES, parse_arguments, spelling
 from swift_r1.flags.world import World
 from swift_r1.lab.estimate.flags import EstimateArguments
+from swift_r1.runtime.files import read_text
 
 if TYPE_CHECKING:
     from swift_r1.fleet.run_file import RunFile
@@ -91,7 +92,7 @@ def run(words: Sequence[str]) -> int:
 def _trained_on_cpu(folder: Path) -> bool:
     """Says whether the run of this folder trained on a CPU."""
     # read once already
-    content: Any = json.loads((folder / "args.json").read_text(encoding="utf-8"))
+    content: Any = json.loads(read_text(folder / "args.json"))
     return not content["hardware"]["gpus"] or bool(content["args"]["use_cpu"])
 
 

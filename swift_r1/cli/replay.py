@@ -30,6 +30,7 @@ from swift_r1.launch.run_folder import (
     write_args,
 )
 from swift_r1.record.recorded import RecordedRun, Replay, row_columns
+from swift_r1.runtime.files import read_text
 from swift_r1.runtime.hardware import gpu_memory
 from swift_r1.runtime.processes import say
 
@@ -357,7 +358,7 @@ def _start(
 def _check_replay(folder: Path, recorded: RecordedRun, checkpoint: Path | None) -> None:
     """Raises UsageError: the folder to go on in is not a replay of this run, or begins elsewhere than `checkpoint`."""
     try:
-        content = json.loads((folder / "args.json").read_text(encoding="utf-8"))
+        content = json.loads(read_text(folder / "args.json"))
     except (OSError, ValueError) as error:
         raise UsageError(f"{folder / 'args.json'}: {one_line(error)}") from error
     if content.get("replay") is None or content["replay"]["run"] != str(recorded.path):

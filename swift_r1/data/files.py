@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple
 
 from swift_r1.errors import UsageError, a_kind, one_line
+from swift_r1.runtime.files import regular
 
 if TYPE_CHECKING:
     from pyarrow import DataType, RecordBatch, Table
@@ -72,11 +73,9 @@ def check_file(path: Path) -> None:
     """Looks at the name and the first bytes; raises UsageError as `read_file`, as far as these show it."""
     if not path.exists():
         raise UsageError(f"data file not found: {path}")
-    if not path.is_file():
-        raise UsageError(f"{path} is not a file")
     suffix = path.suffix.lower()
     try:
-        with path.open("rb") as file:
+        with open(path, "rb", opener=regular) as file:
             head = file.read(8)
     except OSError as error:
         raise UsageError(f"{path}: cannot be read: {error.strerror or error}") from error
@@ -94,7 +93,7 @@ def check_file(path: Path) -> None:
 def line_batches(path: str, rows: int) -> Iterator[Lines]:
     """Yields a file of lines in parts of so many rows, for several processes to parse. Lines without text are not
     rows."""
-    with open(path, "rb") as file:
+    with open(path, "rb", opener=regular) as file:
         coming = _lines(file)
         index = 0
         while part := list(islice(coming, rows)):

@@ -22,6 +22,7 @@ from swift_r1.data.cache import keep_image
 from swift_r1.data.images import ImageFile
 from swift_r1.data.preprocessors import RowFault
 from swift_r1.errors import UsageError, a_kind, one_line
+from swift_r1.runtime.files import read_bytes
 from swift_r1.wire.urls import without_password
 
 if TYPE_CHECKING:
@@ -180,11 +181,7 @@ def _path(text: str, folders: Sequence[Path]) -> Path | None:
 
 def _of_file(path: Path) -> bytes:
     try:
-        if path.is_dir():
-            raise RowFault(f"{path} is a folder")
-        if path.stat().st_size > MOST_BYTES:
-            raise RowFault(f"{path} has more than {MOST_BYTES >> 20} MiB")
-        return path.read_bytes()
+        return read_bytes(path, MOST_BYTES)
     except OSError as error:
         raise RowFault(f"{path} cannot be read: {error.strerror or error}") from error
 

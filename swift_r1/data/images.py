@@ -11,10 +11,10 @@ import hashlib
 import io
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from swift_r1.errors import RunFailed
+from swift_r1.runtime.files import read_bytes
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -47,7 +47,7 @@ class ImageFile:
     def read(self) -> bytes:
         """Returns the file's bytes. Raises RunFailed: it is gone, or is not what it was."""
         try:
-            data = Path(self.path).read_bytes()
+            data = read_bytes(self.path)
         except OSError as error:
             raise RunFailed(f"the image {self.path} of a row cannot be read: {error}") from error
         if hashlib.sha256(data).hexdigest() != self.sha256:

@@ -36,7 +36,7 @@ _LINES_S = 60.0  # between two lines about the current work, where there is no t
 def progress_bar(console: Console) -> Progress:
     """Returns a bar for a terminal; it shows nothing elsewhere."""
     return Progress(
-        TextColumn("{task.description}"),
+        TextColumn("{task.description}", markup=False),
         BarColumn(bar_width=24),
         MofNCompleteColumn(),
         TimeElapsedColumn(),
@@ -162,8 +162,8 @@ class RunConsole:
             reward = row["reward"]
             advantage = row["advantage"]
             table.add_row(
-                Text(row["prompt"][-400:]),
-                Text(row["completion"]),
+                row["prompt"][-400:],
+                row["completion"],
                 f"{reward:.3f}",
                 f"{advantage:.3f}",
             )

@@ -21,6 +21,7 @@ from swift_r1.errors import (
     one_line,
 )
 from swift_r1.record.lines import GrowingFile, json_rows, read_rows
+from swift_r1.runtime.files import read_text
 from swift_r1.runtime.processes import run_folder_is_held
 
 Status = Literal["running", "ended", "killed", "failed", "interrupted"]
@@ -169,7 +170,7 @@ class RunFolder:
 
     def _object(self, name: str, needed: bool = False) -> Mapping[str, Any]:
         try:
-            content = json.loads((self.path / name).read_text(encoding="utf-8", errors="replace"))
+            content = json.loads(read_text(self.path / name, "replace"))
         except FileNotFoundError:
             if needed:
                 self.problems.append(f"{name} is missing: it is not known what was run")

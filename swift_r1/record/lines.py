@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from swift_r1.errors import one_line
+from swift_r1.runtime.files import regular
 
 CHUNK = 16 << 20  # bytes of one read
 # bytes; a longer line is damage, such as the zeros that a crashed file system leaves
@@ -39,7 +40,7 @@ class GrowingFile:
         """Returns the next whole lines, about `most` bytes of them; empty where there are no more yet. Where `restarts`
         has changed, all that was read before is void."""
         try:
-            with self.path.open("rb", buffering=0) as file:
+            with open(self.path, "rb", buffering=0, opener=regular) as file:
                 return self._read(file.fileno(), most)
         except FileNotFoundError:
             self.fault = None

@@ -9,6 +9,8 @@ from pathlib import Path
 from statistics import median
 from typing import Any, Self
 
+from swift_r1.runtime.files import regular
+
 _MAXIMUM = ("completions/max_length", "rollout/weight_check", "rollout/ratio_max")
 _LATEST = ("rollout/weight_version", "learning_rate", "step")
 
@@ -77,4 +79,6 @@ def standard_json(value: Any, not_finite: Callable[[float], Any] = lambda _value
 
 
 def read_json_lines(path: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+    """Returns the objects of a file, a line each: lines end with a newline alone, and texts may hold other separators."""
+    with open(path, "rb", opener=regular) as file:
+        return list(map(json.loads, file))

@@ -15,6 +15,7 @@ from swift_r1.errors import UsageError, one_line
 from swift_r1.record.folder import find_runs
 from swift_r1.record.lines import read_rows
 from swift_r1.record.token_reader import TokenRecord
+from swift_r1.runtime.files import read_text, regular
 
 _PLAN = (
     *("completions_per_round", "completions_per_optimizer_step", "num_generations"),
@@ -124,7 +125,7 @@ class RecordedRun:
             raise UsageError(
                 f"{folder.path} is of another version: the plan in its args.json has no {missing[0]}"
             )
-        return cls(folder.path, json.loads((folder.path / "args.json").read_text(encoding="utf-8")))
+        return cls(folder.path, json.loads(read_text(folder.path / "args.json")))
 
     @cached_property
     def tokens(self) -> TokenRecord:
@@ -279,7 +280,7 @@ class RecordedRun:
 
         def rows() -> Iterator[dict[str, Any]]:
             nonlocal number
-            with path.open(encoding="utf-8") as file:
+            with open(path, encoding="utf-8", opener=regular) as file:
                 for number, line in enumerate(file, start=1):  # noqa: B007
                     if line.endswith("\n"):
                         row = json.loads(line)

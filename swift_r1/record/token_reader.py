@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from swift_r1.errors import one_line
+from swift_r1.runtime.files import regular
 
 if TYPE_CHECKING:
     import pyarrow
@@ -172,7 +173,10 @@ class TokenRecord:
         from pyarrow import parquet
 
         try:
-            with parquet.ParquetFile(self.folder / name) as file:
+            with (
+                open(self.folder / name, "rb", opener=regular) as raw,
+                parquet.ParquetFile(raw) as file,
+            ):
                 there = file.schema_arrow.names
                 table = file.read([column for column in columns or _COLUMNS if column in there])
             table.validate(full=True)

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 import numpy
 
 from swift_r1.errors import describe
+from swift_r1.runtime.files import read_text
 
 if TYPE_CHECKING:
     import pyarrow
@@ -291,6 +292,6 @@ def _step_files(folder: Path) -> dict[int, int]:
 def stride_of(folder: Path) -> int:
     """Returns the steps' files that a record keeps: every one, every second, ..."""
     try:
-        return int((folder / _STRIDE).read_text())
+        return int(read_text(folder / _STRIDE))
     except (OSError, ValueError):
         return 1

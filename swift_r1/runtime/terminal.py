@@ -16,10 +16,11 @@ _NO_TERMINAL = 200  # columns of a pipe or a file, where Rich would wrap at 80
 
 
 class Terminal(Console):
-    """Rich itself lets escape sequences in a text through to the terminal, which would obey them."""
+    """Shows text as it is. Rich itself takes brackets for markup and lets escape sequences through to the terminal, which
+    would obey them."""
 
     def __init__(self, **options: Any) -> None:
-        super().__init__(**options)
+        super().__init__(markup=False, emoji=False, **options)
         if not (self.is_terminal or "width" in options or "COLUMNS" in os.environ):
             self.width = _NO_TERMINAL
 

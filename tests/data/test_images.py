@@ -242,7 +242,7 @@ def test_what_cannot_be_trained_on_is_a_fault_of_its_row(given: Any, cause: str)
 def test_a_folder_and_a_file_that_may_not_be_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with pytest.raises(RowFault, match="is a folder"):
+    with pytest.raises(RowFault, match="Is a directory"):
         kept(str(tmp_path), RULES, [])
     (tmp_path / "link").symlink_to(tmp_path / "nowhere")
     with pytest.raises(RowFault, match="link cannot be read: No such file"):

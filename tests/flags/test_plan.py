@@ -73,7 +73,7 @@ def test_max_steps_cut_the_last_round_short() -> None:
 
 
 def test_ppo_mini_batches_and_epochs() -> None:
-    from rich.console import Console
+    from swift_r1.runtime.terminal import Terminal
 
     words = "--num_mini_batches 4 --num_ppo_epochs 2 --gradient_accumulation_steps 2 --per_device_train_batch_size 8"
     base = "--rlhf_type ppo --model m --dataset d --reward_funcs a --num_generations 1 --critic_warmup_steps 5"
@@ -84,7 +84,7 @@ def test_ppo_mini_batches_and_epochs() -> None:
     assert (plan.completions_per_round, plan.prompts_per_round) == (64, 64)
     assert (plan.completions_per_optimizer_step, plan.optimizer_steps_per_round) == (16, 8)
     assert plan.total_steps == 80
-    console = Console(width=200, record=True, file=open("/dev/null", "w"))  # noqa: SIM115
+    console = Terminal(width=200, record=True, file=open("/dev/null", "w"))  # noqa: SIM115
     console.print(plan_table(plan, args))
     text = console.export_text()
     assert "8 batches / 2 accumulated x 2 epochs = 8" in text
@@ -133,10 +133,10 @@ def test_a_pass_without_a_whole_round_is_none() -> None:
 
 
 def test_the_table_shows_the_numbers() -> None:
-    from rich.console import Console
+    from swift_r1.runtime.terminal import Terminal
 
     args = arguments("--per_device_train_batch_size", "8")
-    console = Console(width=200, record=True, file=open("/dev/null", "w"))  # noqa: SIM115
+    console = Terminal(width=200, record=True, file=open("/dev/null", "w"))  # noqa: SIM115
     console.print(plan_table(make_plan(args, 1, 1234), args))
     text = console.export_text()
     assert "1,234 prompts" in text

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from rich.console import Console
 
 from swift_r1.errors import UsageError
 from swift_r1.flags import RlhfArguments
@@ -18,6 +17,7 @@ from swift_r1.flags.rlhf import CheckArguments
 from swift_r1.flags.sft import ALWAYS, SftArguments
 from swift_r1.launch.checks.images import reads_images, row_faults
 from swift_r1.launch.checks.run import run_checks, show
+from swift_r1.runtime.terminal import Terminal
 from tests.vision import picture, write_tiny
 
 ROW = {
@@ -105,7 +105,7 @@ def test_check_shows_what_the_model_will_see(sees: Path, tmp_path: Path) -> None
         "15000 x 1 pixels, absolute aspect ratio must be smaller than 200, got 15000.0"
     ]
     out = io.StringIO()
-    show(report, Console(file=out, width=200))
+    show(report, Terminal(file=out, width=200))
     shown = "image 1: 150 x 100 pixels, which the model sees as 56 x 32, 28 tokens"
     assert shown in out.getvalue()
     without = run_checks(parse_arguments(CheckArguments, ["--dataset", file], {}))

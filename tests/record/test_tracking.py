@@ -13,7 +13,6 @@ from unittest.mock import Mock
 
 import psutil
 import pytest
-from rich.console import Console
 
 from swift_r1.errors import UsageError
 from swift_r1.record.console import RunConsole, progress_bar
@@ -78,7 +77,7 @@ def test_without_a_terminal_long_work_is_a_line_a_minute(monkeypatch):
     monkeypatch.setattr(
         "swift_r1.record.console.time", SimpleNamespace(monotonic=lambda: clock.now)
     )
-    shown = RunConsole(5, Console(file=text, width=200))
+    shown = RunConsole(5, Terminal(file=text, width=200))
     shown.phase("evaluating", 400)
     for now in (130, 161, 170, 222):
         clock.now = now
@@ -90,7 +89,7 @@ def test_without_a_terminal_long_work_is_a_line_a_minute(monkeypatch):
 
 def test_the_line_of_a_step_has_what_changed_and_what_is_left():
     text = io.StringIO()
-    shown = RunConsole(4, Console(file=text, width=200))
+    shown = RunConsole(4, Terminal(file=text, width=200))
     now = 0.0
     shown._progress.get_time = lambda: now
     metrics = {"rewards/right/mean": 0.3, "rewards/format/mean": 1.0, "loss": 0.0}
@@ -120,7 +119,7 @@ def test_log_lines_say_who_speaks_where_that_is_a_library(capsys):
 
 def test_a_recorder_averages_between_log_lines_and_flushes_the_last(tmp_path):
     text = io.StringIO()
-    console = RunConsole(5, Console(file=text, width=200))
+    console = RunConsole(5, Terminal(file=text, width=200))
     with RunRecorder(tmp_path, console, [], logging_steps=2, show_completions=True) as recorder:
         recorder.completions(
             [{"prompt": "p[red]", "completion": "c", "reward": 1.0, "advantage": 0.0, "step": 1}]
@@ -141,7 +140,7 @@ def test_a_recorder_averages_between_log_lines_and_flushes_the_last(tmp_path):
         (5, None),
     ]
     with RunRecorder(
-        tmp_path, RunConsole(3, Console(file=text)), [], 2, False, first_step=True
+        tmp_path, RunConsole(3, Terminal(file=text)), [], 2, False, first_step=True
     ) as recorder:
         for step in range(1, 4):
             recorder.step(step, {"loss": float(step)}, last=step == 3)
@@ -289,7 +288,7 @@ def test_a_tracker_that_is_not_installed_is_named(tmp_path, monkeypatch, caplog)
 
 
 def test_a_step_of_minutes_has_an_estimate_of_what_is_left():
-    bar = progress_bar(Console(file=io.StringIO(), force_terminal=True))
+    bar = progress_bar(Terminal(file=io.StringIO(), force_terminal=True))
     now = 0.0
     bar.get_time = lambda: now
     steps = bar.add_task("steps", total=5)

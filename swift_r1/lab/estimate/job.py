@@ -24,6 +24,7 @@ from swift_r1.lab.estimate.roles import Job, ServerRole
 from swift_r1.lab.estimate.work import CPU, GPU, QUANTILES, Efficiency, Round
 from swift_r1.record.folder import COMPLETIONS
 from swift_r1.record.metrics import read_json_lines
+from swift_r1.runtime.files import read_text, regular
 from swift_r1.training.memory import WIDTHS, zero_of
 from swift_r1.training.micro_batches import LEAST_SAVING
 
@@ -201,7 +202,7 @@ def of_run(folder: Path, chip: Chip, use: Efficiency) -> tuple[Job, Layout]:
     """Returns the job and the layout of a recorded run with its own lengths, and as many servers as took work. Raises
     UsageError: it is none of ours, or its model's config is gone."""
     try:
-        content = json.loads((folder / "args.json").read_text(encoding="utf-8"))
+        content = json.loads(read_text(folder / "args.json"))
         args = arguments_of(content)
         args = replace(args, given=frozenset(flag_specs(type(args))))
         world_size = int(content["world_size"])
@@ -260,6 +261,6 @@ def _rows(file: Path) -> list[dict[str, Any]]:
     """Returns the first completions of a run; none where the file is not there."""
     if not file.exists():
         return []
-    with file.open(encoding="utf-8") as lines:
+    with open(file, encoding="utf-8", opener=regular) as lines:
         rows = [json.loads(line) for line in islice(lines, _MOST_ROWS) if line.endswith("\n")]
     return [row for row in rows if {"prompt", "completion", "tokens"} <= row.keys()]

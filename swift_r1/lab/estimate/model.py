@@ -13,6 +13,7 @@ from typing import Any
 from swift_r1.data.hubs import is_hub_id
 from swift_r1.errors import UsageError
 from swift_r1.models.shape import ModelShape, shape_of
+from swift_r1.runtime.files import read_text
 
 FAMILIES = ("llama", "mistral", "qwen2", "qwen3", "qwen3_moe", "mixtral", "deepseek_v3")
 """The `model_type`s whose weights are known here; of others transformers builds the empty model, in seconds."""
@@ -89,7 +90,7 @@ def model_of(path: str) -> Model:
         cached = try_to_load_from_cache(path, "config.json")
         file = Path(cached) if isinstance(cached, str) else file
     try:
-        config: Any = json.loads(file.read_text(encoding="utf-8"))
+        config: Any = json.loads(read_text(file))
     except OSError as error:
         raise UsageError(
             f"--model {path}: {file}: {error.strerror or error}; an estimate needs the model's config.json, no more"

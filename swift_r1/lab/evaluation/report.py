@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from swift_r1.errors import UsageError, for_each
 from swift_r1.lab.evaluation.store import REPORT, SETTINGS, read_rows
+from swift_r1.runtime.files import read_text
 from swift_r1.training.evaluation.results import Result, graded_of, summarize
 from swift_r1.training.evaluation.statistics import (
     RESAMPLES,
@@ -171,7 +172,7 @@ def interval(one: MeanEstimate | Difference, sign: str = "") -> str:
 def _read(folder: Path) -> dict[str, tuple[str, Result]]:
     """Returns the hash of the questions and the figures of each benchmark."""
     try:
-        settings = json.loads((folder / SETTINGS).read_text(encoding="utf-8"))
+        settings = json.loads(read_text(folder / SETTINGS))
     except (OSError, ValueError) as error:
         cause = getattr(error, "strerror", None) or error
         raise UsageError(

@@ -70,8 +70,7 @@ def _prompts(found: Outlook) -> Table:
         between = f"{100 * one.low:.0f} to {100 * one.high:.0f}"
         cut = percent(one.truncated)
         signal = percent(one.signal)
-        _add(
-            table,
+        table.add_row(
             one.prompt_id,
             passed,
             between,
@@ -101,14 +100,14 @@ def _rewards(found: Outlook) -> Table:
             percent(share) for share in (one.positive, one.differing, one.silent, one.invalid)
         ]
         shares.append("" if one.noise is None else percent(one.noise))
-        _add(table, one.name, *map(_number, (one.mean, one.least, one.largest)), *shares)
+        table.add_row(one.name, *map(_number, (one.mean, one.least, one.largest)), *shares)
     return table
 
 
 def _all(found: Outlook) -> Table:
     table = _table("In all", "what", "value", "95 % interval, or a note")
     for name, value, between in _lines(found):
-        _add(table, name, value, between.removeprefix("95 %: "))
+        table.add_row(name, value, between.removeprefix("95 %: "))
     return table
 
 
@@ -151,12 +150,6 @@ def _lines(found: Outlook) -> Iterator[tuple[str, str, str]]:
 
 def _number(value: float) -> str:
     return "" if math.isnan(value) else f"{value:.3g}"
-
-
-def _add(table: Table, *cells: str) -> None:
-    from rich.text import Text
-
-    table.add_row(*map(Text, cells))  # names may have brackets, which are markup in a str
 
 
 def _table(title: str, first: str, *columns: str) -> Table:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from swift_r1.record.folder import RunFolder
+from swift_r1.runtime.files import read_text
 
 NAME = "name.txt"
 _LONGEST = 80  # characters of a name
@@ -38,7 +39,7 @@ def names_of(runs: Sequence[RunFolder]) -> list[str]:
 def given_name(run: RunFolder) -> str:
     """Returns the name that somebody gave to a run; empty where nobody did."""
     try:
-        text = (run.path / NAME).read_text(encoding="utf-8", errors="replace")
+        text = read_text(run.path / NAME, "replace")
     except OSError:
         return ""
     return " ".join(text.split())[:_LONGEST]

@@ -11,7 +11,6 @@ import hashlib
 import io
 import math
 import os
-import stat
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
@@ -20,6 +19,7 @@ from typing import Any
 from swift_r1.data.image_files import MOST_BYTES, plain
 from swift_r1.data.images import COLUMN, ImageFile, decoded
 from swift_r1.data.preprocessors import RowFault
+from swift_r1.runtime.files import read_bytes
 
 _SIDE = 320  # pixels, of which a picture has no more
 _MOST = 16  # pictures of a prompt
@@ -70,11 +70,7 @@ def _picture(image: ImageFile) -> Picture:
 def _content(image: ImageFile) -> bytes | None:
     """Returns the file's bytes; None where they do not have the hash."""
     try:
-        about = os.stat(image.path)
-        if not stat.S_ISREG(about.st_mode) or about.st_size > MOST_BYTES:
-            return None
-        with open(image.path, "rb") as file:
-            content = file.read(MOST_BYTES)
+        content = read_bytes(image.path, MOST_BYTES)
     except (OSError, ValueError):
         return None
     return content if hashlib.sha256(content).hexdigest() == image.sha256 else None

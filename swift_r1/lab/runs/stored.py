@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any, Self
 from swift_r1.errors import UsageError
 from swift_r1.lab.runs.query import LENGTH, STORED, Sql, pointer
 from swift_r1.record.lines import GrowingFile, line_problems
+from swift_r1.runtime.files import regular
 
 if TYPE_CHECKING:
     import duckdb
@@ -231,7 +232,7 @@ class StoredLines:
     def _read(self, which: Sql, tables: str = "completions") -> Iterator[pyarrow.Table]:
         """Lines of the file by id. Those that are no longer there are left out."""
         try:
-            file = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)
+            file = regular(self.path, os.O_RDONLY | os.O_CLOEXEC)
         except OSError:  # `refresh` will say so
             return
         try:

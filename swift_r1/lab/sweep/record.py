@@ -14,6 +14,7 @@ from swift_r1.lab.evaluation.store import differences, write_whole
 from swift_r1.lab.sweep.judging import Ranked, ranking
 from swift_r1.lab.sweep.running import Sweep
 from swift_r1.record.metrics import standard_json
+from swift_r1.runtime.files import read_text
 
 RECORD = "sweep.json"
 
@@ -26,7 +27,7 @@ def read_stopped(folder: Path, settings: Mapping[str, Any]) -> dict[str, str]:
     """
     path = folder / RECORD
     try:
-        record = json.loads(path.read_text(encoding="utf-8"))
+        record = json.loads(read_text(path))
         before = record["settings"]
         stopped = dict(record["stopped"])
     except FileNotFoundError:

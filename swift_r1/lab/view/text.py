@@ -69,7 +69,7 @@ def show_text(runs: Sequence[RunFolder], step: int | None, prompt: str | None) -
     prompt."""
     if isinstance(sys.stdout, TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")  # a terminal without UTF-8
-    console = Terminal(highlight=False, markup=False, emoji=False)
+    console = Terminal(highlight=False)
     logs = [Diagnosis(run.path) for run in runs]
     for log in logs:
         log.refresh()

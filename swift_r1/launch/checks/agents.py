@@ -127,11 +127,10 @@ async def _played(
 
 def show_agent(report: AgentReport, console: Console) -> None:
     """Prints the report."""
-    from rich.markup import escape
 
     table = messages_table(f"an episode of {report.name}", report.messages)
     for name, value in report.result.items():
-        table.add_row(escape(name), escape(cut(str(value))), style="bold" * (name == "reward"))
+        table.add_row(name, cut(str(value)), style="bold" * (name == "reward"))
     kinds = ", ".join(f"{count} {kind}" for kind, count in report.kinds.items())
     table.add_row("calls of the model", f"{report.calls} ({kinds})" if kinds else str(report.calls))
     table.add_row("rows to train", str(report.rows))

@@ -124,31 +124,28 @@ def _notes(episodes: Sequence[Episode]) -> Iterator[str]:
 
 def show_environment(report: EnvironmentReport, console: Console) -> None:
     """Prints the report."""
-    from rich.markup import escape
     from rich.table import Table
 
     version = f" ({report.version})" if report.version else ""
-    console.print(f"environment [bold]{escape(report.name)}[/bold]{escape(version)}")
+    console.print(f"environment {report.name}{version}")
     if report.proofs:
         console.print(_proofs_table(report.proofs))
     if report.rows:
         table = Table("the first row", "", show_lines=True)
         for message in report.rows[0]["messages"]:
-            table.add_row(escape(message["role"]), escape(message_text(message)))
+            table.add_row(message["role"], message_text(message))
         for name, value in report.rows[0].get(ENV_ROW, {}).items():
             if name != "prompt":
-                table.add_row(
-                    escape(name), escape(cut(json.dumps(value, ensure_ascii=False))), style="dim"
-                )
+                table.add_row(name, cut(json.dumps(value, ensure_ascii=False)), style="dim")
         console.print(table)
     if report.episodes and report.episodes[0].tools:
         table = Table("tool", "arguments", "what the model reads about it")
         for tool in report.episodes[0].tools:
             function = tool["function"]
             table.add_row(
-                escape(function["name"]),
+                function["name"],
                 _arguments(function),
-                escape(cut(function.get("description") or "")),
+                cut(function.get("description") or ""),
             )
         console.print(table)
     if report.episodes:
@@ -156,12 +153,11 @@ def show_environment(report: EnvironmentReport, console: Console) -> None:
         console.print(messages_table(f"an episode: {one.script}", one.messages))
         console.print(_numbers(report.episodes))
     for note in report.notes:
-        console.print(escape(note), style="yellow", soft_wrap=True)
+        console.print(note, style="yellow", soft_wrap=True)
 
 
 def _proofs_table(proofs: Sequence[Proof]) -> Table:
     """Returns a table of all tasks that are not as they should be, and the first ones that are."""
-    from rich.markup import escape
     from rich.table import Table
 
     table = Table("task", "its own solution", "no solution", "seconds", "")
@@ -170,7 +166,7 @@ def _proofs_table(proofs: Sequence[Proof]) -> Table:
     for proof in wrong + right[:_PROOFS]:
         numbers = (_value(proof.oracle), _value(proof.empty), f"{proof.seconds:.2f}")
         table.add_row(
-            escape(proof.task),
+            proof.task,
             *numbers,
             "wrong" if proof.faults else "right",
             style="red" if proof.faults else "",
@@ -183,16 +179,15 @@ def _proofs_table(proofs: Sequence[Proof]) -> Table:
 
 def _numbers(episodes: Sequence[Episode]) -> Table:
     """Returns a column for each episode: its reward, the parts of that, and what else the agent returned."""
-    from rich.markup import escape
     from rich.table import Table
 
-    table = Table("played with", *(escape(episode.script) for episode in episodes))
+    table = Table("played with", *(episode.script for episode in episodes))
     names = dict.fromkeys(name for episode in episodes for name in episode.result or {})
     for name in ["reward"] * ("reward" in names) + [name for name in names if name != "reward"]:
         values = ((episode.result or {}).get(name, "") for episode in episodes)
         table.add_row(
-            escape(name),
-            *(escape(_value(value)) for value in values),
+            name,
+            *(_value(value) for value in values),
             style="bold" * (name == "reward"),
         )
     table.add_section()
@@ -210,7 +205,6 @@ def _value(value: Any) -> str:
 
 
 def _arguments(function: Mapping[str, Any]) -> str:
-    from rich.markup import escape
 
     schema = function.get("parameters") or {}
     required = schema.get("required", ())
@@ -218,7 +212,7 @@ def _arguments(function: Mapping[str, Any]) -> str:
         f"{name}{'' if name in required else '?'}: {_type(about)}"
         for name, about in schema.get("properties", {}).items()
     )
-    return escape("\n".join(lines))
+    return "\n".join(lines)
 
 
 def _type(about: Mapping[str, Any]) -> str:
@@ -232,12 +226,11 @@ def _type(about: Mapping[str, Any]) -> str:
 
 def messages_table(title: str, messages: Sequence[Mapping[str, Any]]) -> Table:
     """Returns a table of the first messages of an episode."""
-    from rich.markup import escape
     from rich.table import Table
 
-    table = Table(escape(title), "", show_lines=True)
+    table = Table(title, "", show_lines=True)
     for message in messages[:_SHOWN]:
-        table.add_row(escape(str(message.get("role"))), escape(message_text(message)))
+        table.add_row(str(message.get("role")), message_text(message))
     more = len(messages) - _SHOWN
     if more > 0:
         table.add_row("", f"... {more} more messages", style="dim")

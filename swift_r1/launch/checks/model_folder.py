@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from swift_r1.data.hubs import is_hub_id, why_unreachable
+from swift_r1.runtime.files import read_text, regular
 from swift_r1.runtime.hardware import CPU, cpu_multiplies
 
 _WEIGHTS = ("*.safetensors", "*.safetensors.index.json")
@@ -77,7 +78,7 @@ def _letters(word: str) -> str:
 def config_of(folder: Path) -> dict[str, Any]:
     """Reads the config of a model folder; empty where it cannot be read."""
     try:
-        content = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+        content = json.loads(read_text(folder / "config.json"))
     except (OSError, ValueError):
         return {}
     return content if isinstance(content, dict) else {}
@@ -146,6 +147,13 @@ def _folder_faults(model: str, path: Path, flag: str, spread: int) -> list[str]:
         missing.append("a tokenizer (tokenizer.json)")
     if missing:
         return [f"{flag} {model} is not a model folder: it lacks {', '.join(missing)}"]
+    odd = [
+        file.name
+        for file in sorted(path.iterdir())
+        if file.exists() and not file.is_file() and not file.is_dir()
+    ]
+    if odd:
+        return [f"{flag} {model}: {', '.join(odd)}: not a regular file"]
     cut = [file.name for file in sorted(path.glob("*.safetensors")) if not _is_whole(file)]
     if cut:
         return [
@@ -158,7 +166,7 @@ def _is_whole(file: Path) -> bool:
     """Says whether a safetensors file is as long as its header says; the loader tells of one that cannot be opened."""
     try:
         size = file.stat().st_size
-        with file.open("rb") as content:
+        with open(file, "rb", opener=regular) as content:
             length = int.from_bytes(content.read(8), "little")
             header = (
                 json.loads(content.read(length)) if length <= min(size - 8, _LONGEST_HEADER) else {}

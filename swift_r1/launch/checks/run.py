@@ -448,15 +448,14 @@ def _tokenizer(model: str) -> Any:
 
 def show(report: CheckReport, console: Console) -> None:
     """Prints the report: one table of rewards, the prompts, and what is wrong."""
-    from rich.markup import escape
 
     for plugin in report.plugins:
         found = {word: getattr(plugin, kind) for kind, word in _KINDS.items()}
         text = "; ".join(f"{word} {', '.join(names)}" for word, names in found.items() if names)
-        console.print(f"plugin {escape(plugin.path)}: {escape(text) or 'registered nothing'}")
+        console.print(f"plugin {plugin.path}: {text or 'registered nothing'}")
     _show_task(report, console)
     for name, task in report.tasks.items():
-        console.print(f"[bold]task {escape(name)}[/bold]")
+        console.print(f"task {name}", style="bold")
         _show_task(task, console)
     if not report.ok:
         console.print("this would break a run", style="red")
@@ -467,21 +466,20 @@ def show(report: CheckReport, console: Console) -> None:
 
 
 def _show_task(report: CheckReport, console: Console) -> None:
-    from rich.markup import escape
 
     if report.environment is not None:
         show_environment(report.environment, console)
     for data in report.datasets:
         _show_dataset(data, console)
     for note in report.notes:
-        console.print(escape(note), style="yellow", soft_wrap=True)
+        console.print(note, style="yellow", soft_wrap=True)
     if report.agent is not None:
         from swift_r1.launch.checks.agents import show_agent
 
         show_agent(report.agent, console)
     for tool in report.tools:
         console.print(
-            f"tool {escape(json.dumps(tool.function, ensure_ascii=False))}",
+            f"tool {json.dumps(tool.function, ensure_ascii=False)}",
             soft_wrap=True,
             highlight=False,
         )
@@ -489,29 +487,28 @@ def _show_task(report: CheckReport, console: Console) -> None:
             continue
         style = "" if tool.outcome == "answer" else "yellow"
         text = f"  {tool.name}({tool.arguments}) -> {tool.content}"
-        console.print(escape(text), style=style, soft_wrap=True, highlight=False)
+        console.print(text, style=style, soft_wrap=True, highlight=False)
     if report.rewards:
         console.print(_rewards(report))
         if report.right is not None:
             console.print(
-                f"right, of the first row: {escape(report.right)}", soft_wrap=True, highlight=False
+                f"right, of the first row: {report.right}", soft_wrap=True, highlight=False
             )
     for reward in report.rewards:
         for problem in reward.problems:
             style = "yellow" if reward.ok else "red"
-            console.print(f"{escape(reward.name)}: {escape(problem)}", style=style, soft_wrap=True)
+            console.print(f"{reward.name}: {problem}", style=style, soft_wrap=True)
     for fault in report.faults:
-        console.print(escape(fault), style="red", soft_wrap=True)
+        console.print(fault, style="red", soft_wrap=True)
 
 
 def _show_dataset(data: DatasetReport, console: Console) -> None:
     """Prints what was tried of a dataset, its first prompt, and its problems."""
-    from rich.markup import escape
 
     tokens = "" if data.prompt_tokens is None else f", {data.prompt_tokens} tokens"
     columns = ", ".join(data.columns) or "none"
-    tried = f"tried {data.rows} rows, columns {escape(columns)}; first prompt{tokens}:"
-    console.print(f"dataset {escape(data.name)}: {tried}")
+    tried = f"tried {data.rows} rows, columns {columns}; first prompt{tokens}:"
+    console.print(f"dataset {data.name}: {tried}")
     # Exactly as it is: not wrapped, nothing in it is markup.
     console.print(
         data.prompt, style="dim", soft_wrap=True, markup=False, highlight=False, emoji=False
@@ -520,7 +517,7 @@ def _show_dataset(data: DatasetReport, console: Console) -> None:
         console.print(f"  image {number}: {_shown_image(image)}", highlight=False)
     style = "yellow" if data.ok else "red"
     for problem in data.problems:
-        console.print(f"  {escape(problem)}", style=style, soft_wrap=True)
+        console.print(f"  {problem}", style=style, soft_wrap=True)
 
 
 def _shown_image(image: ImageReport) -> str:
@@ -533,12 +530,11 @@ def _shown_image(image: ImageReport) -> str:
 
 def _rewards(report: CheckReport) -> Table:
     """Returns a column for each reward: in a narrow terminal their names are folded, and nothing is cut."""
-    from rich.markup import escape
     from rich.table import Column, Table
 
     styles = ["red" if not one.ok else "yellow" if one.problems else "" for one in report.rewards]
     columns = (
-        Column(escape(one.name), overflow="fold", style=style)
+        Column(one.name, overflow="fold", style=style)
         for one, style in zip(report.rewards, styles, strict=True)
     )
     table = Table("completion", *columns)

@@ -12,6 +12,7 @@ from pydantic import ValidationError
 from swift_r1.errors import UsageError, for_each, one_line
 from swift_r1.plugins.harbor.recipe import Copied, Recipe, files_in, read_recipe
 from swift_r1.plugins.harbor.settings import Settings
+from swift_r1.runtime.files import read_text
 
 HOST = "host"
 """The image that is this machine's own programs, which every sandbox of ours can be made of."""
@@ -149,6 +150,6 @@ def _root(image: str, root_of: RootOf, where: str) -> str:
 
 def _text(path: Path) -> str:
     try:
-        return path.read_text(encoding="utf-8")
+        return read_text(path)
     except UnicodeDecodeError as error:
         raise UsageError(f"{path}: it is not UTF-8") from error

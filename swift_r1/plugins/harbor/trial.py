@@ -14,6 +14,7 @@ from typing import Self
 
 from swift_r1.plugins.harbor.folder import HarborTask
 from swift_r1.plugins.harbor.recipe import Ran, files_in
+from swift_r1.runtime.files import read_bytes
 from swift_r1.sandboxes.base import ExecResult, SandboxError, SandboxLimits, SandboxSpec
 from swift_r1.sandboxes.providers import open_sandbox
 
@@ -158,7 +159,7 @@ class TaskTrial:
             self._write(file, inside, file.suffix == ".sh" or bool(file.stat().st_mode & 0o100))
 
     def _write(self, file: Path, target: str, executable: bool) -> None:
-        self._box.write_file(target, file.read_bytes(), _PROGRAM if executable else _MODE)
+        self._box.write_file(target, read_bytes(file), _PROGRAM if executable else _MODE)
 
 
 def _assignments(variables: Mapping[str, str]) -> str:

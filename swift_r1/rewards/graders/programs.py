@@ -128,7 +128,7 @@ def passes(case: Case, output: bytes) -> bool:
 
 
 def _lines(text: str) -> list[str]:
-    return [line.rstrip() for line in text.strip().splitlines()]
+    return [line.rstrip() for line in text.strip().split("\n")]
 
 
 def _same(value: Any, right: Any) -> bool:

@@ -141,7 +141,7 @@ def _result(play: EndedEpisode, calls: int) -> dict[str, Any]:
     said = "it returned"
     if text is None:
         said = "its last line is"
-        text = next((line for line in reversed(play.ended.stdout.splitlines()) if line.strip()), "")
+        text = next((line for line in reversed(play.ended.stdout.split("\n")) if line.strip()), "")
         try:
             value = json.loads(text)
         except (ValueError, RecursionError):  # the latter for one that is nested too deep

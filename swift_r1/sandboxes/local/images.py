@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from swift_r1.runtime.files import read_text, regular
 from swift_r1.sandboxes.base import SandboxError
 from swift_r1.sandboxes.local.rootfs import HOST
 
@@ -67,7 +68,7 @@ def find_image(name: str) -> Image:
 
 def is_compressed(layer: Path) -> bool:
     """Says whether an archive is compressed with gzip. Raises OSError; SandboxError: it is, but otherwise."""
-    with layer.open("rb") as file:
+    with open(layer, "rb", opener=regular) as file:
         first = file.read(8)
     if first.startswith(_ZSTANDARD):
         raise SandboxError(
@@ -79,7 +80,7 @@ def is_compressed(layer: Path) -> bool:
 def check_layer(layer: Path) -> None:
     """Raises SandboxError: the file is not what its name says."""
     method = hashlib.sha256()
-    with layer.open("rb") as file:
+    with open(layer, "rb", opener=regular) as file:
         block = file.read(_READ_BYTES)
         while block:
             method.update(block)
@@ -89,7 +90,7 @@ def check_layer(layer: Path) -> None:
 
 
 def _layered(layout: Path, tag: str) -> Image:
-    index = json.loads((layout / "index.json").read_text(encoding="utf-8"))
+    index = json.loads(read_text(layout / "index.json"))
     found = index["manifests"]
     if tag:
         found = [one for one in found if one.get("annotations", {}).get(_TAG) == tag]
@@ -116,7 +117,7 @@ def _fits(platform: Mapping[str, str] | None) -> bool:
 
 
 def _text(layout: Path, digest: str) -> dict[str, Any]:
-    with _blob(layout, digest).open("rb") as file:
+    with open(_blob(layout, digest), "rb", opener=regular) as file:
         content = file.read(_TEXT_BYTES)
     if f"sha256:{hashlib.sha256(content).hexdigest()}" != digest:
         raise ValueError(f"{digest} is damaged: it has another hash")

@@ -14,6 +14,8 @@ from pathlib import Path
 
 from safetensors import SafetensorError
 
+from swift_r1.runtime.files import read_text, regular
+
 logger = logging.getLogger(__name__)
 
 MANIFEST = "manifest.json"
@@ -91,7 +93,7 @@ def fault_of(checkpoint: Path) -> str | None:
     at a time: a core hashes less than a disk reads."""
     threads = ThreadPoolExecutor(len(os.sched_getaffinity(0)), "hash")
     try:
-        manifest = json.loads((checkpoint / MANIFEST).read_text(encoding="utf-8"))
+        manifest = json.loads(read_text(checkpoint / MANIFEST))
         for name, entry in manifest["files"].items():
             size = (checkpoint / name).stat().st_size
             if size != entry["bytes"]:
@@ -178,7 +180,7 @@ def _step_of(checkpoint: Path) -> int:
 
 
 def _digest(path: Path) -> str:
-    with path.open("rb") as file:
+    with open(path, "rb", opener=regular) as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 

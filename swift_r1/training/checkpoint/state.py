@@ -16,6 +16,7 @@ from torch import Tensor
 
 from swift_r1.errors import UsageError
 from swift_r1.record.metrics import standard_json
+from swift_r1.runtime.files import read_text
 from swift_r1.training.checkpoint.folder import sync
 
 STATE = "state"
@@ -88,7 +89,7 @@ class RunState:
         """Raises UsageError where a checkpoint has no state, or one of another version."""
         path = checkpoint / STATE / RUN_JSON
         try:
-            content = json.loads(path.read_text(encoding="utf-8"), object_hook=_restored)
+            content = json.loads(read_text(path), object_hook=_restored)
         except FileNotFoundError:
             raise UsageError(
                 f"{checkpoint} cannot be resumed from: it was saved without state/ (--save_only_model true)"

@@ -6,13 +6,13 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from rich.console import Console
 
 from swift_r1.flags import RlhfArguments, parse_arguments
 from swift_r1.flags.plan import Plan, make_plan
 from swift_r1.lab.forecast.outlook import Outlook, outlook
 from swift_r1.lab.forecast.show import show
 from swift_r1.lab.forecast.verdict import verdict
+from swift_r1.runtime.terminal import Terminal
 
 FLAGS = "--rlhf_type grpo --model m --dataset d --reward_funcs task form --per_device_train_batch_size 32"
 STEP = {
@@ -240,7 +240,7 @@ def test_several_rewards_that_are_normalised_apart() -> None:
 def test_what_is_printed() -> None:
     made = rows(HALF, prompt_id="[/data]/x[1]:2")
     figures = seen(made, fault="2 GiB more did not fit on the GPU")[0]
-    console = Console(width=120, record=True, file=io.StringIO())
+    console = Terminal(width=120, record=True, file=io.StringIO())
     show(figures, verdict(figures, run()[0]), "fits", console)
     said = console.export_text()
     assert "[/data]/x[1]:2" in said and "runs out of memory: 2 GiB more did not fit" in said

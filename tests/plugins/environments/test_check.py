@@ -10,7 +10,6 @@ from typing import Any
 
 import psutil
 import pytest
-from rich.console import Console
 
 from swift_r1.errors import UsageError
 from swift_r1.flags.parser import parse_arguments
@@ -18,6 +17,7 @@ from swift_r1.flags.rlhf import CheckArguments, RlhfArguments
 from swift_r1.launch.checks.environments import EnvironmentReport, Episode, show_environment
 from swift_r1.plugins.environments.process import try_environment
 from swift_r1.plugins.environments.scripted import sample
+from swift_r1.runtime.terminal import Terminal
 from tests import forks
 from tests.conftest import until
 from tests.plugins.environments.conftest import FILES
@@ -48,7 +48,7 @@ def test_an_environment_is_played_and_shown() -> None:
     assert [one["name"] for one in found["datasets"]] == ["env"]
     out = io.StringIO()
     report["episodes"] = [Episode(**one) for one in report["episodes"]]
-    show_environment(EnvironmentReport(**report), Console(file=out, width=100))
+    show_environment(EnvironmentReport(**report), Terminal(file=out, width=100))
     text = out.getvalue()
     for part in (
         "counter_script.py",

@@ -8,10 +8,10 @@ import sys
 from pathlib import Path
 
 import pytest
-from rich.console import Console
 
 from swift_r1.launch.checks.run import CheckReport, show
 from swift_r1.launch.checks.tools import ToolReport
+from swift_r1.runtime.terminal import Terminal
 from tests import forks
 from tests.plugins.tools import mcp_program
 from tests.plugins.tools.test_pool import PLUGIN
@@ -39,7 +39,7 @@ def test_each_tool_is_shown_and_called_once() -> None:
         "Error: ConnectionError: the search engine"
     )
     out = io.StringIO()
-    show(CheckReport(tools=[ToolReport(**add)]), Console(file=out, width=400))
+    show(CheckReport(tools=[ToolReport(**add)]), Terminal(file=out, width=400))
     assert (
         'add({"a": 1.0, "b": 1.0}) -> 2.0' in out.getvalue()
         and '"description": "Adds two numbers."' in out.getvalue()
