@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
+from itertools import chain, count, takewhile
 from pathlib import Path
 from typing import Any
 
@@ -209,8 +210,8 @@ def rendered(
     import jinja2  # `from` looks for a module of that name each time
 
     in_parts = _wants_parts(tokenizer, str(given.get("chat_template") or tool_template(tokenizer)))
-    told = [_for_template(message, tokenizer, in_parts) for message in messages]
     try:
+        told = [_for_template(message, tokenizer, in_parts) for message in in_call_order(messages)]
         return str(
             tokenizer.apply_chat_template(
                 told, tokenize=False, add_generation_prompt=add_generation_prompt, **given
@@ -363,12 +364,70 @@ def opening_of(render: Renderer) -> str:
 
 def behind_turn(render: Renderer, messages: Sequence[Mapping[str, Any]], place: int) -> str | None:
     """Returns what follows the text of the model's turn `messages[place]`, the opening of its next one included; None
-    where the template leaves the turn's text out."""
-    turn = {"role": "assistant", "content": _MARKER}
-    _, found, behind = render([*messages[:place], turn, *messages[place + 1 :]], True).rpartition(
-        _MARKER
-    )
-    return behind if found else None
+    where the template leaves the turn's text out. Earlier calls, with their answers, need not be such that the template
+    can render them: the model's own tokens stand for them."""
+    ordered = in_call_order(messages)
+    before = ordered[:place]
+    behind = [{"role": "assistant", "content": _MARKER}, *ordered[place + 1 :]]
+    try:
+        text = render([*before, *behind], True)
+    except UsageError:
+        said = [one for one in before if one["role"] != "tool" and not one.get("tool_calls")]
+        text = render([*said, *behind], True)
+    _, found, rest = text.rpartition(_MARKER)
+    return rest if found else None
+
+
+def answered_turns(messages: Sequence[Mapping[str, Any]]) -> Iterator[tuple[int, list[int]]]:
+    """Yields the place of each turn with tool calls, and the places of the answers between it and the model's next
+    turn."""
+    for place, message in enumerate(messages):
+        if message.get("tool_calls"):
+            behind = range(place + 1, len(messages))
+            own = takewhile(lambda number: messages[number]["role"] != "assistant", behind)
+            yield place, [number for number in own if messages[number]["role"] == "tool"]
+
+
+def answered_calls(asked: Sequence[str | None], answers: Sequence[str | None]) -> list[int]:
+    """Returns which of a turn's calls each answer is to, both given by their ids. An answer without one, or to calls
+    without any, is to the first call that no other names; those beyond the calls come last.
+
+    Raises UsageError: an id is no call's, or is answered twice, or a call without an answer is before one with.
+    """
+    left = list(range(len(asked)))
+    named: dict[int, int] = {}
+    for place, name in enumerate(answers if any(asked) else ()):
+        if name:
+            number = next((one for one in left if asked[one] == name), None)
+            if number is None:
+                why = (
+                    "is answered twice"
+                    if name in asked
+                    else f"is none of {', '.join(map(str, asked))}"
+                )
+                raise UsageError(f"answers of tools: the call {name} {why}")
+            left.remove(number)
+            named[place] = number
+    rest = chain(left, count(len(asked)))
+    numbers = [named[place] if place in named else next(rest) for place in range(len(answers))]
+    without = min(set(range(len(numbers))).difference(numbers), default=None)
+    if without is not None:
+        raise UsageError(
+            f"answers of tools: the call {asked[without]} has none, and a later one has"
+        )
+    return numbers
+
+
+def in_call_order(messages: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """Returns messages with the answers of each turn's calls in the order of the calls: most templates show no ids.
+    Raises UsageError as `answered_calls`."""
+    own = list(messages)
+    for place, places in answered_turns(messages):
+        asked = [call.get("id") for call in messages[place]["tool_calls"]]
+        numbers = answered_calls(asked, [messages[one].get("tool_call_id") for one in places])
+        for number, one in zip(numbers, places, strict=True):
+            own[places[number]] = messages[one]
+    return own
 
 
 def special_tokens(tokenizer: Any) -> frozenset[int]:

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from swift_r1.data.preprocessors import TOOL_CALL_KEYS, RowFault
-from swift_r1.data.prompt_templates import text_of
+from swift_r1.data.prompt_templates import answered_calls, answered_turns, text_of
 from swift_r1.data.tool_registry import described, server_tools, tools
-from swift_r1.errors import a_kind
+from swift_r1.errors import UsageError, a_kind
 
 _THOUGHTS = {"react_en": "Thought: what to do next", "react_grpo": "<think>what to do next</think>"}
 AGENT_TEMPLATES = tuple(_THOUGHTS)
@@ -24,6 +24,7 @@ ANSWER_ROLES = (
     "observation",
     "observations",
 )
+_OF_ANSWERS = ("tool_call_id", "name")
 _FORM = """Answer the question; the tools below help with it.
 
 {tools}
@@ -123,31 +124,18 @@ def _read(value: Any, what: str) -> Any:
 
 def with_calls(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """Returns messages in OpenAI's form: a `tool_call` of ms-swift joins the assistant's message before it, or makes
-    one; a `tool_response` becomes an answer to the next call that has none. Raises RowFault for a call that is none."""
+    one; answers come in the order of their calls, and name them. Raises RowFault for a call that is none, and for an
+    answer to none."""
     found: list[dict[str, Any]] = []
-    unanswered: list[dict[str, Any]] = []
     number = 0
     for message in messages:
         role = message.get("role")
-        calls = _calls(message)
         if role in ANSWER_ROLES:
-            call = _answered(unanswered, message.get("tool_call_id"))
             content = message.get("content")
-            if content is not None:
-                content = _answer_text(content)
-            more = {
-                "tool_call_id": message.get("tool_call_id") or call["id"],
-                "name": call["function"]["name"],
-            }
-            more["name"] = message.get("name") or more["name"]
-            found.append(
-                {
-                    "role": "tool",
-                    "content": content,
-                    **{key: value for key, value in more.items() if value},
-                }
-            )
+            own = {"role": "tool", "content": None if content is None else _answer_text(content)}
+            found.append(own | {key: message[key] for key in _OF_ANSWERS if message.get(key)})
             continue
+        calls = _calls(message)
         if role in CALL_ROLES:
             if not found or found[-1]["role"] != "assistant":
                 learned = {"loss": message["loss"]} if "loss" in message else {}
@@ -160,14 +148,27 @@ def with_calls(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
                 if key not in ("tool_calls", "function_call")
             }
             found.append(own)
+        if calls:
+            own.setdefault("tool_calls", []).extend(calls)
+            own["content"] = own.get("content") or ""
+    for place, places in answered_turns(found):
+        calls = found[place]["tool_calls"]
+        answers = [found[one] for one in places]
+        try:
+            numbers = answered_calls(
+                [call["id"] for call in calls], [one.get("tool_call_id") for one in answers]
+            )
+        except UsageError as error:
+            raise RowFault(str(error)) from None
         for call in calls:
             # nine characters, which Mistral's template asks for
             call["id"] = call["id"] or f"call{number:05d}"
             number += 1
-            own.setdefault("tool_calls", []).append(call)
-            unanswered = [*unanswered, call] if own["tool_calls"][0] is not call else [call]
-        if calls:
-            own["content"] = own.get("content") or ""
+        for to, answer in zip(numbers, answers, strict=True):
+            found[places[to]] = answer
+            if to < len(calls):
+                answer["tool_call_id"] = calls[to]["id"]
+                answer.setdefault("name", calls[to]["function"]["name"])
     return found
 
 
@@ -176,15 +177,6 @@ def _answer_text(content: Any) -> str:
         return text_of(content)
     except ValueError:  # whatever the tool gave
         return json.dumps(content, ensure_ascii=False)
-
-
-def _answered(unanswered: list[dict[str, Any]], wanted: str | None) -> dict[str, Any]:
-    """Returns the call of that id, else the first one; it has its answer now."""
-    for call in unanswered:
-        if call["id"] == wanted:
-            unanswered.remove(call)
-            return call
-    return unanswered.pop(0) if unanswered else {"id": "", "function": {"name": ""}}
 
 
 def _calls(message: Mapping[str, Any]) -> list[dict[str, Any]]:

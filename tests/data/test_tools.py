@@ -1,12 +1,14 @@
 """Tools in rows: described by their column or named, called and answered in messages, and `--agent_template`."""
 
 import json
+import re
 
 import pytest
 
 from swift_r1.data import load_dataset
 from swift_r1.data.loading import load_rows
-from swift_r1.data.prompt_templates import special_tokens
+from swift_r1.data.preprocessors import RowFault
+from swift_r1.data.prompt_templates import behind_turn, special_tokens
 from swift_r1.data.prompts import PromptEncoder, Wording
 from swift_r1.data.sources import DataFlags
 from swift_r1.data.tool_registry import described, tools
@@ -15,7 +17,7 @@ from swift_r1.errors import UsageError
 from swift_r1.flags.eval_tasks import read_tasks
 from swift_r1.rewards.builtin import is_react
 from swift_r1.training.evaluation.questions import load_questions, prompts_of
-from tests.tool_templates import HERMES
+from tests.tool_templates import HERMES, LLAMA
 
 ADD = {"name": "add", "description": "Adds two numbers.", "parameters": {"a": {"type": "int"}}}
 OLD = {
@@ -213,7 +215,78 @@ def test_answers_belong_to_the_calls_that_they_name():
         {"role": "tool", "content": "x", "tool_call_id": f"call{number:05d}"} for number in (2, 0)
     ]
     found = with_calls([USER, asks, *said, {"role": "tool_response", "content": "y"}])
-    assert [one["name"] for one in found[2:]] == ["mul", "add", "sub"]
+    assert [(one["name"], one["tool_call_id"], one["content"]) for one in found[2:]] == [
+        ("add", "call00000", "x"),
+        ("sub", "call00001", "y"),
+        ("mul", "call00002", "x"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("asked", "answers", "order"),
+    [
+        ("ab", "ba", "10"),
+        ("abc", "ca-", "120"),  # the one without an id is to the call that is left
+        ("abc", "-a", "10"),
+        ("--", "xy", "01"),  # calls without ids
+        ("aa", "aa", "01"),
+        ("ab", "a", "0"),
+        ("ab", "ba--", "1023"),
+        ("ab", "z", "the call z is none of a, b"),
+        ("ab", "aa", "the call a is answered twice"),
+        ("ab", "b", "the call a has none, and a later one has"),
+    ],
+)
+def test_answers_come_in_the_order_of_their_calls(tokenizer, asked, answers, order):
+    """In rows, in the template, and behind a turn of the model, whose tokens are kept."""
+    calls = [
+        {"function": {"name": "add", "arguments": "{}"}, **({} if one == "-" else {"id": one})}
+        for one in asked
+    ]
+    turn = {"role": "assistant", "content": "", "tool_calls": calls}
+    said = [
+        {
+            "role": "tool",
+            "content": f"said {place}",
+            **({} if one == "-" else {"tool_call_id": one}),
+        }
+        for place, one in enumerate(answers)
+    ]
+    thanks = {"role": "user", "content": "thanks"}
+    encoder = PromptEncoder(tokenizer)
+    messages = [USER, turn, *said, thanks, turn, *said]
+    ways = [
+        lambda: encoder.render(messages),
+        lambda: behind_turn(lambda shown, _: encoder.render(shown), messages, 1),
+        lambda: "".join(str(one["content"]) for one in with_calls(messages)),
+    ]
+    for way in ways:
+        if not order.isdigit():
+            with pytest.raises((UsageError, RowFault), match=order):
+                way()
+            continue
+        assert re.findall(r"said (\d)", way()) == [*order, *order]
+
+
+def test_a_turn_that_the_template_cannot_render_again_is_continued(tiny_model):
+    """Its tokens are there already, so what follows a later turn does not need it."""
+    from transformers import AutoTokenizer
+
+    found = AutoTokenizer.from_pretrained(tiny_model)
+    found.chat_template = LLAMA
+    encoder = PromptEncoder(found)
+    both = {"role": "assistant", "content": "", "tool_calls": [call("{}"), call("{}", 1)]}
+    said = [{"role": "tool", "content": str(n), "tool_call_id": f"call{n:05d}"} for n in range(2)]
+    sums = {"role": "assistant", "content": "fine."}
+    messages = [USER, both, *said, sums, {"role": "user", "content": "and?"}]
+
+    def behind(place):
+        return behind_turn(lambda shown, _: encoder.render(shown), messages, place)
+
+    with pytest.raises(UsageError, match="one call at once"):
+        encoder.render(messages)
+    assert behind(4) == "<|im_end|><|im_start|>user\nand?<|im_end|><|im_start|>assistant\n"
+    assert behind(1).startswith("<|im_end|><|im_start|>ipython\n")
 
 
 def test_answers_in_parts_are_text_and_others_the_json_that_they_were():

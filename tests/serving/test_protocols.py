@@ -142,6 +142,56 @@ def test_messages_with_thoughts_and_tools(
         assert {one.sampling.top_k for one in session.record().calls} == {5}
 
 
+@pytest.mark.parametrize("protocol", ["chat", "messages", "responses"])
+def test_results_of_parallel_calls_are_read_in_the_order_of_the_calls(
+    session: Opened, engine: ScriptedEngine, protocol: str
+) -> None:
+    """Whatever came first: the template shows no ids. An answer to no call, a second one, and one behind a call
+    without any are refused."""
+    engine.says = ["fine."] * 2
+
+    def ask(*answers: str) -> None:
+        if protocol == "chat":
+            calls = [
+                {"id": one, "type": "function", "function": {"name": "add", "arguments": "{}"}}
+                for one in "ab"
+            ]
+            said = [
+                {"role": "tool", "tool_call_id": one, "content": f"said {one}"} for one in answers
+            ]
+            turn = {"role": "assistant", "content": None, "tool_calls": calls}
+            session.chat(ASKS, turn, *said, tools=[ADD])
+        elif protocol == "messages":
+            uses = [{"type": "tool_use", "id": one, "name": "add", "input": {}} for one in "ab"]
+            results = [
+                {"type": "tool_result", "tool_use_id": one, "content": f"said {one}"}
+                for one in answers
+            ]
+            turns = [{"role": "assistant", "content": uses}, {"role": "user", "content": results}]
+            claude(session).messages.create(**asked(tools=[TOOL], messages=[ASKS, *turns]))
+        else:
+            items = [
+                {"type": "function_call", "call_id": one, "name": "add", "arguments": "{}"}
+                for one in "ab"
+            ]
+            outputs = [
+                {"type": "function_call_output", "call_id": one, "output": f"said {one}"}
+                for one in answers
+            ]
+            client = openai.OpenAI(
+                base_url=session.base_url, api_key=session.api_key, max_retries=0
+            )
+            client.responses.create(model="any", input=[ASKS, *items, *outputs], tools=[FUNCTION])
+
+    ask("a", "b")
+    ask("b", "a")
+    first, second = (engine.prompts.tokenizer.decode(one.prompt) for one in engine.log)
+    assert first == second and first.index("said a") < first.index("said b")
+    for answers, why in ("az", "none of a, b"), ("aa", "answered twice"), ("b", "a later one has"):
+        with pytest.raises((openai.BadRequestError, anthropic.BadRequestError), match=why):
+            ask(*answers)
+
+
 @pytest.mark.parametrize(
     ("by", "streamed"),
     [
