@@ -154,12 +154,6 @@ def load_rows(
         for source in _sources(flags.val_dataset, flags, labels):
             wanted = source.spec.sample or (limit if source.samples_itself else None)
             held_out += validation.collect(source, "eval", wanted)
-        import numpy as np
-
-        trained = sum(training, Rows()).column("key")
-        shared = int(np.isin(np.unique(held_out.column("key")), trained).sum())
-        if shared:
-            _logger.warning("%d prompts of --val_dataset are in the training rows too", shared)
     elif flags.split_dataset_ratio:
         for number, rows in enumerate(training):
             share = max(1, int(flags.split_dataset_ratio * len(rows)))
@@ -174,6 +168,15 @@ def load_rows(
             elif quota:
                 training[number], out = _take_out(training[number], quota, seed)
                 held_out += out
+    if held_out:
+        import numpy as np
+
+        keys = np.unique(held_out.column("key"))
+        shared = int(np.isin(keys, sum(training, Rows()).column("key")).sum())
+        if shared:
+            _logger.warning(
+                "%d of %d held-out prompts are in the training rows too", shared, len(keys)
+            )
     if len(held_out) > limit:
         _logger.info("evaluating on %d of %d held-out rows (--eval_limit)", limit, len(held_out))
         held_out = held_out.chosen(_choice(len(held_out), limit, f"{seed}:eval"))

@@ -49,8 +49,9 @@ class DatasetMeta:
         split: the hub splits to train on.
         preprocess_func: a `RowPreprocessor`, or any callable from one row (a dict) to a row with `messages`.
         loader: a callable that gives the raw rows. Of these keywords it gets those it names:
-            `split` ("train" or "eval"; a loader that names it has a held-out set of its own), `count` (rows wanted
-            at most, None for all: a loader that names it samples by itself), `seed`, `subset` (None if not given).
+            `split` ("train", and "eval" for its own held-out set, which a loader has that names it; where it raises for
+            "eval", or gives its training rows, "test" and then "validation"), `count` (rows wanted at most, None for
+            all: a loader that names it samples by itself), `seed`, `subset` (None if not given).
         tags, help: shown by `swift plugins`.
         huge_dataset: ms-swift's, without effect here.
         load_function: ms-swift v3's loader; it needs ms-swift's own objects, so using such a dataset is an error.

@@ -4,6 +4,7 @@ loader, a file, a folder or a hub."""
 from __future__ import annotations
 
 import inspect
+import logging
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
@@ -28,6 +29,11 @@ from swift_r1.data.tools import ToolUse
 from swift_r1.errors import UsageError, describe
 
 Split = Literal["train", "eval"]
+HELD_OUT = ("eval", "test", "validation")
+"""What a loader may call its held-out split, in the order in which they are tried."""
+_COMPARED = 64  # first held-out rows, by which a loader that knows no such split is found
+_COMPARED_WITH = 100_000  # training rows, where the loader does not make as many as it is asked for
+_logger = logging.getLogger("swift_r1.data")
 
 
 @dataclass(frozen=True)
@@ -195,8 +201,9 @@ class Source:
         """Yields the raw rows of a split; `count` and `seed` matter only to a loader that samples itself. Raises
         UsageError where the file or hub cannot be read, or the loader raises."""
         if self.loader is not None:
+            name = self._name_of(split, seed)
             yield from self._loaded(
-                {"split": split, "count": count if self.samples_itself else None, "seed": seed}
+                {"split": name, "count": count if self.samples_itself else None, "seed": seed}
             )
         elif self.place is not None:
             index = 0
@@ -219,9 +226,10 @@ class Source:
         """Yields the raw rows in parts of about `size`, for `task_rows`: other processes read them where that is
         possible."""
         if self.loader is not None and self.samples_itself and count and "start" in self._keywords:
+            name = self._name_of(split, seed)
             for start in range(0, count, size):
                 yield {
-                    "split": split,
+                    "split": name,
                     "count": min(size, count - start),
                     "seed": seed,
                     "start": start,
@@ -270,6 +278,37 @@ class Source:
         for subset, splits in self.parts:
             for part in self.held_out_split if split == "eval" and self.held_out_split else splits:
                 yield subset, part
+
+    def _name_of(self, split: Split, seed: int) -> str:
+        """Returns what the loader calls a split. Its held-out one is the first of `HELD_OUT` whose first rows are not
+        among those of `train`: loaders that do not know a name raise, or give their training rows. Raises UsageError
+        where it knows none."""
+        if split == "train" or "split" not in self._keywords:
+            return split
+
+        def first(name: str, most: int) -> set[str]:
+            rows = self._loaded({"split": name, "count": _COMPARED, "seed": seed})
+            return {repr(raw.row) for raw in islice(rows, most)}
+
+        trained = first("train", _COMPARED_WITH)
+        same = []
+        faults = []
+        for name in HELD_OUT:
+            try:
+                if first(name, _COMPARED) - trained:
+                    return name
+                same.append(name)
+            except UsageError as error:
+                faults.append(error)
+        given = (
+            f"(it gets split='train', and for its held-out rows {' or '.join(map(repr, HELD_OUT))})"
+        )
+        if not same:
+            raise UsageError(f"{faults[0]} {given}")
+        _logger.warning(
+            "dataset %s: its loader gives training rows as held-out ones %s", self.name, given
+        )
+        return same[0]
 
     def _loaded(self, given: dict[str, Any]) -> Iterator[RawRow]:
         assert self.loader is not None

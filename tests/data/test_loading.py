@@ -131,7 +131,7 @@ def test_val_dataset(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     data = load_rows(arguments(dataset=[train], val_dataset=[val], evaluates=True, eval_limit=5))
     assert len(data.train) == 10
     assert len(data.eval) == 5 and set(solutions(data.eval)) <= set(range(8, 18))
-    assert "2 prompts of --val_dataset are in the training rows too" in caplog.text
+    assert "2 of 10 held-out prompts are in the training rows too" in caplog.text
 
 
 def test_the_loaders_own_held_out_split() -> None:
@@ -145,6 +145,37 @@ def test_the_loaders_own_held_out_split() -> None:
     assert data.eval[0]["prompt_id"] == "made/eval:0"
     data = load_rows(arguments(dataset=["made#10"], val_dataset=["made#3"], evaluates=True))
     assert solutions(data.eval) == [10_000, 10_001, 10_002]
+
+
+@pytest.mark.parametrize("known", ["eval", "test", "validation"])
+@pytest.mark.parametrize("otherwise", ["raises", "trains", "nothing"])
+@pytest.mark.parametrize("counts", [False, True])
+def test_what_a_loader_calls_its_held_out_split(
+    known: str, otherwise: str, counts: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    def rows(split: str, count: int | None = None) -> list[dict[str, Any]]:
+        if split == known:
+            return questions(6, 9_997)
+        if split == "train" or otherwise == "trains":
+            return questions(count or 10_000)
+        return {"nothing": []}[otherwise]
+
+    loader = rows if counts else lambda split: rows(split)
+    register_dataset(DatasetMeta(dataset_name="made", loader=loader))
+    data = load_rows(arguments(dataset=["made#10000"], evaluates=True, eval_limit=6))
+    assert sorted(solutions(data.eval)) == list(range(9_997, 10_003))
+    assert "3 of 6 held-out prompts are in the training rows too" in caplog.text
+    register_dataset(DatasetMeta(dataset_name="none", loader=lambda split: {"train": []}[split]))
+    with pytest.raises(UsageError, match=r"KeyError: 'eval' .* 'eval' or 'test' or 'valid"):
+        load_rows(arguments(dataset=["made#9"], val_dataset=["none"], evaluates=True))
+
+
+def test_a_loader_without_a_held_out_split_is_told_of(caplog: pytest.LogCaptureFixture) -> None:
+    register_dataset(DatasetMeta(dataset_name="made", loader=lambda split: questions(10)))
+    data = load_rows(arguments(dataset=["made"], evaluates=True, eval_limit=4))
+    assert len(data.eval) == 4
+    assert "its loader gives training rows as held-out ones" in caplog.text
+    assert "4 of 4 held-out prompts are in the training rows too" in caplog.text
 
 
 def test_a_plain_loader_with_subsets() -> None:
