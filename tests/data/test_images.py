@@ -253,6 +253,18 @@ def test_a_folder_and_a_file_that_may_not_be_read(
         kept("large", RULES, [tmp_path])
 
 
+def test_what_is_no_file_is_not_opened(tmp_path: Path) -> None:
+    """A pipe would stop the reader, and a device without an end take all memory."""
+    os.mkfifo(tmp_path / "pipe.png")
+    (tmp_path / "zero.png").symlink_to("/dev/zero")
+    for given in ("pipe.png", "zero.png", "/dev/zero", "file:///dev/zero", {"path": "/dev/zero"}):
+        with pytest.raises(RowFault, match="cannot be read: not a regular file"):
+            kept(given, RULES, [tmp_path])
+    image = ImageFile(str(tmp_path / "pipe.png"), "", 1, 1)
+    with pytest.raises(RunFailed, match="not a regular file"):
+        image.read()
+
+
 def test_damaged_files_are_faults_or_images() -> None:
     """Some of their bytes are other ones: whatever Pillow raises is a fault of the row."""
     rng = random.Random(0)

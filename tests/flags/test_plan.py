@@ -137,8 +137,10 @@ def test_the_table_shows_the_numbers() -> None:
 
     args = arguments("--per_device_train_batch_size", "8")
     console = Terminal(width=200, record=True, file=open("/dev/null", "w"))  # noqa: SIM115
+    args = replace(args, model="models/a[/b] :smile: [red]c", output_dir="out/[/]")
     console.print(plan_table(make_plan(args, 1, 1234), args))
     text = console.export_text()
+    assert "models/a[/b] :smile: [red]c" in text  # nothing in it is markup
     assert "1,234 prompts" in text
     assert "1 prompt x 8 completions = 8" in text
     assert "this process" in text

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from pathlib import Path
 
@@ -11,6 +12,7 @@ from hypothesis import strategies as st
 
 from swift_r1.lab.runs.completions import CompletionTable
 from swift_r1.lab.runs.heatmap import heatmaps
+from swift_r1.lab.runs.names import NAME, given_name
 from swift_r1.lab.runs.query import CompletionQuery
 from swift_r1.lab.runs.timeline import Timeline
 from swift_r1.lab.view.text import show_text
@@ -107,6 +109,19 @@ def test_cut_or_changed_at_any_byte(whole, tmp_path_factory, data):
         (run / name).write_bytes(content)
     look(run)
     shutil.rmtree(run.parent)
+
+
+@pytest.mark.parametrize("names", [FILES[:1], (*FILES[1:], NAME)])
+def test_pipes_and_devices_stop_nothing(whole, tmp_path, names):
+    run = tmp_path / "run"
+    shutil.copytree(whole, run)
+    for place, name in enumerate(names):
+        (run / name).unlink(missing_ok=True)
+        os.mkfifo(run / name) if place % 2 else (run / name).symlink_to("/dev/zero")
+    problems = look(run)
+    assert len(set(problems)) == len(set(names) - {NAME})
+    assert all(problem.endswith("not a regular file") for problem in problems)
+    assert given_name(find_runs([run])[0]) == ""
 
 
 @pytest.mark.parametrize("name", FILES)

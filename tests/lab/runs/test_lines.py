@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 import time
@@ -69,6 +70,8 @@ def test_lines_that_are_too_long_are_left_out(tmp_path, monkeypatch):
 def test_a_file_that_cannot_be_read(tmp_path):
     (tmp_path / "file").mkdir()
     assert read_rows(tmp_path / "file") == ([], ["file cannot be read: Is a directory"])
+    os.mkfifo(tmp_path / "pipe")
+    assert read_rows(tmp_path / "pipe") == ([], ["pipe cannot be read: not a regular file"])
 
 
 def test_while_another_process_writes(tmp_path):

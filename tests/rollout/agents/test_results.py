@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from swift_r1.record.lines import read_rows
 from swift_r1.record.metrics import JsonLines, read_json_lines
 from swift_r1.rollout.scoring import agent_metrics, completion_row
 from tests.rollout.agents.conftest import Stage
@@ -46,6 +47,21 @@ def test_the_last_line_of_a_command_may_be_anything(stages: Callable[..., Stage]
     assert all((one.infos or {})["reward"] is None for one in found[:4])
     assert [(one.failure or "")[: len(NO_NUMBER)] for one in found[4:6]] == [NO_NUMBER] * 2
     assert found[6].failure == "result: turn_rewards is not a list of finite numbers"
+
+
+@pytest.mark.parametrize("sign", ["\u2028", "\u2029", "\x85", "\x1c", "\x0b"])
+def test_lines_end_with_newlines_alone(
+    stages: Callable[..., Stage], tmp_path: Path, sign: str
+) -> None:
+    """JSON may have what Python takes for the end of a line, in what a command says and in our own files."""
+    row = {"reward": 0.5, "note": f"a{sign}b"}
+    end = "\nfirst\n" + json.dumps(row, ensure_ascii=sign < " ") + "\n"
+    [[found]] = stages(command=[sys.executable, "-c", SAYS]).play([says(end)], n=1)
+    assert (found.failure, (found.infos or {})["reward"]) == (None, 0.5)
+    with JsonLines(tmp_path / "rows.jsonl") as file:
+        file.write(row)
+    assert read_json_lines(tmp_path / "rows.jsonl") == [row]
+    assert read_rows(tmp_path / "rows.jsonl") == ([row], [])
 
 
 def test_what_else_a_command_returns_is_recorded_as_far_as_a_line_can_say_it(
