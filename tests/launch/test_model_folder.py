@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from pathlib import Path
 
@@ -31,6 +32,14 @@ def test_weights_cut_short(folder: Path, kept: int) -> None:
     file.write_bytes(file.read_bytes()[:kept])
     [fault] = model_faults(str(folder), {})
     assert fault.endswith("model.safetensors cut short, or no safetensors: copy or download again")
+
+
+@pytest.mark.parametrize("name", ["generation_config.json", "model-2.safetensors", "config.json"])
+def test_a_pipe_is_not_opened(folder: Path, name: str) -> None:
+    (folder / name).unlink(missing_ok=True)
+    os.mkfifo(folder / name)
+    [fault] = model_faults(str(folder), {})
+    assert fault.endswith((f"{name}: not a regular file", "it lacks config.json"))
 
 
 def test_a_pointer_of_git_lfs(folder: Path) -> None:

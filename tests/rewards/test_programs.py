@@ -117,6 +117,7 @@ def test_blanks_at_the_ends_of_lines_do_not_count() -> None:
         not passes(case, b"1  2\n3")
         and not passes(case, b"1 2")
         and not passes(case, b"1 2\n3 \xff")
+        and not passes(case, "1 2\u20283".encode())
     )
 
 
