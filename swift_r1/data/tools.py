@@ -132,8 +132,9 @@ def with_calls(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
         role = message.get("role")
         if role in ANSWER_ROLES:
             content = message.get("content")
-            own = {"role": "tool", "content": None if content is None else _answer_text(content)}
-            found.append(own | {key: message[key] for key in _OF_ANSWERS if message.get(key)})
+            text = None if content is None else _answer_text(content)
+            named = {key: message[key] for key in _OF_ANSWERS if message.get(key)}
+            found.append({"role": "tool", "content": text, **named})
             continue
         calls = _calls(message)
         if role in CALL_ROLES:

@@ -170,7 +170,8 @@ def test_a_call_of_tools_that_comes_back_as_other_json_is_no_edit() -> None:
     # Whatever the model writes as arguments, it is recorded.
     deep = {"content": None} | made("one", "[" * 100_000 + "]" * 100_000)
     call(state, user("c"), says="x", tools=[TOOL], more=deep)
-    assert call(state, user("c"), model("") | deep, answer, tools=[TOOL]).kind == "extends"
+    answered = answer | {"tool_call_id": "one"}
+    assert call(state, user("c"), model("") | deep, answered, tools=[TOOL]).kind == "extends"
     other = {"role": "assistant", "content": ""} | made("two", '{"b":2,"a":7}')
     assert call(state, user("a"), other, answer, tools=[TOOL]).kind == "edited"
 
