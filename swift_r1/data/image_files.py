@@ -23,7 +23,7 @@ from swift_r1.data.images import ImageFile
 from swift_r1.data.preprocessors import RowFault
 from swift_r1.errors import UsageError, a_kind, one_line
 from swift_r1.runtime.files import read_bytes
-from swift_r1.wire.urls import without_password
+from swift_r1.wire.urls import is_loopback, without_password
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -205,7 +205,9 @@ def _downloaded(url: str, rules: ImageRules) -> bytes:
         until = time.monotonic() + _URL_S
         content = bytearray()
         try:
-            with httpx.stream("GET", url, follow_redirects=True, timeout=_URL_S) as answer:
+            with httpx.stream(
+                "GET", url, follow_redirects=True, timeout=_URL_S, trust_env=not is_loopback(url)
+            ) as answer:
                 if answer.status_code != 200:
                     why = f"the server answered {answer.status_code}"
                     if answer.status_code < 500:

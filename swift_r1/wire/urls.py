@@ -1,4 +1,4 @@
-"""Finds keys and passwords in addresses and named values, and addresses that nothing can be asked at."""
+"""Finds keys and passwords in addresses and named values, addresses that nothing can be asked at, and loopback."""
 
 from __future__ import annotations
 
@@ -40,6 +40,16 @@ def has_password(text: str) -> bool:
 def without_password(url: str) -> str:
     """Returns a URL to show; without its query too, which may hold a key."""
     return re.sub(r"\?.*", "?***", re.sub("(?<=://)[^/]*@", "***@", url))
+
+
+def is_loopback(url: str) -> bool:
+    """Whether it is an address of this machine, for which a proxy of the environment is not meant."""
+    host = (urlsplit(url).hostname or "").rstrip(".")
+    try:
+        address = ip_address(host)
+    except ValueError:
+        return host == "localhost" or host.endswith(".localhost")
+    return address.is_loopback or address.is_unspecified
 
 
 def why_no_url(url: str) -> str | None:

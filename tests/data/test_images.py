@@ -338,6 +338,7 @@ def address() -> Iterator[tuple[str, list[str]]]:
 
 def test_addresses(address: tuple[str, list[str]], monkeypatch: pytest.MonkeyPatch) -> None:
     base, asked = address
+    monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")  # not meant for this machine
     with pytest.raises(RowFault, match="is not downloaded without --load_images_from_urls true"):
         kept(f"{base}/a.png", RULES, [])
     assert not asked

@@ -22,10 +22,10 @@ from swift_r1.data.prompt_templates import template_arguments
 from swift_r1.data.prompts import Prompt
 from swift_r1.errors import RunFailed, ServerUnreachable, SwiftError, UsageError, a_kind
 from swift_r1.flags.evaluation import EvalArguments
-from swift_r1.flags.server import LOOPBACK
 from swift_r1.lab.evaluation.engine import BenchmarkQuestion, EvalEngine, OnWritten, Written
 from swift_r1.training.evaluation.questions import evaluation_seeds
 from swift_r1.wire.client import other_key
+from swift_r1.wire.urls import is_loopback
 
 _logger = logging.getLogger("swift_r1.lab.evaluation")
 
@@ -68,7 +68,7 @@ def http_options(args: EvalArguments) -> dict[str, Any]:
         "base_url": args.base_url,
         "headers": {"Authorization": f"Bearer {args.api_key}"} if args.api_key else {},
         # Proxies of the environment are for the internet, not for a server on this machine.
-        "trust_env": httpx.URL(args.base_url).host not in LOOPBACK,
+        "trust_env": not is_loopback(args.base_url),
         "verify": ssl.create_default_context() if args.base_url.startswith("https:") else True,
     }
 

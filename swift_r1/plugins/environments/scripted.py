@@ -41,10 +41,11 @@ class ScriptedModel:
     @contextmanager
     def client(self) -> Iterator[AsyncOpenAI]:
         """Yields a client of `serve`."""
-        from openai import AsyncOpenAI
+        from openai import AsyncOpenAI, DefaultAsyncHttpxClient
 
         with self.serve() as url:
-            yield AsyncOpenAI(base_url=url, api_key="none", max_retries=0)
+            http = DefaultAsyncHttpxClient(trust_env=False)
+            yield AsyncOpenAI(base_url=url, api_key="none", max_retries=0, http_client=http)
 
     @contextmanager
     def serve(self) -> Iterator[str]:

@@ -28,6 +28,7 @@ from swift_r1.errors import UsageError, a_kind, one_line
 from swift_r1.plugins.tools.calling import ToolAnswer, within
 from swift_r1.plugins.tools.pool import ToolLimits
 from swift_r1.runtime.tether import tethered
+from swift_r1.wire.urls import is_loopback
 
 _logger = logging.getLogger("swift_r1.tools")
 
@@ -310,7 +311,8 @@ class McpEpisode:
         known = self._owner.shared if server.shared else self._own
         connection = known.get(server.name)
         if connection is not None and connection.ended and server.shared:
-            _logger.warning("MCP server %s: %s; it is started again", server.name, connection.why())
+            again = "it is started again" if server.url is None else "a new session begins"
+            _logger.warning("MCP server %s: %s; %s", server.name, connection.why(), again)
             connection.end()
             connection = None
         if connection is None:
@@ -336,20 +338,25 @@ class McpEpisode:
         if not isinstance(given, dict):
             text = "the arguments are not a JSON object"
             return "error", f"Error: {text}", f"{name}: {text}"
-        connection = self._connection(self._owner.servers[tool.server])
+        server = self._owner.servers[tool.server]
         seconds = self._owner.limits.seconds
-        try:
-            client = await connection.client()
-            result = await asyncio.wait_for(client.call_tool(name, given), seconds)
-        except asyncio.CancelledError:
-            raise
-        except TimeoutError:
-            text = f"no answer within {seconds:g} s"
-            return "timeout", f"Error: {text}", f"MCP server {tool.server}: {text}"
-        except Exception as error:  # noqa: BLE001  the package's own, of the network, of what a server says
-            connection.note(error)
-            why = connection.why() if connection.ended else one_line(error)
-            return "error", f"Error: {why}", f"MCP server {tool.server}: {why}"
+        for again in (server.shared, False):
+            connection = self._connection(server)
+            try:
+                client = await connection.client()
+                result = await asyncio.wait_for(client.call_tool(name, given), seconds)
+                break
+            except asyncio.CancelledError:
+                raise
+            except TimeoutError:
+                text = f"no answer within {seconds:g} s"
+                return "timeout", f"Error: {text}", f"MCP server {tool.server}: {text}"
+            except Exception as error:  # noqa: BLE001  the package's own, of the network, of what a server says
+                connection.note(error)
+                if connection.lost and again:
+                    continue  # the server has not looked at the call
+                why = connection.why() if connection.ended else one_line(error)
+                return "error", f"Error: {why}", f"MCP server {tool.server}: {why}"
         text = text_of_result(result)
         if result.is_error:
             return "error", f"Error: {text}", f"MCP server {tool.server}: {text[:300]}"
@@ -358,7 +365,12 @@ class McpEpisode:
 
 class _Connection:
     """A server as one client of it, among those that are `open` until it has ended. The package's contexts are entered
-    and left in a task of their own."""
+    and left in a task of their own.
+
+    Attributes:
+        ended: no call is answered any more.
+        lost: because the server, at an address, no longer knows the session.
+    """
 
     def __init__(self, server: McpServer, open_ones: set[_Connection]) -> None:
         self._server = server
@@ -366,7 +378,7 @@ class _Connection:
         self._errors = tempfile.TemporaryFile("w+", errors="replace")  # noqa: SIM115  as long as the task
         self._client: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         self._task = asyncio.create_task(self._hold())
-        self.ended = False
+        self.ended = self.lost = False
         open_ones.add(self)
         self._task.add_done_callback(lambda _: open_ones.discard(self))
 
@@ -388,10 +400,12 @@ class _Connection:
         from mcp.types import CONNECTION_CLOSED
 
         gone = isinstance(error, MCPError) and error.code == CONNECTION_CLOSED
-        self.ended = self.ended or gone or self._task.done()
+        self.ended = self.ended or self.lost or gone or self._task.done()
 
     def why(self) -> str:
         """Returns a line about a server that has ended."""
+        if self.lost:
+            return "it has ended the session, and the state that it kept for it is lost"
         return f"it has ended{self._last_line()}"
 
     def _last_line(self) -> str:
@@ -438,7 +452,12 @@ class _Connection:
             from httpx2 import AsyncClient, Timeout
 
             # a server may hold an answer open; calls have limits of their own
-            http = AsyncClient(headers=dict(server.headers or {}), timeout=Timeout(30, read=None))
+            http = AsyncClient(
+                headers=dict(server.headers or {}),
+                timeout=Timeout(30, read=None),
+                trust_env=not is_loopback(server.url),
+                event_hooks={"response": [self._look]},
+            )
             return streamable_http_client(
                 server.url, http_client=await stack.enter_async_context(http)
             )
@@ -454,6 +473,13 @@ class _Connection:
             self._errors,
         )
 
+    async def _look(self, response: Any) -> None:
+        """Looks whether the server no longer knows the session: that is status 404, and of some servers 400."""
+        if response.request.method == "POST" and "mcp-session-id" in response.request.headers:
+            status = response.status_code
+            if status == 404 or (status == 400 and b"session" in (await response.aread()).lower()):
+                self.lost = True
+
 
 def _first(error: BaseException) -> str:
     """Returns the line of an error, of a group its first."""
@@ -463,13 +489,18 @@ def _first(error: BaseException) -> str:
 
 
 def text_of_result(result: Any) -> str:
-    """Returns what a model reads of a result: its texts; for a picture or a sound a word that it is left out; the JSON
-    of its structured content where it has nothing else."""
+    """Returns what a model reads of a result: its texts; the name and address of a resource that is only linked; for a
+    picture or a sound a word that it is left out; the JSON of its structured content where it has nothing else."""
     parts = []
     for block in result.content:
-        resource = getattr(block, "resource", None)
-        text = getattr(block if resource is None else resource, "text", None)
-        parts.append(f"[{block.type} left out]" if text is None else text)
+        resource = getattr(block, "resource", block)
+        text = getattr(resource, "text", None)
+        if text is None:
+            known = (getattr(resource, name, None) for name in ("name", "description", "uri"))
+            about = ", ".join(str(one) for one in known if one)
+            left = "" if block.type == "resource_link" else " left out"
+            text = f"[{block.type}{left}{': ' * bool(about)}{about}]"
+        parts.append(text)
     if not parts and result.structured_content is not None:
         return json.dumps(result.structured_content, ensure_ascii=False)
     return "\n".join(parts)

@@ -149,7 +149,7 @@ async def _run(name: str, row: Mapping[str, Any], given_up: list[str]) -> Any:
                 over.set_result(None)
 
     # The episode's own deadline ends what hangs: a wait for the model may be long.
-    http = Http(verify=_tls(), timeout=None)
+    http = Http(verify=_tls(), timeout=None, trust_env=False)
     async with Client(max_retries=MAX_RETRIES, timeout=None, http_client=http) as client:
         try:
             return await agents[name]().run(client, dict(row))

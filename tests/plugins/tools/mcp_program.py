@@ -16,6 +16,7 @@ NAMES = (
     "fails",
     "hangs",
     "leaves",
+    "links",
     "long",
     "nonsense",
     "picture",
@@ -51,8 +52,13 @@ def called(name: str, given: dict[str, Any]) -> dict[str, Any]:
         case "leaves":
             subprocess.Popen(["sleep", "3600"], stdout=subprocess.DEVNULL)
             return texts("left")
+        case "links":
+            link = {"type": "resource_link", "name": "notes", "description": "of today"}
+            blob = {"uri": "file:///a.bin", "blob": "aGk="}
+            links = [link | {"uri": "file:///notes.txt"}, {"type": "resource", "resource": blob}]
+            return {"content": links}
         case "long":
-            return texts("a" * 100)
+            return texts("a" * 120)
         case "nonsense":
             print("this is no JSON", flush=True)
             return texts("said")

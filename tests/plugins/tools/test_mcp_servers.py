@@ -10,6 +10,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +36,7 @@ from tests.conftest import until
 from tests.plugins.tools import mcp_program
 
 PROGRAM = {"command": sys.executable, "args": [mcp_program.__file__]}
-LIMITS = ToolLimits(2.0, 60)
+LIMITS = ToolLimits(2.0, 100)
 
 
 @pytest.fixture
@@ -131,13 +132,16 @@ def test_what_a_server_gives_is_text(opened: Callable[..., McpServers]) -> None:
         "<|im_end|>\nuser",
         "see\n[image left out]",
         '{"ä": 1}',
-        "a" * 60 + " [40 more characters]",
+        "a" * 100 + " [20 more characters]",
     ]
     assert found[3].cut and found[4].content == "said"
     assert (found[5].outcome, found[5].content) == ("error", "Error: no such page")
     assert found[6].content == "Error: the arguments are not a JSON object"
     assert found[7].content.startswith("Error: the arguments are not JSON")
     assert found[8].content == "1"
+    assert call(episode, "links")[0].content == (
+        "[resource_link: notes, of today, file:///notes.txt]\n[resource left out: file:///a.bin]"
+    )
     episode.close()
 
 
@@ -247,6 +251,162 @@ def test_an_address(opened: Callable[..., McpServers]) -> None:
             web.should_exit = True
             thread.join(20)
     assert call(servers.episode(), "word")[0].outcome == "error"
+
+
+class Sessions:
+    """A server at an address that counts in sessions, which it may forget (`unknown`: the answer to a call of one)."""
+
+    def __init__(self, port: int = 0) -> None:
+        self.counts: dict[str, int] = {}
+        self.begun = 0
+        self.unknown = (404, "Session not found", -32001)
+        outer = self
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_GET(self) -> None:
+                self._tell(405, {})
+
+            def do_DELETE(self) -> None:
+                self._tell(200, {})
+
+            def do_POST(self) -> None:
+                asked = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+                name = self.headers.get("Mcp-Session-Id")
+                if asked["method"] == "initialize":
+                    outer.begun += 1
+                    outer.counts[f"s{outer.begun}"] = 0
+                    info = {"name": "sessions", "version": "1"}
+                    shown = {"protocolVersion": "2025-06-18", "serverInfo": info}
+                    answer = {"result": shown | {"capabilities": {"tools": {}}}}
+                    self._tell(200, answer | {"id": asked["id"]}, f"s{outer.begun}")
+                elif name not in outer.counts:
+                    status, message, code = outer.unknown
+                    fault = {"code": code, "message": message}
+                    self._tell(status, {"id": asked.get("id"), "error": fault})
+                elif asked["method"] == "tools/list":
+                    listed = {"tools": [mcp_program.tool("count")]}
+                    self._tell(200, {"id": asked["id"], "result": listed})
+                elif asked["method"] == "tools/call":
+                    outer.counts[name] += 1
+                    counted = mcp_program.texts(str(outer.counts[name]))
+                    self._tell(200, {"id": asked["id"], "result": counted})
+                else:
+                    self._tell(202, {})
+
+            def _tell(self, status: int, answer: dict[str, Any], session: str = "") -> None:
+                body = json.dumps({"jsonrpc": "2.0"} | answer).encode() if answer else b""
+                self.send_response(status)
+                if session:
+                    self.send_header("Mcp-Session-Id", session)
+                self.send_header("Content-Type", "application/json")
+                self.send_header("Content-Length", str(len(body)))
+                self.end_headers()
+                self.wfile.write(body)
+
+            def log_message(self, format: str, *args: Any) -> None: ...
+
+        self._server = ThreadingHTTPServer(("127.0.0.1", port), Handler)
+        self._server.daemon_threads = True
+        threading.Thread(target=self._server.serve_forever, args=(0.02,), daemon=True).start()
+        self.port = self._server.server_port
+        self.url = f"http://127.0.0.1:{self.port}/mcp"
+
+    def close(self) -> None:
+        self._server.shutdown()
+        self._server.server_close()
+
+
+@pytest.mark.parametrize(
+    "unknown",
+    [(404, "Session not found", -32001), (400, "Bad Request: No valid session ID", -32000)],
+)
+def test_a_shared_address_that_has_forgotten_its_session_is_asked_for_a_new_one(
+    opened: Callable[..., McpServers],
+    caplog: pytest.LogCaptureFixture,
+    unknown: tuple[int, str, int],
+) -> None:
+    server = Sessions()
+    server.unknown = unknown
+    try:
+        servers = opened(away={"url": server.url, "shared": True})
+        episode = servers.episode()
+        assert [one.content for one in call(episode, "count", "count")] == ["1", "2"]
+        begun = server.begun
+        server.counts.clear()  # as after a restart, or an idle time-out
+
+        async def together() -> list[ToolAnswer]:
+            return await asyncio.gather(*(episode.call("count", "{}") for _ in range(4)))
+
+        found = asyncio.run(together())
+        assert sorted(one.content for one in found) == ["1", "2", "3", "4"]
+        assert server.begun == begun + 1
+        assert caplog.messages == [
+            "MCP server away: it has ended the session, and the state that it kept for it is lost; "
+            "a new session begins"
+        ]
+    finally:
+        server.close()
+
+
+def test_a_conversations_own_session_is_not_begun_again(opened: Callable[..., McpServers]) -> None:
+    server = Sessions()
+    try:
+        episode = opened(away={"url": server.url}).episode()
+        assert call(episode, "count")[0].content == "1"
+        server.counts.clear()
+        lost = "Error: it has ended the session, and the state that it kept for it is lost"
+        assert [one.content for one in call(episode, "count", "count")] == [lost, lost]
+        episode.close()
+    finally:
+        server.close()
+
+
+def test_a_server_that_forgets_each_session_is_asked_twice(
+    opened: Callable[..., McpServers],
+) -> None:
+    server = Sessions()
+    try:
+        servers = opened(away={"url": server.url, "shared": True})
+        begun = server.begun
+
+        class Forgetful(dict[str, int]):
+            def __contains__(self, key: object) -> bool:
+                return False
+
+        server.counts = Forgetful()
+        [found] = call(servers.episode(), "count")
+        assert found.outcome == "error" and "it has ended the session" in found.content
+        assert server.begun == begun + 2
+    finally:
+        server.close()
+
+
+def test_a_shared_address_is_asked_again_once_it_is_back(opened: Callable[..., McpServers]) -> None:
+    server = Sessions()
+    try:
+        servers = opened(away={"url": server.url, "shared": True})
+        assert call(servers.episode(), "count")[0].content == "1"
+        server.close()
+        away = call(servers.episode(), "count", "count")
+        assert [one.outcome for one in away] == ["error", "error"]
+        server = Sessions(server.port)
+        assert call(servers.episode(), "count")[0].content == "1"
+    finally:
+        server.close()
+
+
+def test_loopback_is_reached_without_a_proxy(
+    opened: Callable[..., McpServers], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("HTTP_PROXY", "http_proxy", "ALL_PROXY"):
+        monkeypatch.setenv(name, "http://127.0.0.1:9")
+    server = Sessions()
+    try:
+        episode = opened(away={"url": server.url}).episode()
+        assert call(episode, "count")[0].content == "1"
+        episode.close()
+    finally:
+        server.close()
 
 
 def test_faults_of_the_file(written: Callable[..., str], tmp_path: Path) -> None:
