@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import hmac
+import json
 import re
 from collections.abc import Callable, Coroutine, Mapping
 from typing import Any, Literal, TypeVar
@@ -26,8 +27,14 @@ from swift_r1.wire.protocol import EngineDead, HTTPError, ImagesMissing, Overloa
 from swift_r1.wire.sessions import SESSION_KEY
 
 T = TypeVar("T")
+Handler = Callable[[Request], Coroutine[Any, Any, Response]]
 MAX_BODY_BYTES = 64 << 20
 MAX_HEADER_BYTES = 32 << 10
+MAX_OBJECTS = 200_000
+"""Of a JSON body; each takes a kilobyte of memory once it is read."""
+MAX_NAMES = 10_000
+"""Of an object of a JSON body; each may be a fault."""
+_SMALL_BODY = 128 << 10  # bytes, with fewer objects and names than matter
 _SESSION_PATH = re.compile(r"/v1/sessions/([^/]*)/v1/")
 _PORT = re.compile(r":\d*$")
 _BUCKET_PATH = "/v1/weights/bucket"  # its bodies have a limit of their own
@@ -130,9 +137,7 @@ def add_errors(app: FastAPI) -> None:
             sentence = f"the body is not JSON: {first['ctx']['error']} at byte {first['loc'][-1]}"
         else:
             where = ".".join(str(part) for part in first["loc"] if part not in ("body", "header"))
-            sentence = f"{where or 'body'}: {first['msg']}" + (
-                f" (and {len(found) - 1} more)" if found[1:] else ""
-            )
+            sentence = f"{where or 'body'}: {first['msg']}"
         return error_answer(422, sentence, path=request.scope["path"], param=where or None)
 
     @app.exception_handler(HTTPException)
@@ -152,29 +157,60 @@ def add_errors(app: FastAPI) -> None:
         return error_answer(500, sentence, path=request.scope["path"])
 
 
-class BodyRoute(APIRoute):
+class _JsonRequest(Request):
+    """A request whose JSON is bounded by count before it is validated, and read in a thread where it is large."""
+
+    async def json(self) -> Any:
+        """Raises HTTPException (413)."""
+        body = await self.body()
+        if len(body) <= _SMALL_BODY:
+            return json.loads(body)
+        objects = 0
+
+        def counted(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+            nonlocal objects
+            objects += 1
+            if len(pairs) > MAX_NAMES:
+                raise HTTPException(413, f"an object of the body has more than {MAX_NAMES} names")
+            if objects > MAX_OBJECTS:
+                raise HTTPException(413, f"the body has more than {MAX_OBJECTS} objects")
+            return dict(pairs)
+
+        return await asyncio.to_thread(json.loads, body, object_pairs_hook=counted)
+
+
+class JsonRoute(APIRoute):
+    """A route whose JSON body is bounded by count."""
+
+    def get_route_handler(self) -> Handler:
+        by_fastapi = super().get_route_handler()
+
+        async def answer(request: Request) -> Response:
+            return await self._answer(_JsonRequest(request.scope, request.receive), by_fastapi)
+
+        return answer
+
+    async def _answer(self, request: Request, by_fastapi: Handler) -> Response:
+        return await by_fastapi(request)
+
+
+class BodyRoute(JsonRoute):
     """A route of path parameters, the request and perhaps a model as `body`, which is read in one step: FastAPI's steps
     take longer than the rest of an agent's call. What is not valid goes through them for their words."""
 
-    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
-        by_fastapi = super().get_route_handler()
+    async def _answer(self, request: Request, by_fastapi: Handler) -> Response:
         models: list[Any] = [one.field_info.annotation for one in self.dependant.body_params]
-        if not models:
-            return by_fastapi
-
-        async def answer(request: Request) -> Response:
-            if request.headers.get("content-type") != "application/json":
-                return await by_fastapi(request)
-            try:
-                body = models[0].model_validate_json(await request.body())
-            except ValidationError:
-                return await by_fastapi(request)
-            response: Response = await self.endpoint(
-                **request.path_params, request=request, body=body
-            )
-            return response
-
-        return answer
+        if not models or request.headers.get("content-type") != "application/json":
+            return await by_fastapi(request)
+        data = await request.body()
+        if len(data) > _SMALL_BODY:
+            return await by_fastapi(request)
+        try:
+            body = models[0].model_validate_json(data)
+        except ValidationError:
+            return await by_fastapi(request)
+        response: Response = await self.endpoint(**request.path_params, request=request, body=body)
+        return response
 
 
 def json_answer(body: BaseModel, status: int = 200) -> Response:

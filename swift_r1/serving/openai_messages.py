@@ -6,7 +6,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import partial
 from typing import Annotated, Any, Literal
 
@@ -37,12 +37,13 @@ from swift_r1.wire.protocol import (
     RolloutRequest,
     SamplingParams,
     Seed,
+    Several,
     Text,
     TokenId,
 )
 
 Stop = Annotated[str, Field(min_length=1)]
-TokenIds = Annotated[tuple[TokenId, ...], Field(min_length=1)]
+TokenIds = Annotated[Several[TokenId], Field(min_length=1)]
 # levels of a tool's parameters; templates and records, which write them, stop at some hundreds
 _DEEPEST = 100
 _ERROR_TYPES = {401: "authentication_error", 404: "not_found_error", 503: "overloaded_error"}
@@ -89,9 +90,9 @@ class ChatMessage(OpenAIModel):
     what they add."""
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: Text | tuple[TextPart | ImagePart, ...] | None = None
+    content: Text | Several[TextPart | ImagePart] | None = None
     name: Text | None = None
-    tool_calls: tuple[MessageToolCall, ...] | None = None
+    tool_calls: Several[MessageToolCall] | None = None
     tool_call_id: Text | None = None
     reasoning_content: Text | None = None
     refusal: None = None
@@ -164,7 +165,7 @@ def in_parts(kind: str) -> BeforeValidator:
     )
 
 
-def text_in(parts: Sequence[Any]) -> str:
+def text_in(parts: Iterable[Any]) -> str:
     """Returns the texts of parts without anything between."""
     return "".join(part.text for part in parts)
 
@@ -263,8 +264,8 @@ class Generation(RequestModel):
     # not OpenAI's, but every open server has it
     top_k: int = Field(default=-1, ge=-1, lt=TOP_K_LIMIT)
     n: int = Field(default=1, ge=1)  # answers
-    stop: Stop | tuple[Stop, ...] | None = None  # texts that end the answer
-    stop_token_ids: tuple[TokenId, ...] = ()  # vLLM's
+    stop: Stop | Several[Stop] | None = None  # texts that end the answer
+    stop_token_ids: Several[TokenId] = ()  # vLLM's
     seed: Seed | None = None  # makes the answer repeatable
     stream: bool = False  # server-sent events
     stream_options: StreamOptions | None = None
@@ -313,7 +314,7 @@ class Generation(RequestModel):
 class ChatRequest(Generation):
     """Body of `POST /v1/chat/completions`. Without a limit the answer may fill the model's length."""
 
-    messages: tuple[ChatMessage, ...] = Field(min_length=1)
+    messages: Several[ChatMessage] = Field(min_length=1)
     max_tokens: int | None = Field(default=None, ge=1)  # OpenAI's older name of the next
     max_completion_tokens: int | None = Field(default=None, ge=1)  # longest answer
     logprobs: bool = False  # of the tokens of the answer
@@ -321,11 +322,11 @@ class ChatRequest(Generation):
     top_logprobs: int | None = Field(default=None, ge=0, le=20)
     # vLLM's: arguments of the chat template, over the server's
     chat_template_kwargs: dict[str, Any] = {}
-    tools: tuple[RequestTool, ...] | None = None  # the chat template describes them to the model
+    tools: Several[RequestTool] | None = None  # the chat template describes them to the model
     tool_choice: Literal["auto", "none", "required"] | NamedChoice | None = None
     parallel_tool_calls: bool | None = None  # false: the first call alone is in the answer
     response_format: TextFormat | None = None  # only text
-    modalities: tuple[Literal["text"], ...] = ()
+    modalities: Several[Literal["text"]] = ()
     reasoning_effort: Literal["none"] | None = None
 
     @field_validator("chat_template_kwargs")
@@ -384,8 +385,8 @@ class CompletionRequest(Generation):
     prompt: (
         Text
         | TokenIds
-        | Annotated[tuple[Text, ...], Field(min_length=1, max_length=256)]
-        | Annotated[tuple[TokenIds, ...], Field(min_length=1, max_length=256)]
+        | Annotated[Several[Text], Field(min_length=1, max_length=256)]
+        | Annotated[Several[TokenIds], Field(min_length=1, max_length=256)]
     )
     max_tokens: int = Field(default=16, ge=1)  # longest completion
     logprobs: int | None = Field(default=None, ge=0, le=5)  # likeliest tokens beside each

@@ -3,6 +3,7 @@ the server's address or at that of a session, where every call is recorded."""
 
 from __future__ import annotations
 
+import asyncio
 import json
 import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
@@ -22,7 +23,13 @@ from swift_r1.serving.engines.base import Piece, PromptTokenizer
 from swift_r1.serving.openai_messages import CallReader, ChatRequest, CompletionRequest, ToolCalls
 from swift_r1.serving.pieces import Pieces, collected
 from swift_r1.serving.sessions.calls import Asked
-from swift_r1.serving.sessions.gateway import AnswerStream, Attempt, CallOfClient, Gateway
+from swift_r1.serving.sessions.gateway import (
+    AnswerStream,
+    Attempt,
+    CallOfClient,
+    Gateway,
+    RenderedAhead,
+)
 from swift_r1.serving.sessions.history import Message
 from swift_r1.wire.protocol import EngineDead, HTTPError, LimitReached, RolloutRequest
 from swift_r1.wire.sessions import EQUAL_CALLS, GIVEN_UP
@@ -116,7 +123,8 @@ def add_openai(app: FastAPI, served: Callable[[], Served], gateway: Gateway) -> 
         """Continues texts or token ids. OpenAI's completions; with `stream` they come as server-sent events."""
         model = named(body.model)
         prompts = [
-            model.prompts.encode(one) if isinstance(one, str) else one for one in body.prompts
+            await asyncio.to_thread(model.prompts.encode, one) if isinstance(one, str) else one
+            for one in body.prompts
         ]
         asked = [body.request(one, body.max_tokens) for one in prompts]
         return await _answered(
@@ -159,7 +167,7 @@ def add_openai(app: FastAPI, served: Callable[[], Served], gateway: Gateway) -> 
             raise HTTPError(400, "a call of a session has one prompt")
 
         asked = Asked(settings=_settings(body), prompt=body.prompts[0])
-        reader = _recorded(
+        reader = await _recorded(
             gateway, session, request, body, model, model.prompts, asked, _TextCall(body, model)
         )
         return await _answered(request, body, model, reader, TextShown(body))
@@ -274,7 +282,9 @@ async def open_chat(
         raise HTTPError(400, "top_logprobs needs logprobs to be true")
     if body.images and recorded is not None:
         raise HTTPError(400, "a session records no images: leave them out")
-    prompt = prompts.render(said.messages, tools) if recorded is None else ()
+    prompt: tuple[int, ...] = ()
+    if recorded is None:
+        prompt = await asyncio.to_thread(prompts.render, said.messages, tools)
     seen: dict[str, Any] = {}
     if body.images:
         files = [messages.data_of(url) for url in body.images]
@@ -289,7 +299,7 @@ async def open_chat(
         asked = call.request(prompt).model_copy(update=seen)
         return call.generate(asked, body.seed), shown(prompt, parser)
     gateway, session = recorded
-    reader = _recorded(gateway, session, request, body, model, prompts, said, call)
+    reader = await _recorded(gateway, session, request, body, model, prompts, said, call)
     return reader, shown(reader.prompt, parser)
 
 
@@ -344,7 +354,7 @@ class _TextCall:
         return None
 
 
-def _recorded(
+async def _recorded(
     gateway: Gateway,
     session: str,
     request: Request,
@@ -358,10 +368,11 @@ def _recorded(
         raise HTTPError(400, "a call of a session has one answer: n must be 1")
     names = {"temperature", "top_p", "top_k", "seed"} & body.model_fields_set
     given = {name: getattr(body, name) for name in names} | {"model": body.model}
-    state = gateway.store.get(session)  # now, after all waits: it may be gone
-    return gateway.ask(
-        state, asked, given, {"model": model.model_name}, _attempt(request), prompts, call
-    )
+    attempt = _attempt(request)
+    async with gateway.store.get(session).beginning:  # one after another, as they came
+        ahead = await RenderedAhead(prompts).make(gateway.store.get(session), asked)
+        state = gateway.store.get(session)  # now, after all waits: it may be gone
+        return gateway.ask(state, asked, given, {"model": model.model_name}, attempt, ahead, call)
 
 
 def _attempt(request: Request) -> Attempt:

@@ -10,6 +10,7 @@ from prometheus_client import CONTENT_TYPE_LATEST
 
 from swift_r1.serving.answers import (
     WHY,
+    JsonRoute,
     LimitSizes,
     Refusal,
     RefuseOtherSites,
@@ -38,6 +39,7 @@ _LEASED = (409, "the lease is another trainer's, or the call does not fit the st
 def create_app(lifecycle: Lifecycle, api_key: str | None) -> FastAPI:
     """The server's ASGI application."""
     app = FastAPI(title="swift rollout", docs_url=None, redoc_url=None)
+    app.router.route_class = JsonRoute
     add_errors(app)
     _add_state(app, lifecycle)
     _add_generation(app, lifecycle)

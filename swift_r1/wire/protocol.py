@@ -31,7 +31,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Sequence
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -52,6 +52,9 @@ Limit = Literal["calls", "tokens", "seconds", "cost", "length"]
 """Of an episode: of its calls of the model, their tokens, its time, the cost of its tools; and the model's length."""
 UpdatePolicy = Literal["wait", "abort", "keep"]
 TokenId = Annotated[int, Field(ge=0, lt=2**31)]
+T = TypeVar("T")
+Several = Annotated[tuple[T, ...], Field(fail_fast=True)]
+"""A list of a request. Of faulty items the first alone is kept: there may be millions, of a kilobyte each."""
 Version = Annotated[int, Field(ge=1, lt=2**53)]  # what every JSON reader and a float hold exactly
 # The limit makes pydantic check the text: JSON can hold half a surrogate pair, which cannot be encoded.
 Text = Annotated[str, Field(max_length=64 << 20)]
@@ -88,8 +91,8 @@ class SamplingParams(Wire):
     structured_outputs_regex: Text | None = None
     # xgrammar's (JSON), which completions follow; not in every engine
     structural_tag: Text | None = None
-    stop: tuple[Text, ...] = ()  # texts that end a completion
-    stop_token_ids: tuple[TokenId, ...] = ()  # tokens that do
+    stop: Several[Text] = ()  # texts that end a completion
+    stop_token_ids: Several[TokenId] = ()  # tokens that do
     ignore_eos: bool = False  # go on after the model's end tokens
 
 
@@ -116,13 +119,13 @@ class RolloutRequest(Wire):
     """`n` completions of one prompt. `request_id` makes the request idempotent."""
 
     request_id: str = Field(min_length=1, max_length=200)  # the same id with another body gets 409
-    prompt_token_ids: tuple[TokenId, ...] = Field(min_length=1)
+    prompt_token_ids: Several[TokenId] = Field(min_length=1)
     n: int = Field(default=1, ge=1)  # completions
-    seeds: tuple[Seed, ...] | None = None  # one per completion
+    seeds: Several[Seed] | None = None  # one per completion
     sampling: SamplingParams  # of all of them
-    images: tuple[ImageDigest, ...] = ()  # those of the prompt, in order
+    images: Several[ImageDigest] = ()  # those of the prompt, in order
     # with images: the prompt with one placeholder for each, of which the engine must make `prompt_token_ids`
-    unexpanded_token_ids: tuple[TokenId, ...] = ()
+    unexpanded_token_ids: Several[TokenId] = ()
     routes: RoutesAsked | None = None  # only of a server with `routes` in its info
 
 
@@ -143,7 +146,7 @@ class LackingImages(Wire):
 class RolloutBatch(Wire):
     """Body of `POST /v1/rollouts`."""
 
-    requests: tuple[RolloutRequest, ...] = Field(min_length=1)
+    requests: Several[RolloutRequest] = Field(min_length=1)
 
 
 class Completion(Wire):
@@ -248,7 +251,7 @@ class AdapterConfig(Wire):
 
     rank: int = Field(ge=1, le=4096)
     alpha: float = Field(gt=0)
-    target_modules: tuple[Text, ...] = Field(min_length=1, max_length=4096)
+    target_modules: Several[Text] = Field(min_length=1, max_length=4096)
     rslora: bool = False
 
 
@@ -295,7 +298,7 @@ class ChannelRequest(Wire):
 class StreamedTensor(Wire):
     name: Text
     dtype: Literal["float32", "bfloat16", "float16"]
-    shape: tuple[Annotated[int, Field(ge=1)], ...]
+    shape: Several[Annotated[int, Field(ge=1)]]
 
 
 class DeviceMemory(Wire):
@@ -317,7 +320,7 @@ class StreamedBucket(Wire):
 
     version: Version
     index: int = Field(ge=0, lt=1_000_000)
-    tensors: tuple[StreamedTensor, ...] = Field(min_length=1)
+    tensors: Several[StreamedTensor] = Field(min_length=1)
     memory: DeviceMemory | None = None
 
 
@@ -363,7 +366,7 @@ class SleepStatus(Wire):
 class ScoreRequest(Wire):
     """Body of `POST /v1/score`: log-probs of given tokens under the served weights (the weight probe, a teacher)."""
 
-    sequences: tuple[tuple[TokenId, ...], ...] = Field(min_length=1, max_length=256)  # token ids
+    sequences: Several[Several[TokenId]] = Field(min_length=1, max_length=256)  # token ids
     temperature: float = Field(default=1.0, ge=1e-3, le=1000.0)
     top: int = Field(default=0, ge=0, le=20)  # so many of the likeliest tokens in each place too
     every_copy: bool = True  # of a server with several copies of the model: ask each, or any

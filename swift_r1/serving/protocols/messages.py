@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 from collections.abc import AsyncIterator, Callable, Iterator
 from functools import partial
+from itertools import groupby
 from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, FastAPI
@@ -40,8 +41,8 @@ from swift_r1.serving.protocols.turn import (
     object_of,
     thinking_arguments,
 )
-from swift_r1.serving.sessions.gateway import Gateway
-from swift_r1.wire.protocol import TOP_K_LIMIT, EngineDead, HTTPError, Text
+from swift_r1.serving.sessions.gateway import Gateway, RenderedAhead
+from swift_r1.wire.protocol import TOP_K_LIMIT, EngineDead, HTTPError, Several, Text
 
 _TYPES = {"thoughts": "thinking", "text": "text", "call": "tool_use"}
 _DELTAS = {
@@ -59,7 +60,7 @@ class TextBlock(RequestModel):
     cache_control: Caching = None  # ignored
 
 
-Texts = Annotated[tuple[TextBlock, ...], in_parts("text")]
+Texts = Annotated[Several[TextBlock], in_parts("text")]
 
 
 class ToolResult(RequestModel):
@@ -100,21 +101,23 @@ class SystemMessage(OpenAIModel):
 class UserMessage(OpenAIModel):
     role: Literal["user"]
     content: Annotated[
-        tuple[Annotated[TextBlock | ToolResult, Field(discriminator="type")], ...],
+        Several[Annotated[TextBlock | ToolResult, Field(discriminator="type")]],
         in_parts("text"),
     ]  # or a text
 
     def for_chat(self) -> list[dict[str, Any]]:
         """Returns a message for each result of a tool, and one for the texts between them."""
         found: list[dict[str, Any]] = []
-        for block in self.content:
-            if isinstance(block, ToolResult):
+        for _, blocks in groupby(self.content, type):
+            texts: list[str] = []
+            for block in blocks:
+                if isinstance(block, TextBlock):
+                    texts.append(block.text)
+                    continue
                 text = ("Error: " if block.is_error else "") + text_in(block.content)
                 found.append({"role": "tool", "tool_call_id": block.tool_use_id, "content": text})
-            elif found and found[-1]["role"] == "user":
-                found[-1]["content"] += block.text
-            else:
-                found.append({"role": "user", "content": block.text})
+            if texts:
+                found.append({"role": "user", "content": "".join(texts)})
         return found or [{"role": "user", "content": ""}]
 
 
@@ -123,19 +126,18 @@ class AssistantMessage(OpenAIModel):
 
     role: Literal["assistant"]
     content: Annotated[
-        tuple[Annotated[SaidText | SaidThoughts | SaidCall, Field(discriminator="type")], ...],
+        Several[Annotated[SaidText | SaidThoughts | SaidCall, Field(discriminator="type")]],
         in_parts("text"),
     ]  # or a text
 
     def for_chat(self) -> list[dict[str, Any]]:
-        message: dict[str, Any] = {"role": "assistant", "content": ""}
+        texts = (block for block in self.content if isinstance(block, SaidText))
+        message: dict[str, Any] = {"role": "assistant", "content": text_in(texts)}
+        thoughts = [one.thinking for one in self.content if isinstance(one, SaidThoughts)]
+        if thoughts:
+            message["reasoning_content"] = "".join(thoughts)
         for block in self.content:
-            if isinstance(block, SaidText):
-                message["content"] += block.text
-            elif isinstance(block, SaidThoughts):
-                before = message.get("reasoning_content", "")
-                message["reasoning_content"] = before + block.thinking
-            else:
+            if isinstance(block, SaidCall):
                 function = {"name": block.name, "arguments": json.dumps(block.input)}
                 call = {"id": block.id, "type": "function", "function": function}
                 message.setdefault("tool_calls", []).append(call)
@@ -152,7 +154,7 @@ class MessagesTool(RequestModel):
     cache_control: Caching = None  # ignored
     eager_input_streaming: bool | None = None  # ignored: arguments come as a whole
     defer_loading: Literal[False] = False
-    allowed_callers: tuple[Literal["direct"], ...] = ("direct",)
+    allowed_callers: Several[Literal["direct"]] = ("direct",)
 
     def for_chat(self) -> dict[str, Any]:
         function: dict[str, Any] = {"name": self.name, "parameters": self.input_schema}
@@ -194,11 +196,11 @@ class TokensRequest(RequestModel):
     """Body of `POST .../v1/messages/count_tokens`."""
 
     model: Text
-    messages: tuple[
-        Annotated[UserMessage | AssistantMessage | SystemMessage, Field(discriminator="role")], ...
+    messages: Several[
+        Annotated[UserMessage | AssistantMessage | SystemMessage, Field(discriminator="role")]
     ] = Field(min_length=1)
     system: Texts = ()  # or a text
-    tools: tuple[MessagesTool, ...] = ()
+    tools: Several[MessagesTool] = ()
     tool_choice: Annotated[FreeChoice | OneTool | NoTool, Field(discriminator="type")] | None = None
     thinking: Annotated[ThinkingOn | ThinkingOff, Field(discriminator="type")] | None = None
     cache_control: Caching = None  # ignored
@@ -246,7 +248,7 @@ class MessagesRequest(TokensRequest):
     temperature: float = Field(default=1.0, ge=0.0, le=1.0)  # 0: greedy
     top_p: float = Field(default=1.0, gt=0.0, le=1.0)
     top_k: int | None = Field(default=None, ge=1, lt=TOP_K_LIMIT)
-    stop_sequences: tuple[Stop, ...] = ()
+    stop_sequences: Several[Stop] = ()
     stream: bool = False  # server-sent events
     metadata: dict[str, Text] | None = None  # ignored
     service_tier: Text | None = None  # ignored
@@ -381,6 +383,7 @@ def add_messages(app: FastAPI, served: Callable[[], Served], gateway: Gateway) -
         state = gateway.store.get(session)
         model = served()
         prompts, asked = asked_of(body.chat(model), model)
-        return JSONResponse({"input_tokens": state.count(asked, prompts)})
+        ahead = await RenderedAhead(prompts).make(state, asked)
+        return JSONResponse({"input_tokens": state.count(asked, ahead)})
 
     app.include_router(routes)

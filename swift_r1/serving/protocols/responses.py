@@ -49,7 +49,7 @@ from swift_r1.serving.protocols.turn import (
 from swift_r1.serving.sessions.gateway import Gateway
 from swift_r1.serving.sessions.history import Message, canonical
 from swift_r1.serving.sessions.session import SessionState
-from swift_r1.wire.protocol import EngineDead, HTTPError, Text
+from swift_r1.wire.protocol import EngineDead, HTTPError, Several, Text
 
 _TYPES = {"thoughts": "reasoning", "text": "message", "call": "function_call"}
 _IDS = {"thoughts": "rs", "text": "msg", "call": "fc"}
@@ -77,7 +77,7 @@ class ItemOfMessage(RequestModel):
     type: Literal["message"]
     role: Literal["user", "system", "developer", "assistant"]
     content: Annotated[
-        tuple[Annotated[InputText | OutputText, Field(discriminator="type")], ...],
+        Several[Annotated[InputText | OutputText, Field(discriminator="type")]],
         in_parts("input_text"),
     ]  # or a text
     id: Text | None = None
@@ -106,7 +106,7 @@ class CallOutput(RequestModel):
 
     type: Literal["function_call_output"]
     call_id: Text
-    output: Annotated[tuple[InputText, ...], in_parts("input_text")]  # or a text
+    output: Annotated[Several[InputText], in_parts("input_text")]  # or a text
     id: Text | None = None
     status: Text | None = None  # ignored
     name: Text | None = None  # ignored
@@ -121,7 +121,7 @@ class Reasoning(SentBack):
     place: ClassVar[int | None] = 0
 
     type: Literal["reasoning"]
-    content: tuple[ReasoningText, ...] | None = None
+    content: Several[ReasoningText] | None = None
     encrypted_content: Text | None = None
     id: Text | None = None
 
@@ -210,7 +210,7 @@ class ResponsesRequest(RequestModel):
     """Body of `POST .../v1/responses`."""
 
     model: Text
-    input: Annotated[tuple[Item, ...], BeforeValidator(_as_items)]  # or a text
+    input: Annotated[Several[Item], BeforeValidator(_as_items)]  # or a text
     instructions: Text | None = None  # a system message in front, of this response alone
     previous_response_id: Text | None = None  # goes on behind a stored one
     store: bool = True
@@ -219,12 +219,12 @@ class ResponsesRequest(RequestModel):
     top_p: float = Field(default=1.0, gt=0.0, le=1.0)
     stream: bool = False  # server-sent events
     stream_options: StreamSettings | None = None
-    tools: tuple[ResponsesTool, ...] = ()
+    tools: Several[ResponsesTool] = ()
     tool_choice: Literal["auto", "none", "required"] | FunctionChoice | None = None
     parallel_tool_calls: bool = True  # false: the first call alone is in the answer
     reasoning: ReasoningSettings | None = None
     text: TextSettings | None = None
-    include: tuple[Literal["reasoning.encrypted_content"], ...] = ()
+    include: Several[Literal["reasoning.encrypted_content"]] = ()
     # Of these only what changes no token is accepted.
     truncation: Literal["disabled"] = "disabled"
     background: Literal[False] = False

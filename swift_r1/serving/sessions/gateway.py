@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from functools import partial
+from typing import Any, Protocol, Self
 
 from swift_r1.serving.engines.base import Piece, TokenLogprob
 from swift_r1.serving.pieces import Pieces, joined
@@ -40,6 +42,54 @@ class Attempt:
     key: str | None = None
     before: int = 0
     given_up: Sequence[str] = ()
+
+
+class RenderedAhead:
+    """A wording that renders and tokenises in a thread what placing a call takes, so that other calls go on meanwhile:
+    for a long conversation it takes seconds."""
+
+    def __init__(self, wording: ChatRenderer) -> None:
+        self._wording = wording
+        self._made: dict[tuple[str, Any], asyncio.Future[Any]] = {}
+
+    async def make(self, state: SessionState, asked: Asked) -> Self:
+        """Makes all that the session, as it is when this returns, needs. What the wording raises is raised then."""
+        await asyncio.to_thread(getattr, asked, "content")
+        known = -1
+        while known < len(self._made):
+            known = len(self._made)
+            with contextlib.suppress(HTTPError):
+                state.lineage.place(asked, self)
+            await asyncio.gather(*self._made.values(), return_exceptions=True)
+        return self
+
+    @property
+    def special(self) -> frozenset[int]:
+        return self._wording.special
+
+    def render(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]]) -> Any:
+        return self._of("render", None, partial(self._wording.render, messages, tools))
+
+    def behind(
+        self, messages: Sequence[Message], place: int, tools: Sequence[Mapping[str, Any]]
+    ) -> Any:
+        return self._of("behind", place, partial(self._wording.behind, messages, place, tools))
+
+    def encode(self, text: str) -> Any:
+        return self._of("encode", text, partial(self._wording.encode, text))
+
+    def encode_more(self, text: str) -> Any:
+        return self._of("encode_more", text, partial(self._wording.encode_more, text))
+
+    def texts(self, token_ids: Sequence[int]) -> list[str]:
+        return self._wording.texts(token_ids)
+
+    def _of(self, kind: str, given: Any, work: Callable[[], Any]) -> Any:
+        """Returns what was made of it; nothing stands for it until then."""
+        if (kind, given) not in self._made:
+            self._made[kind, given] = asyncio.ensure_future(asyncio.to_thread(work))
+        made = self._made[kind, given]
+        return made.result() if made.done() else ()
 
 
 class Gateway:

@@ -6,6 +6,7 @@ the model's turn. So each call holds only the tokens that it adds, and sequences
 
 from __future__ import annotations
 
+import asyncio
 import time
 from array import array
 from collections import Counter
@@ -58,6 +59,7 @@ class SessionState:
         self.cost = 0.0  # of the tools that the model has called
         self.routes: RoutesAsked | None = None  # that every call asks the engine for
         self.on_growth: Callable[[int], None] = lambda _bytes: None
+        self.beginning = asyncio.Lock()  # held while a call begins
         self._clock = clock
         self._numbers = 0
         self._by_content: dict[bytes, dict[int, ModelCall]] = {}
