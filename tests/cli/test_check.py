@@ -311,14 +311,141 @@ def test_what_each_broken_reward_is_told(plugin: Path) -> None:
     assert said["right"] == ""
     assert said["evaluates"] == "9**9**9 (hostile): no answer within 1 s, worker killed"
     assert rewards["evaluates"]["values"]["9**9**9"] == ["invalid"]
-    assert said["same"] == "does not give a right answer more than a wrong one"
+    better = " (made up; a method wrong(row) of the reward gives a better one)"
+    assert said["same"] == (
+        "does not give a right answer more than a wrong one in 2 of 2 rows, the first is sums:0: "
+        "right '<answer>2</answer>', wrong '<answer>3</answer>'" + better
+    )
     assert "empty: nan is not a finite number" in said["no_empty"]
     assert rewards["no_empty"]["values"]["empty"] == ["invalid", "invalid"]
     assert "every completion: row sums:0: ZeroDivisionError" in said["raises"]
-    assert "returned one value (1.0) for 5 completions" in said["one_value"]
+    assert "returned one value (1.0) for 6 completions" in said["one_value"]
     assert "not deterministic" in said["moody"]
     assert "no opinion on any completion" in said["silent"]
     assert rewards["silent"]["values"]["right"] == [None, None]
+
+
+JUDGES = """
+import sqlite3
+from swift_r1 import orms
+
+
+def result(query):
+    table = sqlite3.connect(":memory:")
+    table.executescript("CREATE TABLE t (n INTEGER); INSERT INTO t VALUES (1), (2), (3);")
+    try:
+        return table.execute(query).fetchall()
+    except (sqlite3.Error, sqlite3.Warning, ValueError):
+        return None
+
+
+def near(completions, solution, **kwargs):
+    answers = [text.removeprefix("<answer>").removesuffix("</answer>") for text in completions]
+    return [
+        float(one.isdecimal() and abs(int(one) - int(right)) <= 5)
+        for one, right in zip(answers, solution)
+    ]
+
+
+def runs(completions, query, **kwargs):
+    return [float(result(text) == result(right)) for text, right in zip(completions, query)]
+
+
+def reaches(completions, **kwargs):
+    return [float(result(text) == [(2,)]) for text in completions]
+
+
+def any_text(completions, **kwargs):
+    return [float(len(text) < 1000) for text in completions]
+
+
+class Own:
+    def __call__(self, completions, solution, **kwargs):
+        return near(completions, solution)
+
+    def wrong(self, row):
+        return f"<answer>{int(row['solution']) + self.far}</answer>"
+
+
+class Far(Own):
+    far = 6
+
+
+class TooNear(Own):
+    far = 5
+
+
+class Fails(Own):
+    far = None
+
+
+class NoText(Own):
+    def wrong(self, row):
+        return 6
+
+
+class Right(Own):
+    far = 0
+
+
+orms |= {"near": near, "runs": runs, "reaches": reaches, "any_text": any_text, "far": Far}
+orms |= {"too_near": TooNear, "fails": Fails, "no_text": NoText, "really_right": Right}
+"""
+
+
+@pytest.fixture
+def judges(tmp_path: Path) -> Path:
+    (tmp_path / "plugin.py").write_text(JUDGES)
+    rows = [
+        {"question": "1?", "solution": "7", "query": "SELECT n FROM t LIMIT 10"},
+        {"question": "2?", "solution": "9", "query": "SELECT max(n) - 1 FROM t WHERE n < 9"},
+    ]
+    (tmp_path / "sums.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return tmp_path
+
+
+def test_a_made_up_wrong_answer_that_is_right_is_no_fault(judges: Path) -> None:
+    """With a tolerance each number plus one is right, and so is another row's; a larger LIMIT gives the same rows."""
+    words = ("--dataset", "sums.jsonl", "--reward_funcs", "near", "--gold")
+    (near,) = check(judges, *words, "<answer>{solution}</answer>", code=0)["rewards"]
+    assert near["tells_right"] is True
+    assert near["values"]["wrong"] == near["values"]["another row's"] == [1.0, 1.0]
+    (said,) = near["problems"]
+    assert said.startswith(
+        "does not give a right answer more than a wrong one in 2 of 2 rows, the first is sums:0: "
+        "right '<answer>7</answer>', wrong '<answer>8</answer>' (made up; "
+    )
+    words = ("--dataset", "sums.jsonl", "--reward_funcs", "runs", "--gold", "{query}")
+    (runs,) = check(judges, *words, code=0)["rewards"]
+    assert runs["tells_right"] is True
+    assert runs["values"]["wrong"] == [1.0, 0.0]
+    assert "in 1 of 2 rows, the first is sums:0: right 'SELECT n FROM t LIMIT 10'" in str(runs)
+
+
+def test_a_reward_that_tells_right_from_wrong_in_one_row_is_no_fault(judges: Path) -> None:
+    words = ("--dataset", "sums.jsonl", "--gold", "{query}", "--reward_funcs")
+    reaches, blind = check(judges, *words, "reaches", "any_text", code=0)["rewards"]
+    assert reaches["values"]["right"] == [0.0, 1.0] and reaches["tells_right"] is True
+    assert blind["values"]["right"] == [1.0, 1.0] and blind["tells_right"] is False
+    found = check(judges, *words, "any_text", code=2)
+    assert "no reward gives the right answer more than a wrong one" in found["faults"][0]
+
+
+def test_a_reward_gives_its_own_wrong_answer(judges: Path) -> None:
+    words = ("--dataset", "sums.jsonl", "--gold", "<answer>{solution}</answer>", "--reward_funcs")
+    far, near = check(judges, *words, "far", "near", code=0)["rewards"]
+    assert far["problems"] == [] and far["tells_right"] is True
+    assert far["values"]["wrong of far"] == near["values"]["wrong of far"] == [0.0, 0.0]
+    found = check(judges, *words, "too_near", code=2)
+    (reward,) = found["rewards"]
+    assert reward["tells_right"] is False and "wrong '<answer>12</answer>'" in str(reward)
+    for name, said in (
+        ("fails", "fails: TypeError: unsupported operand"),
+        ("no_text", "returned an int, not the text of a completion"),
+        ("really_right", "returned the right completion of row sums:0"),
+    ):
+        (fault,) = check(judges, *words, name, code=2)["faults"]
+        assert fault.startswith(f"reward {name}: its wrong(row) {said}")
 
 
 def test_gold_on_the_command_line_and_nothing_to_learn_from(plugin: Path) -> None:

@@ -1,5 +1,5 @@
 """Right completions of rows, by which rewards are seen to tell right from wrong: `--gold` filled in, what the plugin's
-`gold(row)` gives, or what the built-in rewards ask for."""
+`gold(row)` gives, or what the built-in rewards ask for; and wrong ones that rewards themselves give."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from swift_r1.data.preprocessors import Row
 from swift_r1.errors import UsageError, a_kind, describe
 from swift_r1.plugins import LoadedPlugin
 from swift_r1.rewards.graders.answers import first_answer
-from swift_r1.rewards.orm import Reward, build_reward, is_built_in
+from swift_r1.rewards.orm import Reward, build_reward, is_built_in, orms
 
 COMPARING = ("gsm8k", "math", "math_tag", "math_tag_strict", "accuracy", "cosine")
 """The built-in rewards that compare an answer with the column `solution`."""
@@ -135,16 +135,39 @@ def _search(terms: list[tuple[Fraction, str]], target: Fraction) -> str | None:
     return None
 
 
-def _of_plugin(function: Callable[[Row], Any], row: Row) -> str:
+def wrong_completions(
+    rewards: Sequence[str],
+    rows: Sequence[Mapping[str, Any]],
+    golds: Sequence[str | None],
+    args: Any,
+) -> dict[str, list[str]]:
+    """Returns the wrong completion of each row from each reward that has a method `wrong(row)`.
+
+    Raises UsageError: it fails, or gives no text, or the right completion.
+    """
+    found = {}
+    for name in rewards:
+        if not callable(getattr(orms.get(name), "wrong", None)):
+            continue
+        function = build_reward(name, args).function.wrong  # type: ignore[attr-defined]
+        what = f"reward {name}: its wrong(row)"
+        found[name] = [_of_plugin(function, row, what) for row in rows]
+        for row, wrong, gold in zip(rows, found[name], golds, strict=True):
+            if wrong == gold:
+                raise UsageError(f"{what} returned the right completion of row {row['prompt_id']}")
+    return found
+
+
+def _of_plugin(
+    function: Callable[..., Any], row: Mapping[str, Any], what: str = "the plugin's gold(row)"
+) -> str:
     try:
-        gold = function(dict(row))
+        text = function(dict(row))
     except Exception as error:
-        raise UsageError(f"the plugin's gold(row) fails: {describe(error)}") from error
-    if not isinstance(gold, str):
-        raise UsageError(
-            f"the plugin's gold(row) returned {a_kind(gold)}, not the text of a right completion"
-        )
-    return gold
+        raise UsageError(f"{what} fails: {describe(error)}") from error
+    if not isinstance(text, str):
+        raise UsageError(f"{what} returned {a_kind(text)}, not the text of a completion")
+    return text
 
 
 def _filled(template: str, row: Row) -> str:

@@ -113,18 +113,21 @@ def _task_data(
         faults += sampler_faults(args, data.train)
     faults += [] if unknown else eval_dataset_faults(args)
     if data is not None and not faulty and not faults and args.generates:
-        faults += quick_faults(args, data.train[0], _gold(args, plugins, data.train[0]))
+        rows = list(data.train[:2])
+        faults += quick_faults(args, rows[0], _golds(args, plugins, rows))
     return data, faults
 
 
-def _gold(args: RlhfArguments, plugins: Sequence[LoadedPlugin], row: Row) -> str | None:
-    """Returns a right completion of a row; None without one, and where the plugin's function fails, which breaks no
+def _golds(
+    args: RlhfArguments, plugins: Sequence[LoadedPlugin], rows: Sequence[Row]
+) -> list[str | None]:
+    """Returns right completions of rows; None without them, and where the plugin's function fails, which breaks no
     run."""
     try:
-        return right_completions(None, plugins, args.called_rewards, [row])[0]
+        return right_completions(None, plugins, args.called_rewards, rows)
     except UsageError as error:
         _logger.warning("%s", error)
-        return None
+        return [None] * len(rows)
 
 
 def data_notes(args: RlhfArguments, data: LoadedData) -> list[str]:

@@ -15,7 +15,13 @@ import psutil
 
 from swift_r1.errors import UsageError
 from swift_r1.flags.rlhf import RlhfArguments
-from swift_r1.launch.checks.rewards import OF_EPISODES, made_up_batch, more, ordinary
+from swift_r1.launch.checks.rewards import (
+    OF_EPISODES,
+    RIGHT,
+    made_up_batch,
+    ordinary,
+    tells_right,
+)
 from swift_r1.plugins import load_plugins
 from swift_r1.rewards.batch import RewardCall
 from swift_r1.rewards.pool import RewardPool
@@ -29,20 +35,24 @@ _MOMENT_S = 0.02
 _ENDED = ("died", "memory")  # of calls that end their worker: the run survives that, and reports it
 
 
-def quick_faults(args: RlhfArguments, row: Mapping[str, Any], gold: str | None = None) -> list[str]:
+def quick_faults(
+    args: RlhfArguments, row: Mapping[str, Any], golds: Sequence[str | None] = (None,)
+) -> list[str]:
     """Says why rewards of the run cannot work, one line each.
 
     Only what is sure to break the run is a fault: a reward that cannot score any of the ordinary made-up completions,
     not even a group of equal ones. One that waits for longer than the deadline is none: it may wait on a network. One
     that computes all the while gets its whole time limit, as in a run. A judge, which may cost money, is built and not
-    asked. Where none gives `gold`, a right completion of the row, more than a wrong one, a warning says so.
+    asked. Where none gives the first of `golds`, a right completion of the row, more than a wrong one, as those of
+    other rows are, a warning says so.
 
     Raises RunFailed: no worker is up within its deadline, as in the run.
     """
     # The user accepts rewards that never work; inline ones may need what only the trainer's process has.
     if args.max_invalid_reward_ratio >= 1 or args.reward_isolation == "inline":
         return []
-    batch = made_up_batch([row], [ordinary(gold)], args)
+    group = ordinary(golds)[0]
+    batch = made_up_batch([row], [group], args)
     faults: list[str] = []
     blind: list[str] = []  # rewards that give a right completion no more than a wrong one
     busy = None
@@ -72,10 +82,10 @@ def quick_faults(args: RlhfArguments, row: Mapping[str, Any], gold: str | None =
             if cause is not None:
                 faults.append(_fault(name, cause))
             elif (
-                gold is not None
+                RIGHT in group
                 and name not in OF_EPISODES
                 and outcome.values
-                and not more(*outcome.values[:2])
+                and not tells_right(name, dict(zip(group, outcome.values, strict=True)))
             ):
                 blind.append(name)
     if busy is not None:

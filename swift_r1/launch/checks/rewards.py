@@ -12,6 +12,7 @@ from typing import Any
 
 from swift_r1.data.rows import RESERVED
 from swift_r1.flags.rlhf import RlhfArguments
+from swift_r1.launch.checks.golds import wrong_completions
 from swift_r1.plugins import load_plugins
 from swift_r1.record.episodes import EpisodeCall, steps_of
 from swift_r1.rewards.pool import RewardPool
@@ -19,7 +20,9 @@ from swift_r1.rewards.types import RewardBatch, RewardColumn, reward_batch
 
 RIGHT = "right"
 WRONG = "wrong"
+OTHERS = "another row's"
 EMPTY = "empty"
+GARBAGE = "garbage"
 OF_EPISODES = ("gym_reward", "agent_reward")  # what these judge is no made-up completion
 _NO_IDEA = "<think>I do not know, so I guess.</think>\n<answer>wrong</answer>"
 _LONG = "<think>" + "and then I try the next one, which is 7 " * 500
@@ -31,6 +34,7 @@ _HOSTILE = {
     "brackets": "<think></think>\n<answer>" + "(" * 100_000 + "</answer>",
 }
 _HOSTILE_SECONDS = 1.0  # a completion; more where the reward is slow on ordinary ones
+_MAY_BE_RIGHT = " (made up; a method wrong(row) of the reward gives a better one)"
 _EVERY = "every completion"
 _ANSWER = re.compile(r"(<answer>).*?(</answer>)|(\\boxed\{).*?(\})", re.DOTALL)
 
@@ -42,14 +46,31 @@ class MadeUpInfos(dict[str, Any]):
         return 0
 
 
-def ordinary(gold: str | None) -> dict[str, str]:
-    """Returns what a model may well say: one group. `gold` is a right completion, where one is known."""
-    some = {EMPTY: "", "long": _LONG, "garbage": _GARBAGE}
-    return (
-        {WRONG: _NO_IDEA, **some}
-        if gold is None
-        else {RIGHT: gold, WRONG: made_wrong(gold), **some}
-    )
+def ordinary(
+    golds: Sequence[str | None], own: Mapping[str, Sequence[str]] | None = None
+) -> list[dict[str, str]]:
+    """Returns what a model may well say: a group for each row.
+
+    Args:
+        golds: a right completion for each row, or None for all. That of another row is a wrong one, which may be right
+            by chance.
+        own: name of a reward -> the wrong completions that it gives, one for each row.
+    """
+    groups = []
+    for row, gold in enumerate(golds):
+        group = {WRONG: _NO_IDEA}
+        if gold is not None:
+            wrong = made_wrong(gold)
+            other = next((one for one in golds if one is not None and one != gold), wrong)
+            group = {RIGHT: gold, WRONG: wrong, OTHERS: other}
+        group |= {EMPTY: "", "long": _LONG, GARBAGE: _GARBAGE}
+        groups.append(group | {_own(name): texts[row] for name, texts in (own or {}).items()})
+    return groups
+
+
+def _own(name: str) -> str:
+    """Names the kind of completion that a reward's `wrong(row)` gives."""
+    return f"{WRONG} of {name}"
 
 
 def made_wrong(gold: str) -> str:
@@ -133,7 +154,7 @@ class RewardReport:
         problems: one sentence each.
         values: kind of completion -> the value for each row; None is no opinion, NaN invalid.
         milliseconds: of a call with one group.
-        tells_right: whether the right answer got more than the wrong one in every row; None without a right answer.
+        tells_right: whether the right answer got more than a wrong one in some row; None without a right answer.
     """
 
     name: str
@@ -159,9 +180,9 @@ def try_rewards(
         golds: a right completion for each row, or None for all.
         prefix: what the model's turn begins with, which rewards see too.
 
-    Raises UsageError where a reward cannot be built in a worker process.
+    Raises UsageError where a reward cannot be built in a worker process, or its `wrong(row)` fails.
     """
-    groups = [ordinary(gold) for gold in golds]
+    groups = ordinary(golds, wrong_completions(names, rows, golds, args))
     batch = made_up_batch(rows, groups, args, prefix)
     dangerous = made_up_batch(rows[:1], [_HOSTILE], args, prefix)
     load = partial(load_plugins, args.external_plugins)
@@ -174,16 +195,15 @@ def try_rewards(
             seconds = column.seconds / len(groups)
             pool.timeout = min(args.reward_timeout, max(_HOSTILE_SECONDS, 5 * seconds))
             hurts += _score(pool, dangerous, [column.name])
-    kinds = [kind for group in groups for kind in group]
     ids = [str(row["prompt_id"]) for row, group in zip(rows, groups, strict=True) for _ in group]
     reports = {
-        column.name: _report(column, column, None, list(groups[0]), ids, 1000 * column.seconds)
+        column.name: _report(column, column, None, groups[:1], ids, 1000 * column.seconds)
         for column in tried
         if column.name not in working
     }
     for column, again, hurt in zip(first, second, hurts, strict=True):
         milliseconds = 1000 * column.seconds / len(groups)
-        reports[column.name] = _report(column, again, hurt, kinds, ids, milliseconds)
+        reports[column.name] = _report(column, again, hurt, groups, ids, milliseconds)
     return [reports[name] for name in names]
 
 
@@ -197,10 +217,11 @@ def _report(
     column: RewardColumn,
     again: RewardColumn,
     hurt: RewardColumn | None,
-    kinds: Sequence[str],
+    groups: Sequence[Mapping[str, str]],
     ids: Sequence[str],
     milliseconds: float,
 ) -> RewardReport:
+    kinds = [kind for group in groups for kind in group]
     values = _by_kind(column, kinds)
     problems = [f"{kind}: {cause}" for kind, cause in _causes(column, kinds, ids).items()]
     broken = bool(problems)
@@ -213,11 +234,22 @@ def _report(
         problems += [
             f"{kind} (hostile): {cause}" for kind, cause in hostile.items() if kind != WRONG
         ]
-    tells = _tells_right(values)
+    by_row = [dict(zip(values, found, strict=True)) for found in zip(*values.values(), strict=True)]
+    tells = any(tells_right(column.name, found) for found in by_row) if RIGHT in values else None
+    wrong = own if (own := _own(column.name)) in values else WRONG
+    blind = [
+        (ids[row * len(values)], group)
+        for row, (group, found) in enumerate(zip(groups, by_row, strict=True))
+        if tells is not None and not more(found[RIGHT], found[wrong])
+    ]
+    if blind:
+        row, group = blind[0]
+        problems.append(
+            f"does not give a right answer more than a wrong one in {len(blind)} of {len(groups)} rows, the first is "
+            f"{row}: right {group[RIGHT]!r}, wrong {group[wrong]!r}{_MAY_BE_RIGHT * (wrong == WRONG)}"
+        )
     earned = [value for value in values[EMPTY] if value is not None and value > 0]
-    if tells is False:
-        problems.append("does not give a right answer more than a wrong one")
-    elif earned:
+    if earned and tells is not False:
         problems.append(f"gives an empty completion {max(earned):g}")
     if hurt is not None:
         values |= {
@@ -247,10 +279,12 @@ def _causes(column: RewardColumn, kinds: Sequence[str], ids: Sequence[str]) -> d
     return causes
 
 
-def _tells_right(values: Mapping[str, Sequence[float | None]]) -> bool | None:
-    if RIGHT not in values:
-        return None
-    return all(map(more, values[RIGHT], values[WRONG]))
+def tells_right(name: str, values: Mapping[str, float | None]) -> bool:
+    """Says whether the reward `name` gave the right completion of a row more than a wrong one: its own, else any, since
+    each may be right by chance: a number within a tolerance, a query with the same result."""
+    own = _own(name)
+    wrong = (own,) if own in values else (WRONG, OTHERS, EMPTY, GARBAGE)
+    return any(more(values[RIGHT], values[kind]) for kind in wrong)
 
 
 def more(right: float | None, wrong: float | None) -> bool:
