@@ -181,7 +181,7 @@ def _replayed(
                 kind = UsageError if process.returncode == EXIT_USAGE else RunFailed
                 raise kind(f"the replay failed: {process.last_line()}")
     opened = [RunFolder(folder, folder.name) for folder in folders]
-    return [Past(log, one.args, one.plan) for log, one in zip(logs, opened, strict=True)]
+    return [Past.of(log, one) for log, one in zip(logs, opened, strict=True)]
 
 
 def show(trial: AdviceTrial) -> None:

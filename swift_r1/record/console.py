@@ -49,16 +49,28 @@ def progress_bar(console: Console) -> Progress:
 
 
 class RunConsole:
-    """The progress of `total_steps` optimizer steps. Use as a context manager."""
+    """The progress of `total_steps` optimizer steps. Use as a context manager.
 
-    def __init__(self, total_steps: int, console: Console | None = None) -> None:
+    Args:
+        first_reward: of the run's first line, if it goes on with one: rewards are shown with their change since then.
+        replays: rewards are recorded ones; instead of their change it shows how far the policy has moved.
+    """
+
+    def __init__(
+        self,
+        total_steps: int,
+        console: Console | None = None,
+        first_reward: float | None = None,
+        replays: bool = False,
+    ) -> None:
         self.console = console or Terminal(stderr=True)
         self._progress = progress_bar(self.console)
         self._total = total_steps
         self._steps = self._progress.add_task("steps", total=total_steps)
         self._phase: TaskID | None = None
         self._told = 0.0
-        self._first_reward: float | None = None
+        self._first_reward = first_reward
+        self._replays = replays
 
     def __enter__(self) -> Self:
         self._progress.start()
@@ -109,7 +121,11 @@ class RunConsole:
             return [f"loss {metrics['loss']:.4f}"]
         reward = metrics["reward"]
         shown = [f"reward {reward:.3f}"]
-        if self._first_reward is None:
+        if self._replays:
+            shown[0] = f"recorded {shown[0]}"
+            if "policy/moved" in metrics:
+                shown.append(f"moved {metrics['policy/moved']:.2g}")
+        elif self._first_reward is None:
             self._first_reward = reward
         else:
             shown[0] += f" ({reward - self._first_reward:+.3f})"

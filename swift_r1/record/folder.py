@@ -79,6 +79,11 @@ class RunFolder:
         return self.command[1:2] == ["sft"]
 
     @property
+    def replays(self) -> bool:
+        """Says whether it trains on completions, and their rewards, that another run has recorded (`swift replay`)."""
+        return self._file.get("replay") is not None
+
+    @property
     def versions(self) -> Mapping[str, str]:
         return _mapping(self._file.get("versions"))
 

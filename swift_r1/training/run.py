@@ -32,6 +32,7 @@ from swift_r1.models.loading import load_tokenizer
 from swift_r1.models.routing import routing_of
 from swift_r1.record.console import RunConsole
 from swift_r1.record.events import Events, Kind
+from swift_r1.record.lines import read_rows
 from swift_r1.record.recorder import Recorder, RunRecorder
 from swift_r1.record.reporters import open_reporters
 from swift_r1.record.spans import Spans, Stopwatch
@@ -379,9 +380,11 @@ def _open_recorder(context: Context, plan: Plan) -> Recorder:
     diagnosis = context.start.diagnosis
     if not context.ranks.is_rank0:
         return Recorder()
+    logged, _ = read_rows(run_dir / "logging.jsonl")  # of a run that goes on
+    first = next((row["reward"] for row in logged if row.get("reward") is not None), None)
     recorder = RunRecorder(
         run_dir,
-        RunConsole(plan.total_steps),
+        RunConsole(plan.total_steps, None, first, context.start.replay is not None),
         open_reporters(args.tracker_flags, run_dir, args.to_dict()),
         args.logging_steps,
         args.log_completions,

@@ -12,6 +12,7 @@ from functools import cached_property
 from statistics import fmean, pstdev
 from typing import Any, NamedTuple
 
+from swift_r1.record.folder import RunFolder
 from swift_r1.record.metric_log import MetricLog
 
 FIRST = 3  # rounds at a run's beginning that later ones are compared with
@@ -49,6 +50,13 @@ class Past:
     log: MetricLog
     args: Mapping[str, Any]  # of args.json, as far as they are known
     plan: Mapping[str, Any]
+    replays: bool = (
+        False  # completions that were recorded: their rewards say nothing of this policy
+    )
+
+    @classmethod
+    def of(cls, log: MetricLog, folder: RunFolder) -> Past:
+        return cls(log, folder.args, folder.plan, folder.replays)
 
     @cached_property
     def round(self) -> int:

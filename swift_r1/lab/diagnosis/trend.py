@@ -67,7 +67,10 @@ class Trend:
 
 
 def trend_of(past: Past, name: str) -> Trend | None:
-    """Returns how `reward`, or `rewards/<name>`, changed; None before the second round, or where it is not logged."""
+    """Returns how `reward`, or `rewards/<name>`, changed; None before the second round, or where it is not logged, and of
+    a replay, whose policy has not earned it."""
+    if past.replays:
+        return None
     mean_name, error_name = (
         ("reward", "reward_stderr") if name == "reward" else (f"{name}/mean", f"{name}/stderr")
     )
@@ -111,6 +114,15 @@ def trend_of(past: Past, name: str) -> Trend | None:
         told,
         more,
     )
+
+
+def movement_of(past: Past) -> str:
+    """Returns how far the policy of a replay has moved, as a sentence."""
+    moved = past.values("policy/moved", 0)
+    text = "a replay, whose completions and rewards are not this policy's"
+    if moved:
+        text += f": its log-probs moved by {moved[-1]:.2g} nats per token (policy/moved), first by {moved[0]:.2g}"
+    return text
 
 
 def evaluation_trends(past: Past) -> list[Trend]:

@@ -5,12 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from swift_r1.lab.diagnosis.causes import Cause, Signs, causes_of
 from swift_r1.lab.diagnosis.past import Past
-from swift_r1.lab.diagnosis.trend import Trend, evaluation_trends, trend_of
-from swift_r1.record.metric_log import MetricLog
+from swift_r1.lab.diagnosis.trend import Trend, evaluation_trends, movement_of, trend_of
+
+if TYPE_CHECKING:
+    from swift_r1.lab.diagnosis.watch import Diagnosis
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,10 +47,13 @@ class Verdict:
 NO_VERDICT = "no verdict: it takes the rewards of two rounds"
 
 
-def headline(verdict: Verdict | None, log: MetricLog) -> str:
-    """Returns the verdict in a sentence; of a run without rewards, how well it says the answers that it learns."""
+def headline(verdict: Verdict | None, log: Diagnosis) -> str:
+    """Returns the verdict in a sentence; of a run without rewards, how well it says the answers that it learns; of a
+    replay, how far the policy has moved."""
     if verdict is not None:
         return verdict.reward.text
+    if log.past.replays:
+        return movement_of(log.past)
     if not log.get("token_accuracy"):
         return NO_VERDICT
     shown = {"loss": "loss", "token_accuracy": "token accuracy"}
@@ -59,12 +64,19 @@ def headline(verdict: Verdict | None, log: MetricLog) -> str:
     return f"learns answers: {', '.join(parts)}"
 
 
-def brief(verdict: Verdict | None) -> str:
-    """Returns the verdict in two words: "rises +0.14", "flat", "falls -0.2", "solved", "too early", "no verdict"."""
+def brief(verdict: Verdict | None, past: Past) -> str:
+    """Returns the verdict in two words: "rises +0.14", "flat", "falls -0.2", "solved", "too early", "no verdict"; of a
+    replay "moved 0.05"."""
     if verdict is None:
-        return "no verdict"
+        moved = past.values("policy/moved", 0)[-1:] if past.replays else []
+        return f"moved {moved[0]:.2g}" if moved else "no verdict"
     kind = verdict.reward.kind
     return f"{kind} {verdict.reward.change:+.2g}" if kind in ("rises", "falls") else kind
+
+
+def headed(verdict: Verdict | None, past: Past) -> str:
+    """Returns the verdict in two words behind what it is on."""
+    return f"{'policy' if past.replays else 'reward'}: {brief(verdict, past)}"
 
 
 def verdict_of(past: Past, signs: Signs) -> Verdict | None:

@@ -13,7 +13,7 @@ from typing import Any
 from swift_r1.errors import describe
 from swift_r1.lab.diagnosis import learning, machine, policy, text  # noqa: F401  each registers its detectors
 from swift_r1.lab.diagnosis.past import DETECTORS, Detector, Past, Sign
-from swift_r1.lab.diagnosis.verdict import Verdict, brief, verdict_of
+from swift_r1.lab.diagnosis.verdict import Verdict, headed, verdict_of
 from swift_r1.record.events import AppendedLines
 from swift_r1.record.folder import DIAGNOSIS, RunFolder
 from swift_r1.record.metric_log import MetricLog
@@ -49,7 +49,7 @@ class Diagnosis(MetricLog):
         self._detectors = detectors
         self._faults: dict[str, str] = {}
         folder = RunFolder(run, run.name)
-        self._past = Past(self, folder.args, folder.plan)
+        self.past = Past.of(self, folder)
         super().__init__(run)
 
     def _forget(self) -> None:
@@ -70,7 +70,7 @@ class Diagnosis(MetricLog):
         if one.name in self.findings or one.name in self._faults:
             return None
         try:
-            return one.look(self._past, one.rounds)
+            return one.look(self.past, one.rounds)
         except Exception as error:  # noqa: BLE001  whatever it is, the run goes on
             self._faults[one.name] = f"the detector of {one.name!r} failed: {describe(error)}"
             return None
@@ -78,9 +78,9 @@ class Diagnosis(MetricLog):
     def _finding(self, one: Detector, sign: Sign) -> Finding:
         numbers = {}
         for name in one.metrics(self):
-            values = {"first": self._past.first(name), "last": self._past.last(name, one.rounds)}
+            values = {"first": self.past.first(name), "last": self.past.last(name, one.rounds)}
             numbers[name] = {when: fmean(some) for when, some in values.items() if some}
-        begin = max(1, self.last_step - one.rounds * self._past.round + 1)
+        begin = max(1, self.last_step - one.rounds * self.past.round + 1)
         return Finding(one.name, (begin, self.last_step), *sign, numbers)
 
     @property
@@ -89,7 +89,7 @@ class Diagnosis(MetricLog):
         `problems`."""
         signs = {name: Sign(one.evidence, one.advice) for name, one in self.findings.items()}
         try:
-            return verdict_of(self._past, signs)
+            return verdict_of(self.past, signs)
         except Exception as error:  # noqa: BLE001  whatever it is, the run goes on
             self._faults["verdict"] = f"the verdict failed: {describe(error)}"
             return None
@@ -97,7 +97,7 @@ class Diagnosis(MetricLog):
     @property
     def to_watch(self) -> list[str]:
         """Returns what goes the wrong way, though not far enough for a sign."""
-        return text.to_watch(self._past)
+        return text.to_watch(self.past)
 
     @property
     def not_judged(self) -> list[str]:
@@ -110,14 +110,14 @@ class Diagnosis(MetricLog):
         waiting = [
             one
             for one in self._detectors
-            if one.rounds > self._past.rounds and one.name not in self.findings
+            if one.rounds > self.past.rounds and one.name not in self.findings
         ]
         return [one.name for one in waiting if one.metrics(self)]
 
     @property
     def rounds(self) -> int:
         """Returns the rounds that the run has trained."""
-        return self._past.rounds
+        return self.past.rounds
 
     @property
     def problems(self) -> list[str]:
@@ -157,11 +157,12 @@ class LiveDiagnosis:
     def end(self) -> str | None:
         """Returns the verdict in brief, and where the rest of it is to be read."""
         verdict = self._diagnosis.verdict
-        if verdict is None:
+        if verdict is None and not self._diagnosis.past.replays:
             return None
         if self._judged != self._diagnosis.last_step:
             self._judge()
-        return f"reward: {brief(verdict)}; swift why {shlex.quote(str(self._run))}"
+        said = headed(verdict, self._diagnosis.past)
+        return f"{said}; swift why {shlex.quote(str(self._run))}"
 
     def _pass_rounds(self) -> None:
         while self._next_round <= self._diagnosis.rounds:

@@ -12,7 +12,7 @@ from swift_r1.data.hubs import is_hub_id
 from swift_r1.data.sources import parse_dataset
 from swift_r1.errors import UsageError
 from swift_r1.lab.diagnosis.past import Past
-from swift_r1.lab.diagnosis.trend import trend_of
+from swift_r1.lab.diagnosis.trend import movement_of, trend_of
 from swift_r1.lab.report import parts
 from swift_r1.lab.report.blocks import Block, Note, Section, Table
 from swift_r1.lab.report.markdown import plain, section
@@ -47,8 +47,12 @@ def model_card(run_dir: Path, step: int) -> str:
 
 def _result(run: RunFolder, log: MetricLog, step: int) -> list[Block]:
     """Returns whether the reward rose until this step, in a line; nothing where more is logged by now."""
-    trend = trend_of(Past(log, run.args, run.plan), "reward") if log.last_step <= step else None
-    return [Note(trend.text)] if trend is not None else []
+    if log.last_step > step:
+        return []
+    past = Past.of(log, run)
+    trend = trend_of(past, "reward")
+    text = movement_of(past) if past.replays else trend.text if trend is not None else ""
+    return [Note(text)] if text else []
 
 
 def _algorithm(run: RunFolder) -> str:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from nicegui import ui
 
 from swift_r1.lab.diagnosis.past import DETECTORS
-from swift_r1.lab.diagnosis.verdict import Verdict, brief, headline
+from swift_r1.lab.diagnosis.verdict import Verdict, headed, headline
 from swift_r1.lab.diagnosis.watch import Diagnosis, Finding
 from swift_r1.lab.runs.span_lanes import Span
 from swift_r1.lab.view.markup import markup, table
@@ -46,7 +46,7 @@ class Headline:
         ]
         facts = "".join(f"<span>{markup(one)}</span>" for one in now)
         text = headline(verdict, log)
-        title = f"Reward: {brief(verdict)}"
+        title = headed(verdict, log.past).capitalize()
         if verdict is None and log.get("token_accuracy"):
             title = "Answers"
         causes = verdict.causes if verdict is not None else []

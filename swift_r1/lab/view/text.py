@@ -80,7 +80,7 @@ def show_text(runs: Sequence[RunFolder], step: int | None, prompt: str | None) -
         query = _asked(table, step, prompt)
         if len(runs) > 1:
             states = [
-                progress_of(run, log) | {"verdict": brief(log.verdict)}
+                progress_of(run, log) | {"verdict": brief(log.verdict, log.past)}
                 for run, log in zip(runs, logs, strict=True)
             ]
             rows = [[_line(state.get(name, "")) for name in _STATE] for state in states]

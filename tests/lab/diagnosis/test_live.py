@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from swift_r1.cli.main import main
 from swift_r1.lab.diagnosis.watch import Diagnosis, LiveDiagnosis
 from tests.lab.diagnosis.recorded import RUNS, rows_of, run_folder
 
@@ -33,6 +34,43 @@ def said(caplog: pytest.LogCaptureFixture) -> list[tuple[int, int, str]]:
             found.append((record.levelno, int(line[1]), line[2]))
     caplog.clear()
     return found
+
+
+def test_a_replay_has_no_verdict_on_recorded_rewards_wherever_one_is_shown(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The log is that of a run whose reward rises; its policy has not moved, since --learning_rate is 0."""
+    caplog.set_level(logging.INFO, "swift_r1.lab.diagnosis")
+    run = run_folder(tmp_path / "again", HEALTHY, lines=0)
+    args = json.loads((run / "args.json").read_text())
+    (run / "args.json").write_text(json.dumps(args | {"replay": {"run": "/before"}}))
+    watch = LiveDiagnosis(run)
+    [recorded] = [one for one in RUNS if one["name"] == HEALTHY]
+    with (run / "logging.jsonl").open("a") as file:
+        for row in rows_of(recorded):
+            moved = {"policy/moved": 0.0} if row["step"] > 1 else {}
+            file.write(json.dumps(row | moved) + "\n")
+            file.flush()
+            watch.line()
+    assert said(caplog) == []
+    assert watch.end() == f"policy: moved 0; swift why {run}"
+    other = run_folder(tmp_path / "other", HEALTHY)
+    moved = "its log-probs moved by 0 nats per token (policy/moved), first by 0"
+
+    main(["why", str(run)])
+    assert moved in capsys.readouterr().out
+    main(["why", str(run), "--json"])
+    assert json.loads(capsys.readouterr().out)[0]["verdict"] is None
+    main(["view", "--text", str(run)])
+    assert moved in " ".join(capsys.readouterr().out.split())
+    main(["view", "--text", str(run), str(other)])
+    of_run = [line for line in capsys.readouterr().out.splitlines() if line.startswith("again")]
+    assert "moved 0" in of_run[0]
+    main(["report", str(run), "--output", str(tmp_path / "report.html")])
+    report = (tmp_path / "report.html").read_text()
+    assert moved in report
+    for text in (report, *of_run):
+        assert "rises" not in text and "is solved" not in text and "reward solved" not in text
 
 
 def test_the_verdict_is_said_ever_more_rarely_and_at_the_end(

@@ -127,8 +127,8 @@ class _Overview:
             for place in places:
                 colours[place] = number
         rows = [
-            {"run": row["run"], "verdict": brief(verdict), "why": _first(verdict)} | row
-            for row, verdict in zip(self.standings, self.verdicts, strict=True)
+            {"run": row["run"], "verdict": brief(verdict, log.past), "why": _first(verdict)} | row
+            for row, verdict, log in zip(self.standings, self.verdicts, self.logs, strict=True)
         ]
         self.table.show(rows, colours)
         found = ""
