@@ -9,6 +9,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import cache
 from itertools import chain, groupby
+from operator import itemgetter
 from typing import Any, NamedTuple, get_args
 
 import numpy as np
@@ -27,7 +28,7 @@ from swift_r1.data.sampler import Outcome
 from swift_r1.record.recorded import FIELDS
 from swift_r1.rewards.batch import OpenRewardBatch, column_of
 from swift_r1.rewards.types import RIGHT, RewardBatch, RewardColumn, reward_batch
-from swift_r1.rollout.trajectory import FAILURES, Trajectory
+from swift_r1.rollout.trajectory import FAILURES, TokenSequence, Trajectory
 from swift_r1.wire.protocol import Limit
 
 # takes the trainer state that rewards are called with
@@ -560,10 +561,10 @@ def episode_times(trajectory: Trajectory, step: int) -> dict[str, Any] | None:
 
 
 def text_metrics(trajectories: Sequence[Trajectory]) -> dict[str, float]:
-    """Returns `completions/repetition`: the share of n-grams of 8 tokens that were in their completion before, of all
-    of them together; left out where completions are shorter. `completions/foreign_letters`: the share of letters of
-    scripts that are not in the prompt. `prompts/repeated`: the share of prompts that came before in the round.
-    `completions/repeated`: the share of completions that equal an earlier one of their group."""
+    """Returns `completions/repetition`: the share of n-grams of 8 tokens, within turns of the policy, that were in
+    their completion before, of all of them together; left out where turns are shorter. `completions/foreign_letters`:
+    the share of letters of scripts that are not in the prompt. `prompts/repeated`: the share of prompts that came
+    before in the round. `completions/repeated`: the share of completions that equal an earlier one of their group."""
     ngrams = 0
     repeats = 0
     letters = 0
@@ -573,10 +574,9 @@ def text_metrics(trajectories: Sequence[Trajectory]) -> dict[str, float]:
         request_id: letter_counts(prompt.text).keys() for request_id, prompt in prompts.items()
     }
     for trajectory in trajectories:
-        for sequence in trajectory.sequences:
-            found, again = repeated_ngrams(sequence.token_ids)
-            ngrams += found
-            repeats += again
+        found, again = repeated_ngrams(*chain.from_iterable(map(_own, trajectory.sequences)))
+        ngrams += found
+        repeats += again
         for script, count in letter_counts(trajectory.text).items():
             letters += count
             foreign += count * (script not in scripts[trajectory.request_id])
@@ -591,14 +591,25 @@ def text_metrics(trajectories: Sequence[Trajectory]) -> dict[str, float]:
     return metrics
 
 
-def repeated_ngrams(token_ids: Sequence[int]) -> tuple[int, int]:
-    """Returns how many n-grams a completion has, and how many of them came before in it, by a 64-bit hash."""
-    count = len(token_ids) - N + 1
-    if count < 2:
-        return max(count, 0), 0
-    ids = np.array(token_ids, dtype=np.uint64) + np.uint64(1)
-    hashes = sum(ids[place : place + count] * power for place, power in enumerate(_POWERS))
-    return count, count - len(np.unique(hashes))
+def _own(sequence: TokenSequence) -> list[Sequence[int]]:
+    """Returns the tokens of each turn of the policy; none of its environment's."""
+    if not sequence.turns:
+        return [sequence.token_ids]
+    by_turn = groupby(zip(sequence.turns, sequence.token_ids, strict=True), key=itemgetter(0))
+    return [[token for _, token in pairs] for turn, pairs in by_turn if turn >= 0]
+
+
+def repeated_ngrams(*turns: Sequence[int]) -> tuple[int, int]:
+    """Returns how many n-grams the turns of a completion have, and how many of them came before in it, by a 64-bit
+    hash."""
+    hashes = [np.zeros(0, dtype=np.uint64)]
+    for token_ids in turns:
+        count = max(0, len(token_ids) - N + 1)
+        ids = np.array(token_ids, dtype=np.uint64) + np.uint64(1)
+        parts = [ids[place : place + count] * power for place, power in enumerate(_POWERS)]
+        hashes.append(np.sum(parts, axis=0, dtype=np.uint64))
+    found = np.concatenate(hashes)
+    return len(found), len(found) - len(np.unique(found))
 
 
 def letter_counts(text: str) -> Counter[str]:

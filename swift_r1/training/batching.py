@@ -165,6 +165,20 @@ class RoundBatch:
         shape = torch.tensor([*routes.shape[1:], routes.itemsize])
         return replace(self, routes=routes.flatten().view(torch.uint8), route_shape=shape)
 
+    def with_images(self, of_rows: Sequence[Sequence[bytes]]) -> RoundBatch:
+        """Returns the round with these files of images of its rows' prompts."""
+        files = list(dict.fromkeys(chain.from_iterable(of_rows)))
+        places = {content: place for place, content in enumerate(files)}
+        return replace(
+            self,
+            image_bytes=torch.frombuffer(bytearray(b"".join(files)), dtype=torch.uint8)
+            if files
+            else torch.zeros(0, dtype=torch.uint8),
+            image_lengths=torch.tensor([len(one) for one in files], dtype=torch.long),
+            image_numbers=_flat([[places[one] for one in row] for row in of_rows], torch.long),
+            image_counts=torch.tensor([len(row) for row in of_rows], dtype=torch.long),
+        )
+
     def tensors(self) -> dict[str, Tensor]:
         return {item.name: getattr(self, item.name) for item in fields(self)}
 
@@ -185,9 +199,9 @@ def round_batch(
         turn_advantages: of the tokens of the `R` rows; empty without any.
     """
     numbers: dict[Hashable, int] = {}
-    files = {image.sha256: image for row in rows for image in row.images}
-    places = {name: place for place, name in enumerate(files)}
-    contents = [image.read() for image in files.values()]
+    images = {image.sha256: image for row in rows for image in row.images}
+    files = {name: image.read() for name, image in images.items()}
+    nothing = torch.zeros(0, dtype=torch.long)
     owned = torch.arange(len(rows)) if owners is None else torch.tensor(owners)
     cut = torch.tensor([False] * len(rewards) if truncated is None else truncated, dtype=torch.long)
     batch = RoundBatch(
@@ -208,17 +222,13 @@ def round_batch(
         ),
         owners=owned,
         turn_advantages=_flat(turn_advantages, torch.float32),
-        image_bytes=torch.frombuffer(bytearray(b"".join(contents)), dtype=torch.uint8)
-        if contents
-        else torch.zeros(0, dtype=torch.uint8),
-        image_lengths=torch.tensor([len(one) for one in contents], dtype=torch.long),
-        image_numbers=_flat(
-            [[places[image.sha256] for image in row.images] for row in rows], torch.long
-        ),
-        image_counts=torch.tensor([len(row.images) for row in rows], dtype=torch.long),
+        image_bytes=nothing,
+        image_lengths=nothing,
+        image_numbers=nothing,
+        image_counts=nothing,
         routes=torch.zeros(0, dtype=torch.uint8),
-        route_shape=torch.zeros(0, dtype=torch.long),
-    )
+        route_shape=nothing,
+    ).with_images([[files[image.sha256] for image in row.images] for row in rows])
     known = [row.routes for row in rows if row.routes is not None]
     return batch.with_routes(_routes(rows, known[0])) if known else batch
 

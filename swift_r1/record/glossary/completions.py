@@ -23,7 +23,7 @@ COMPLETIONS = (
     ),
     M(
         "completions/repetition",
-        "8-token n-grams that repeat within their completion",
+        "8-token n-grams of the policy's own tokens that repeat within their completion",
         "share",
         "below 0.2; above 0.5 completions loop",
     ),

@@ -126,8 +126,8 @@ REWARDS = (
     ),
     M(
         "policy/moved",
-        "mean change of a token's log-prob since the run began, without its sign, on up to four completions of its first "
-        "round",
+        "mean change of a token's log-prob since the run began, without its sign, on what the policy wrote of the first "
+        "64 tokens of up to four completions of its first round, behind their whole prompts, images included",
         "nats",
         "grows; near 0 after many rounds the policy does not move",
         "rounds 2 to 8, then every fourth",

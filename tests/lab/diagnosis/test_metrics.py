@@ -22,7 +22,7 @@ def trajectory(request_id: str, prompt: str, text: str, ids: list[int]) -> Any:
         request_id=request_id,
         prompt=asked,
         text=text,
-        sequences=[SimpleNamespace(token_ids=tuple(ids))],
+        sequences=[SimpleNamespace(token_ids=tuple(ids), turns=())],
     )
 
 
@@ -33,6 +33,24 @@ def test_repeated_ngrams_as_a_set_counts_them() -> None:
             ids = [chance.randrange(kinds) for _ in range(length)]
             grams = [tuple(ids[at : at + N]) for at in range(length - N + 1)]
             assert repeated_ngrams(ids) == (len(grams), len(grams) - len(set(grams)))
+
+
+def test_repetition_is_of_the_policy_s_own_tokens_however_an_episode_is_cut() -> None:
+    """Its environment says the same again and again; of its own turns the third is the first."""
+    said = [5] * 60
+    turns = [list(range(10, 30)), list(range(40, 60)), list(range(10, 30))]
+    one = trajectory("a", "1", "2", [*turns[0], *said, *turns[1], *said, *turns[2]])
+    [whole] = one.sequences
+    whole.turns = [0] * 20 + [-1] * 60 + [1] * 20 + [-1] * 60 + [2] * 20
+    expected = {"completions/repetition": pytest.approx(13 / 39)}
+    assert text_metrics([one]).items() >= expected.items()
+    one.sequences = [
+        SimpleNamespace(token_ids=tuple(ids + said), turns=[turn] * 20 + [-1] * 60)
+        for turn, ids in enumerate(turns)
+    ]
+    assert text_metrics([one]).items() >= expected.items()
+    one.sequences = []
+    assert "completions/repetition" not in text_metrics([one])
 
 
 def test_letters_of_each_script() -> None:
