@@ -37,6 +37,13 @@ def token_means(per_token: Tensor, mask: Tensor) -> Tensor:
     return (per_token * mask).sum(1) / mask.sum(1).clamp(min=1)
 
 
+def counted(mask: Tensor, shares: Tensor | None) -> Tensor:
+    """`[B]`: as how much of a completion each row counts in a metric of completions; one without trained tokens as
+    nothing. Arguments as for `loss_normalizer`."""
+    there = (mask.sum(1) > 0).to(mask.dtype)
+    return there if shares is None else there * shares
+
+
 def loss_numerator(
     per_token: Tensor, mask: Tensor, config: LossConfig, shares: Tensor | None = None
 ) -> Tensor:
@@ -91,10 +98,11 @@ def drop_truncated(mask: Tensor, truncated: Tensor) -> Tensor:
 
 
 def masked_metric(name: str, values: Tensor, mask: Tensor) -> dict[str, Tensor]:
-    """`name/sum` and `name/count` (float64, 0-dim, no gradient) of `values` where `mask` is not 0; shapes alike."""
+    """`name/sum` and `name/count` (float64, 0-dim, no gradient) of `values`, each counted as `mask` says; shapes
+    alike."""
     chosen = values.detach().to(mask.dtype).masked_fill(mask == 0, 0.0)
     return {
-        name + SUM: chosen.sum(dtype=torch.float64),
+        name + SUM: (chosen * mask.detach()).sum(dtype=torch.float64),
         name + COUNT: mask.detach().sum(dtype=torch.float64),
     }
 

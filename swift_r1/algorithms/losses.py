@@ -9,6 +9,7 @@ from torch import Tensor
 
 from swift_r1.algorithms.aggregation import (
     check_shapes,
+    counted,
     divide,
     loss_normalizer,
     loss_numerator,
@@ -140,9 +141,9 @@ def policy_loss(
     low = token.clipped_low | (limited > log_ratio)
     high = token.clipped_high | (limited < log_ratio)
     metrics: dict[str, Tensor] = {
-        **_ratio_metric("ratio", ratio, weight, config),
-        **_ratio_metric("clip_ratio/low", low, weight, config),
-        **_ratio_metric("clip_ratio/high", high, weight, config),
+        **_ratio_metric("ratio", ratio, weight, config, shares),
+        **_ratio_metric("clip_ratio/low", low, weight, config, shares),
+        **_ratio_metric("clip_ratio/high", high, weight, config, shares),
     }
     for name, values in token.metrics.items():
         metrics |= masked_metric(name, values, weight)
@@ -153,9 +154,7 @@ def policy_loss(
         keep = kept_completions(logps, behaviour, advantages, weight, delta, whole)
         per_token = per_token * keep
         kept = kept & keep
-        metrics |= masked_metric(
-            "rollout/off_policy_masked", ~keep[:, 0], (weight.sum(1) > 0).to(dtype)
-        )
+        metrics |= masked_metric("rollout/off_policy_masked", ~keep[:, 0], counted(weight, shares))
 
     if entropies is not None:
         entropies = entropies.to(dtype).masked_fill(~trained, 0.0)
@@ -176,7 +175,7 @@ def policy_loss(
     if rollout_logps is not None:
         metrics |= masked_metric("rollout/logp_diff", (old_logps - rollout_logps).abs(), weight)
         if config.log_rollout_offpolicy_metrics:
-            metrics |= off_policy_metrics(old_logps, rollout_logps, weight)
+            metrics |= off_policy_metrics(old_logps, rollout_logps, weight, shares, whole)
         if config.cuts_sampling:
             metrics |= masked_metric("rollout/kept_mass", (old_logps - rollout_logps).exp(), weight)
     if config.rollout_importance_sampling_mode is not None:
@@ -345,11 +344,10 @@ def _constant(values: Tensor, trained: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def _ratio_metric(
-    name: str, values: Tensor, weight: Tensor, config: LossConfig
+    name: str, values: Tensor, weight: Tensor, config: LossConfig, shares: Tensor | None
 ) -> dict[str, Tensor]:
     """Counts each ratio once: a token at token level, a completion with trained tokens at sequence level."""
     if config.level == "token":
         return masked_metric(name, values, weight)
-    return masked_metric(
-        name, token_means(values.to(weight.dtype), weight), (weight.sum(1) > 0).to(weight.dtype)
-    )
+    means = token_means(values.to(weight.dtype), weight)
+    return masked_metric(name, means, counted(weight, shares))

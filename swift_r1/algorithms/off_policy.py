@@ -8,7 +8,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from swift_r1.algorithms.aggregation import masked_metric, token_means
+from swift_r1.algorithms.aggregation import counted, masked_metric, token_means
 from swift_r1.algorithms.kl import k3
 from swift_r1.algorithms.method import LOG_RATIO_BOUND
 
@@ -21,6 +21,8 @@ class WholeMeans(NamedTuple):
     gap: Tensor  # of old - rollout
     drift: Tensor  # of rollout - logp
     advantage: Tensor
+    old: Tensor
+    rollout: Tensor
 
 
 def kept_completions(
@@ -48,7 +50,13 @@ def kept_completions(
     return ((drift <= delta) | (advantage >= 0))[:, None]
 
 
-def off_policy_metrics(logps: Tensor, rollout_logps: Tensor, mask: Tensor) -> dict[str, Tensor]:
+def off_policy_metrics(
+    logps: Tensor,
+    rollout_logps: Tensor,
+    mask: Tensor,
+    shares: Tensor | None = None,
+    whole: WholeMeans | None = None,
+) -> dict[str, Tensor]:
     """Sums and counts of ms-swift's figures, from log-probs `[B, T]` of the trainer under the weights that sampled, and
     of the engine; over tokens, with `seq` or `ppl` in the name over completions. With r = exp(logp - rollout):
 
@@ -65,8 +73,8 @@ def off_policy_metrics(logps: Tensor, rollout_logps: Tensor, mask: Tensor) -> di
         "k3_kl": k3(rollout_logps, logps),
         "chi2_token": (2 * log_ratio).exp() - 1,
     }
-    own = token_means(logps, mask)
-    engines = token_means(rollout_logps, mask)
+    own = token_means(logps, mask) if whole is None else whole.old
+    engines = token_means(rollout_logps, mask) if whole is None else whole.rollout
     difference = (engines - own).clamp(-bound, bound)
     completions = {
         "chi2_seq": (-2 * difference).exp() - 1,
@@ -76,7 +84,7 @@ def off_policy_metrics(logps: Tensor, rollout_logps: Tensor, mask: Tensor) -> di
         "log_ppl_abs_diff": difference.abs(),
         "ppl_ratio": difference.exp(),
     }
-    there = (mask.sum(1) > 0).to(mask.dtype)
+    there = counted(mask, shares)
     found = [masked_metric(f"rollout/{name}", values, mask) for name, values in tokens.items()]
     found += [
         masked_metric(f"rollout/{name}", values, there) for name, values in completions.items()

@@ -372,9 +372,9 @@ def means_of_completions(
     temperature: float,
     ranks: Ranks,
 ) -> Tensor:
-    """`WholeMeans` of the rows of an optimizer step, float64 `[4, R]`: the rows of a completion may be in several
+    """`WholeMeans` of the rows of an optimizer step, float64 `[6, R]`: the rows of a completion may be in several
     micro-batches, and on several ranks. Takes one more forward pass. Collective."""
-    sums = torch.zeros(5, len(owners), dtype=torch.float64)
+    sums = torch.zeros(7, len(owners), dtype=torch.float64)
     for micro in batches:
         now = micro.unflatten(backend.logprobs(micro.inputs, temperature).logps)
         old = now if micro.old_logps is None else micro.old_logps
@@ -382,7 +382,8 @@ def means_of_completions(
         own = of_micro_batch(advantages, micro)
         own = own if own.dim() == 2 else own[:, None].expand_as(now)
         moved = limited_log_ratio(now - old, own, config)
-        values = torch.stack([moved, gap, micro.rollout_logps - now, own, torch.ones_like(now)])
+        engine = micro.rollout_logps
+        values = torch.stack([moved, gap, engine - now, own, old, engine, torch.ones_like(now)])
         sums[:, micro.samples] = (values.double() * micro.trained).sum(2).cpu()
     sums = ranks.sum_data(sums)
     *whole, counts = sums.new_zeros(sums.shape).index_add_(1, owners, sums)[:, owners]
@@ -442,7 +443,7 @@ def train_step(
         marked = marks_of_step(batches, advantages, config, seed, ranks)
     several = owners is not None and int(owners[-1]) + 1 < len(owners)
     means = None
-    if several and config.by_completion:
+    if several and (config.by_completion or config.log_rollout_offpolicy_metrics):
         assert owners is not None
         means = means_of_completions(
             batches, advantages, owners, backend, config, temperature, ranks

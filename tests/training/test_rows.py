@@ -166,6 +166,7 @@ def test_what_is_of_a_completion_is_the_same_in_one_row_or_in_several(
         return first, second
 
     updates = list(zip(learned([0, 0, 0, 0]), learned([3, 0, 2, 7]), strict=True))
-    for name in ("loss", "grad_norm", "rollout/ess_seq", "rollout/ratio_max"):
-        for uncut, cut in updates:
-            assert cut[name] == pytest.approx(uncut[name], rel=1e-4, abs=1e-7), name
+    for uncut, cut in updates:
+        assert cut.keys() == uncut.keys() >= {"clip_ratio/low", "rollout/training_ppl"}
+        for name in cut.keys() - {"micro_batches", "tokens_computed"}:
+            assert cut[name] == pytest.approx(uncut[name], rel=1e-4, abs=1e-6), name
