@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("swift_r1.training")
 
+_TOKENIZER_PARTS = ("normalizer", "pre_tokenizer", "model", "decoder")
 SAFE: dict[str, Any] = {"trust_remote_code": False, "use_safetensors": True}
 """For `from_pretrained`: no code of a model's folder is run or asked about at a terminal, and no pickle is read."""
 
@@ -252,25 +253,59 @@ def load_tokenizer(path: str, flag: str = "--model") -> Any:
     from transformers import AutoTokenizer
 
     try:
-        tokenizer = AutoTokenizer.from_pretrained(path, trust_remote_code=False)
-        if not tokenizer.chat_template and (older := _processors_template(path)) is not None:
+        tokenizer = _as_its_file(AutoTokenizer.from_pretrained(path, trust_remote_code=False), path)
+        if not tokenizer.chat_template and (older := _cached(path, "chat_template.json")):
             tokenizer.chat_template = json.loads(older.read_text(encoding="utf-8"))["chat_template"]
-    except (OSError, ValueError, KeyError) as error:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, ImportError) as error:
+        # the last three: of a class that the files do not belong to
         raise UsageError(
             f"cannot load the tokenizer of {flag} {path}: {one_line(error)}"
         ) from error
     return tokenizer
 
 
-def _processors_template(path: str) -> Path | None:
-    """Returns the older file of a processor's template, which a tokenizer does not read; None where there is none."""
+def _as_its_file(tokenizer: Any, path: str) -> Any:
+    """Returns the tokenizer that tokenizer.json describes, under whichever class the config puts it.
+
+    transformers 5 keeps of the file no more than the vocabulary and builds the rest as the class does: a byte-level one
+    under `LlamaTokenizerFast` loses all spaces.
+    """
+    from tokenizers import Tokenizer
+    from transformers import PythonBackend, TokenizersBackend
+
+    file = _cached(path, "tokenizer.json")
+    if file is None or not isinstance(tokenizer, PythonBackend | TokenizersBackend):
+        return tokenizer  # mistral-common's reads a file of its own
+    stored: Any = Tokenizer.from_file(str(file))
+    built = getattr(tokenizer, "backend_tokenizer", None)
+    # compared as they are pickled
+    if built is not None and all(
+        getattr(built, part).__getstate__() == getattr(stored, part).__getstate__()
+        for part in _TOKENIZER_PARTS
+    ):
+        return tokenizer
+    logger.info(
+        "%s: its tokenizer.json is used, which its tokenizer_class %s would build otherwise",
+        path,
+        type(tokenizer).__name__,
+    )
+    kept: Any = TokenizersBackend.from_pretrained(path)
+    for name, token in tokenizer.special_tokens_map.items():
+        # that the class knows without the config
+        if getattr(kept, name, None) is None and stored.token_to_id(str(token)) is not None:
+            setattr(kept, name, token)
+    return kept
+
+
+def _cached(path: str, name: str) -> Path | None:
+    """Returns a file of a model folder (or id); None where there is none."""
     from transformers.utils.hub import cached_file
 
     lenient = {
         "_raise_exceptions_for_missing_entries": False,
         "_raise_exceptions_for_connection_errors": False,
     }
-    file = cached_file(path, "chat_template.json", local_files_only=True, **lenient)
+    file = cached_file(path, name, local_files_only=True, **lenient)
     return None if file is None else Path(file)
 
 

@@ -32,6 +32,8 @@ from swift_r1.models.loading import (
 )
 from swift_r1.models.lora import take_adapter
 from swift_r1.models.multimodal import copy_processor, kept_on_disk
+from swift_r1.models.older_readers import write_older_rope
+from swift_r1.models.tokenizer_files import stored_files, tokenizer_files, write_tokenizer
 from swift_r1.models.weights import ADAPTER, has_adapters, policy_weights
 
 if TYPE_CHECKING:
@@ -106,11 +108,11 @@ def merge(base: str, adapters: Path, output: Path, dtype: str | None) -> None:
 
     plain._weight_conversions = []  # type: ignore[assignment]  # they have their names in the checkpoint
     plain.save_pretrained(output, state_dict=tensors)
+    write_older_rope(output)
     copy_processor(base, output)
     as_readable_as_its_config(output)
 
-    tokenizer = adapters if (adapters / "tokenizer_config.json").is_file() else base
-    load_tokenizer(str(tokenizer)).save_pretrained(output)
+    write_tokenizer(stored_files(adapters) or tokenizer_files(load_tokenizer(base)), output)
 
 
 def _shapes(adapters: Path) -> Shapes:

@@ -134,7 +134,7 @@ def probe_tokens(count: int, config: Any) -> list[int]:
     return list(islice((token for token in tokens if token not in never), count))
 
 
-def _folder_of(model: str) -> Path:
+def folder_of(model: str) -> Path:
     """Returns the folder of a model, that of the hub's cache for an id."""
     from huggingface_hub import snapshot_download
 
@@ -145,14 +145,14 @@ def _folder_of(model: str) -> Path:
 def copy_processor(model: str, folder: Path) -> None:
     """Copies to `folder` what a model folder (or id) has beside its tokenizer for images, videos and sound."""
     for name in _PROCESSOR:
-        file = _folder_of(model) / name
+        file = folder_of(model) / name
         if file.is_file():
             shutil.copy(file, folder)
 
 
 def stored_tensors(model: str) -> dict[str, Path]:
     """Returns the file of each tensor of a model folder (or id), by the tensors' names there."""
-    folder = _folder_of(model)
+    folder = folder_of(model)
     index = folder / "model.safetensors.index.json"
     if index.is_file():
         where: dict[str, str] = json.loads(index.read_text(encoding="utf-8"))["weight_map"]

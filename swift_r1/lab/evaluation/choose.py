@@ -86,9 +86,9 @@ def _is_rollout_server(args: EvalArguments) -> bool:
 
 
 def _tokenizer(path: str, what: str, hint: str = "") -> Any:
-    from transformers import AutoTokenizer
+    from swift_r1.models.loading import load_tokenizer
 
     try:
-        return AutoTokenizer.from_pretrained(path, trust_remote_code=False)
-    except (OSError, ValueError) as error:
+        return load_tokenizer(path)
+    except UsageError as error:
         raise UsageError(f"{what} cannot be loaded here{hint}") from error

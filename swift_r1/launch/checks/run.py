@@ -20,7 +20,7 @@ from swift_r1.data.rows import Drops, preprocessed
 from swift_r1.data.sources import DataFlags, Source
 from swift_r1.data.tool_registry import server_tools
 from swift_r1.data.vision import VisionProcessor
-from swift_r1.errors import RunFailed, UsageError, one_line
+from swift_r1.errors import RunFailed, UsageError
 from swift_r1.flags.mixture import Task
 from swift_r1.flags.rlhf import CheckArguments
 from swift_r1.launch.checks.environments import (
@@ -30,7 +30,6 @@ from swift_r1.launch.checks.environments import (
 )
 from swift_r1.launch.checks.golds import right_completions, unreadable_golds
 from swift_r1.launch.checks.images import row_faults
-from swift_r1.launch.checks.model_folder import is_local
 from swift_r1.launch.checks.names import name_faults, why_no_agent
 from swift_r1.launch.checks.preflight import column_faults, data_notes
 from swift_r1.launch.checks.rewards import OF_EPISODES, RewardReport, try_rewards
@@ -250,7 +249,9 @@ def _encoder(args: CheckArguments, report: CheckReport) -> PromptEncoder | None:
     """Returns what renders prompts, where there is a model; looks at its template. Raises UsageError."""
     if not args.model:
         return None
-    tokenizer = _tokenizer(args.model)
+    from swift_r1.models.loading import load_tokenizer
+
+    tokenizer = load_tokenizer(args.model)
     encoder = PromptEncoder(
         tokenizer,
         Wording.of(args),
@@ -431,19 +432,6 @@ def _prompt(row: Row, encoder: PromptEncoder | None) -> tuple[str, int | None]:
     encoded = encoder.encode(row)
     assert encoded is not None  # longer ones are left out
     return encoded.text, len(encoded.token_ids)
-
-
-def _tokenizer(model: str) -> Any:
-    from transformers import AutoTokenizer
-
-    try:
-        return AutoTokenizer.from_pretrained(
-            model, local_files_only=is_local(model), trust_remote_code=False
-        )
-    except (OSError, ValueError) as error:
-        raise UsageError(
-            f"--model {model}: its tokenizer cannot be loaded: {one_line(error, 200)}"
-        ) from error
 
 
 def show(report: CheckReport, console: Console) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import json
 import logging
 import os
@@ -9,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import fields, replace
 from importlib import import_module
 from importlib.util import find_spec
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 from swift_r1.errors import UsageError, one_line
@@ -57,6 +59,7 @@ def start_vllm(config: RolloutArguments, model_bytes: int) -> InferenceEngine:
     missing = missing_for_vllm()
     if missing:
         raise UsageError(missing)
+    from swift_r1.models.loading import load_tokenizer
     from swift_r1.models.multimodal import is_multimodal
     from swift_r1.models.shape import transformers_config
     from swift_r1.serving.engines.decoding import other_layers
@@ -102,14 +105,11 @@ def start_vllm(config: RolloutArguments, model_bytes: int) -> InferenceEngine:
         raise UsageError(
             f"--vllm_engine_kwargs: vLLM's engine has no argument {', '.join(unknown)}"
         )
+    tokenizer = load_tokenizer(config.model)
+    _give_tokenizer(arguments, tokenizer)
     if config.tool_call_parser is not None:
-        from transformers import AutoTokenizer
-
         # Before the engine loads for minutes.
-        ToolCallParser(
-            config.tool_call_parser,
-            AutoTokenizer.from_pretrained(config.model, trust_remote_code=False),
-        )
+        ToolCallParser(config.tool_call_parser, tokenizer)
     for name, value in engine_arguments(replace(config, vllm_engine_kwargs={}), has_gpu).items():
         if arguments[name] != value:
             logger.info(
@@ -159,6 +159,18 @@ def _check_torchvision(model: str, known: Any) -> None:
             f"--model {model}: vLLM's class {architecture} needs torchvision, also for texts: install the build that "
             "belongs to this torch, or use the embedded engine"
         )
+
+
+def _give_tokenizer(arguments: dict[str, Any], tokenizer: Any) -> None:
+    """Has vLLM load `tokenizer` where by itself it would build another one of the model's files."""
+    from transformers import AutoTokenizer
+
+    own = AutoTokenizer.from_pretrained(arguments["model"], trust_remote_code=False)
+    if type(own) is not type(tokenizer):
+        folder = TemporaryDirectory(prefix="swift-r1-tokenizer-")
+        atexit.register(folder.cleanup)  # until then vLLM's processes may load it again
+        tokenizer.save_pretrained(folder.name)
+        arguments.setdefault("tokenizer", folder.name)
 
 
 def _started(arguments: Mapping[str, Any], given: Mapping[str, Any], has_gpu: bool) -> AsyncLLM:

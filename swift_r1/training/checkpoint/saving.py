@@ -21,7 +21,9 @@ from swift_r1.flags.training import EIGHT_BIT
 from swift_r1.models.loading import Quantization, as_readable_as_its_config
 from swift_r1.models.merging import write_base
 from swift_r1.models.multimodal import copy_processor, is_multimodal
+from swift_r1.models.older_readers import write_older_rope
 from swift_r1.models.shape import transformers_config
+from swift_r1.models.tokenizer_files import tokenizer_files, write_tokenizer
 from swift_r1.models.weights import (
     added_weights,
     has_adapters,
@@ -79,6 +81,12 @@ class Saver:
 
     def __post_init__(self) -> None:
         self._failures = 0
+        # now: the model's folder may go
+        self._tokenizer_files = (
+            tokenizer_files(self.tokenizer, alone=has_adapters(self.backend.model))
+            if self.ranks.is_rank0
+            else {}
+        )
         models = [
             ("." if one is self.backend else CRITIC, one)
             for one in (self.backend, self.critic)
@@ -206,19 +214,20 @@ class Saver:
             self.backend.model.save_pretrained(folder, state_dict=adapters)
         as_readable_as_its_config(folder)
         write_base(self.backend.model, folder, self.quantization)
-        self.tokenizer.save_pretrained(folder)
+        write_tokenizer(self._tokenizer_files, folder)
         if is_multimodal(self.backend.model.config):
             copy_processor(str(self.backend.model.name_or_path), folder)
         self._write_card(folder, step)
         if self.critic is not None:
             self.critic.model.save_pretrained(folder / CRITIC, state_dict={})
-            self.tokenizer.save_pretrained(folder / CRITIC)
+            write_tokenizer(self._tokenizer_files, folder / CRITIC)
         for name, one, shards in self._models:
             shards.write_index(folder / name)
             if shards.dtype is not None:
                 config: Any = copy(one.model.config)
                 config.dtype = shards.dtype
                 config.save_pretrained(folder / name)
+            write_older_rope(folder / name)
         if self.with_state:
             assert run is not None
             state = folder / STATE
