@@ -7,6 +7,7 @@ from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from swift_r1.errors import UsageError, one_line
+from swift_r1.models.tied_head import second_head
 
 if TYPE_CHECKING:
     from swift_r1.flags import RlhfArguments
@@ -73,14 +74,17 @@ def transformers_config(model: str, what: str = "the config of") -> Any:
     """Returns transformers' config of a model folder (or id).
 
     Code in that folder is never run, nor asked about at a terminal. Raises UsageError, which names `what` cannot be
-    loaded: transformers cannot read it or does not know the architecture.
+    loaded: transformers cannot read it or does not know the architecture, or the files have another output head.
     """
     from transformers import AutoConfig
 
     try:
-        return AutoConfig.from_pretrained(model, trust_remote_code=False)
+        config = AutoConfig.from_pretrained(model, trust_remote_code=False)
     except (OSError, ValueError, KeyError) as error:
         raise UsageError(f"cannot load {what} {model}: {one_line(error)}") from error
+    if getattr(config, "tie_word_embeddings", False) and (why := second_head(model)):
+        raise UsageError(f"cannot load {what} {model}: {why}")
+    return config
 
 
 def context_length(model: str) -> int | None:

@@ -80,7 +80,9 @@ class SharedFile:
         return fill(self._descriptor, parts)
 
     def read(self, size: int) -> bytes:
-        return os.pread(self._descriptor, size, 0)
+        # Not by `os.pread`, which ends at 2 GiB; opened anew it has a position of its own.
+        with open(f"/proc/self/fd/{self._descriptor}", "rb") as file:
+            return file.read(size)
 
     def link(self, path: Path) -> bool:
         """Puts it at `path`, in place of what is there; False where that cannot be, as on another file system."""

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from swift_r1.data.hubs import is_hub_id, why_unreachable
+from swift_r1.models.tied_head import second_head
 from swift_r1.runtime.files import read_text, regular
 from swift_r1.runtime.hardware import CPU, cpu_multiplies
 
@@ -103,6 +104,9 @@ def _config_faults(model: str, path: Path, flag: str, spread: int) -> list[str]:
         return [
             f"{flag} {model} brings its own code, which is never run: transformers has no {config.get('model_type')}"
         ]
+    why = second_head(str(path)) if config.get("tie_word_embeddings") else None
+    if why:
+        return [f"{flag} {model}: {why}"]
     heads = (config.get("text_config") or config).get("num_attention_heads")
     if isinstance(heads, int) and heads % spread:
         return [

@@ -35,7 +35,7 @@ from swift_r1.launch.checks.preflight import column_faults, data_notes
 from swift_r1.launch.checks.rewards import OF_EPISODES, RewardReport, try_rewards
 from swift_r1.launch.checks.sampler import sampler_faults
 from swift_r1.launch.checks.tools import ToolReport, template_faults, try_tools
-from swift_r1.models.shape import longest_prompt
+from swift_r1.models.shape import longest_prompt, transformers_config
 from swift_r1.plugins import LoadedPlugin, load_plugins
 from swift_r1.plugins.agents import agents
 from swift_r1.plugins.environments.registering import register_environment
@@ -251,6 +251,7 @@ def _encoder(args: CheckArguments, report: CheckReport) -> PromptEncoder | None:
         return None
     from swift_r1.models.loading import load_tokenizer
 
+    transformers_config(args.model, "--model")  # or raises
     tokenizer = load_tokenizer(args.model)
     encoder = PromptEncoder(
         tokenizer,
