@@ -112,6 +112,7 @@ def load_model(
             # On a CPU bitsandbytes would repack the weights for good when the model generates.
             if hasattr(module, "support_avx512bf16_for_cpu"):
                 module.support_avx512bf16_for_cpu = False  # type: ignore[assignment]  # torch knows no such attribute
+        _tell_unquantized(model)
     use_checkpoint_form(model, str(whole))
     prepare(model, gradient_checkpointing)
     if trained is not None and trained.train_type != "full":
@@ -119,6 +120,21 @@ def load_model(
     elif trained is not None:
         freeze(model, trained)
     return model
+
+
+def _tell_unquantized(model: PreTrainedModel) -> None:
+    """Says how much of a model in 4 bits stays as it is where bitsandbytes, for linear layers alone, leaves experts out."""
+    sizes = [
+        one.numel()
+        for name, one in model.named_parameters()
+        if ".experts." in name and one.dim() > 2
+    ]
+    if sizes:
+        logger.warning(
+            "%s of the weights stay in %s: experts, which are one tensor a layer, are not stored in 4 bits",
+            f"{sum(sizes):,}",
+            str(model.dtype).removeprefix("torch."),
+        )
 
 
 def load_critic(

@@ -49,9 +49,10 @@ def add_lora(model: PreTrainedModel, args: AdapterArguments) -> None:
             model,
             AdapterArguments(train_type="lora", **adapter_flags("--ref_adapters", folder)),
             REFERENCE,
+            f"--ref_adapters {folder}:",
         )
         take_adapter(model, REFERENCE, folder, "--ref_adapters")
-    _add(model, args, ADAPTER)
+    _add(model, args, ADAPTER, *(f"--adapters {folder}:" for folder in args.adapters))
     for folder in args.adapters:
         take_adapter(model, ADAPTER, folder, "--adapters")
     for weight in added_weights(model, REFERENCE):
@@ -60,11 +61,14 @@ def add_lora(model: PreTrainedModel, args: AdapterArguments) -> None:
         module.lora_dropout[ADAPTER] = _GradientDropout(args.lora_dropout)
 
 
-def _add(model: PreTrainedModel, args: AdapterArguments, name: str) -> None:
-    """Adds the adapter `name`, whose weights peft makes. Raises UsageError: it cannot be over these modules."""
+def _add(
+    model: PreTrainedModel, args: AdapterArguments, name: str, flag: str | None = None
+) -> None:
+    """Adds the adapter `name`, whose weights peft makes. Raises UsageError, naming the `flag` of adapters that are given:
+    it cannot be over these modules."""
     from peft import LoraConfig
 
-    flag = "--target_modules" if args.target_regex is None else "--target_regex"
+    flag = flag or ("--target_modules" if args.target_regex is None else "--target_regex")
     modules = list(args.target_modules) if args.target_regex is None else [args.target_regex]
     linear = []
     for path, module in model.named_modules():
@@ -86,8 +90,8 @@ def _add(model: PreTrainedModel, args: AdapterArguments, name: str) -> None:
     refused = sorted(experts & _last_parts(chosen))
     if refused:
         raise UsageError(
-            f"{flag} {' '.join(refused)}: the experts and routers of {type(model).__name__} get no adapters, "
-            "nor do modules of their names; all-linear adapts the others"
+            f"{flag} {' '.join(refused)}: the experts and routers of {type(model).__name__}, which transformers has in "
+            "one tensor a layer, get no adapters, nor do modules of their names; all-linear adapts the others"
         )
 
     copied = _modules_to_save(model, args.modules_to_save)

@@ -42,6 +42,7 @@ if TYPE_CHECKING:
 _ADDED = re.compile(
     r"base_model\.model\.(.+?)(?:\.lora_([AB])\.weight|\.lora_(magnitude)_vector|\.weight|\.bias)"
 )
+_OF_EXPERT = re.compile(r"\.experts\.(.+\.)?lora_")
 BASE = "base_model.json"  # in a checkpoint of adapters: how the model under them was loaded
 
 
@@ -74,6 +75,12 @@ def merge(base: str, adapters: Path, output: Path, dtype: str | None) -> None:
     quantization = Quantization(**known["quantization"]) if known.get("quantization") else None
 
     shapes = _shapes(adapters)
+    of_expert = next(filter(_OF_EXPERT.search, shapes), None)
+    if of_expert is not None:
+        raise UsageError(
+            f"--adapters {adapters} adapt experts ({of_expert}), which transformers has in one tensor a layer: only "
+            "adapters of other modules can be merged"
+        )
     towers = parts_of(shapes) != {"llm"}
     fault = misfit(base, shapes, towers)
     if fault is not None:

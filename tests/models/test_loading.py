@@ -123,5 +123,5 @@ def test_a_class_that_fits_is_kept_with_its_special_tokens(tmp_path: Path) -> No
 def test_a_class_that_cannot_be_built_is_refused_in_a_line(tmp_path: Path) -> None:
     for name in ("T5Tokenizer", "PhobertTokenizer", "BartphoTokenizer"):
         write(tmp_path, byte_level(), tokenizer_class=name)
-        with pytest.raises(UsageError, match="^cannot load the tokenizer of --model [^\n]+$"):
+        with pytest.raises(UsageError, match=r"^cannot load the tokenizer of --model [^\n]+$"):
             load_tokenizer(str(tmp_path))

@@ -4,13 +4,16 @@ import json
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from safetensors.torch import save_file
+from transformers import AutoModelForCausalLM, AutoTokenizer, Qwen3MoeConfig
 
 from swift_r1.cli.main import main
-from swift_r1.flags.adapters import AdapterArguments
+from swift_r1.errors import UsageError
+from swift_r1.flags.adapters import AdapterArguments, adapter_flags
 from swift_r1.models.loading import Quantization, load_model
 from swift_r1.models.merging import write_base
 from swift_r1.models.weights import added_weights, policy_weights
+from tests.conftest import save_tiny_tokenizer
 
 
 def adapted(model, folder, quantization):
@@ -84,3 +87,50 @@ def test_one_that_fails_leaves_no_folder(tiny_model, tmp_path, monkeypatch):
     monkeypatch.setattr("swift_r1.models.merging.copy_processor", full)
     assert main(["merge-lora", "--adapters", str(tmp_path / "checkpoint")]) != 0
     assert [one.name for one in tmp_path.iterdir()] == ["checkpoint"]
+
+
+@pytest.mark.parametrize("module", ["experts.0.gate_proj", "experts"])
+def test_adapters_of_experts_are_refused_for_what_they_are(tmp_path, capsys, module):
+    """Not as those of another model: it has these experts, in one tensor a layer."""
+    model = save_mixture(tmp_path / "model")
+    name = f"base_model.model.model.layers.0.mlp.{module}.lora_"
+    tensors = {f"{name}A.weight": torch.zeros(2, 32), f"{name}B.weight": torch.zeros(16, 2)}
+    config = {"peft_type": "LORA", "r": 2, "lora_alpha": 4, "target_modules": ["gate_proj"]}
+    folder = tmp_path / "adapters"
+    folder.mkdir()
+    save_file(tensors, folder / "adapter_model.safetensors")
+    (folder / "adapter_config.json").write_text(
+        json.dumps(config | {"base_model_name_or_path": str(model)})
+    )
+    assert main(["merge-lora", "--adapters", str(folder)]) == 2
+    said = capsys.readouterr().err
+    assert f"adapt experts ({name}A.weight)" in said and "are not of" not in said
+
+    flags = adapter_flags("--adapters", folder)
+    given = AdapterArguments(train_type="lora", adapters=[str(folder)], **flags)
+    with pytest.raises(UsageError, match=f"^--adapters {folder}: gate_proj: the experts"):
+        load_model(model, None, False, given)
+
+
+def test_what_stays_out_of_4_bits_is_told(tmp_path, caplog):
+    model = load_model(save_mixture(tmp_path), "bfloat16", False, quantization=Quantization())
+    left = sum(one.numel() for name, one in model.named_parameters() if ".experts." in name)
+    assert left == 2 * 4 * 3 * 16 * 32
+    assert f"{left:,} of the weights stay in bfloat16: experts" in caplog.text
+
+
+def save_mixture(folder):
+    config = Qwen3MoeConfig(
+        vocab_size=save_tiny_tokenizer(folder),
+        hidden_size=32,
+        intermediate_size=32,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        head_dim=16,
+        num_experts=4,
+        num_experts_per_tok=2,
+        moe_intermediate_size=16,
+    )
+    AutoModelForCausalLM.from_config(config, dtype=torch.float32).save_pretrained(folder)
+    return folder

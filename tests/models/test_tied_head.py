@@ -20,7 +20,7 @@ from swift_r1.models.shape import shape_of
 from tests.conftest import save_tiny_model
 from tests.vision import write_tiny
 
-SAYS = "output head is the embedding .* another .*lm_head.weight: set it to false there"
+SAYS = r"output head is the embedding .* another .*lm_head\.weight: set it to false there"
 READERS = {
     "preflight": lambda model: [
         UsageError(*faults) for faults in [model_faults(model, {})] if faults
@@ -96,5 +96,5 @@ def test_a_config_without_files_and_a_head_of_its_own(tmp_path: Path) -> None:
 
 
 def test_a_head_that_is_missing_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="its weights lack lm_head.weight"):
+    with pytest.raises(UsageError, match=r"its weights lack lm_head\.weight"):
         load_model(claim(save_tiny_model(tmp_path), False), None, False)

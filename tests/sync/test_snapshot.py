@@ -77,3 +77,13 @@ def test_it_is_in_own_memory_where_shared_memory_is_short_and_where_versions_are
     assert written(snapshot, 3, compare=True).change is not None
     monkeypatch.setattr(shutil, "disk_usage", lambda _folder: shutil._ntuple_diskusage(100, 0, 100))
     assert not isinstance(written(WeightSnapshot(), 1).data, SharedFile)
+
+
+@pytest.mark.long
+def test_a_weight_over_2_gib_is_read_whole() -> None:
+    """One `read` of Linux ends at 2,147,479,552 bytes. The file is a hole, the copy is 2 GiB of memory."""
+    size = (2 << 30) + 5
+    file = SharedFile()
+    os.pwrite(file._descriptor, b"end", size - 3)
+    data = file.read(size)
+    assert len(data) == size and data.endswith(b"\0end")
