@@ -9,11 +9,22 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, NamedTuple
 
 from swift_r1.data.images import ImageFile, images_of, in_parts
 from swift_r1.data.preprocessors import Row
-from swift_r1.data.prompt_templates import plain
+from swift_r1.data.prompt_templates import (
+    PLAIN_TURN,
+    TurnEnd,
+    closed_thought,
+    common_beginning,
+    end_of_turn,
+    is_empty_thought,
+    opens_thought,
+    plain,
+    rewritten_beginning,
+)
 from swift_r1.data.prompts import Prompt, PromptEncoder, Wording, data_columns
 from swift_r1.data.vision import VisionProcessor
 from swift_r1.errors import UsageError
@@ -78,11 +89,8 @@ class ConversationEncoder(PromptEncoder):
     ) -> None:
         super().__init__(tokenizer, wording, max_length, truncation, vision)
         self._loss_scale = loss_scale
-        ends = tokenizer.eos_token_id if self.turn_end is None else self.turn_end
-        self._end: str = tokenizer.convert_ids_to_tokens(ends)
-        asked = {"role": "user", "content": "x"}
-        both = [asked, {"role": "assistant", "content": "x"}]
-        self._overhead = len(self._rendered(both, False).encode()) + len(self._end)
+        self._end = self._ended(end_of_turn(self._rendered, tokenizer, PLAIN_TURN))
+        self._overhead = len((self._rendered(PLAIN_TURN, False) + self._end.written).encode())
 
     def encode(self, row: Row) -> Conversation | None:
         """Returns the conversation of a row; None where it is longer than `max_length` and is not to be cut."""
@@ -110,23 +118,31 @@ class ConversationEncoder(PromptEncoder):
 
     def sequences(self, row: Row) -> list[AnsweredTokens]:
         """Returns the tokens of a row before they are cut: one sequence, or several where the template rewrites earlier
-        answers. Raises UsageError where the template refuses the messages, or leaves the calls of an answer out."""
+        answers. Raises UsageError, which names the row, where the template refuses the messages, or does not render
+        all of an answer behind its prompt."""
+        try:
+            return self._sequences(row)
+        except UsageError as error:
+            raise UsageError(f"{row['prompt_id']}: {error}") from error
+
+    def _sequences(self, row: Row) -> list[AnsweredTokens]:
         images = images_of(row)
         own = self._with_system(row["messages"])
         if images:
             own = [in_parts(one) for one in own]
         learns = [one.pop("loss", None) for one in own]
         tools = self.tools_of(row)
+        answers = [place for place, one in enumerate(own) if one["role"] == "assistant"]
         if self._loss_scale == "all":
+            ends = [self._end_of(own[: place + 1], tools) for place in answers]
             whole = _Sequence()
-            text = self._before_end(self._rendered(own, False, tools)) + self._end
-            self._extend(whole, text, True, images)
+            text = self._rendered(own, False, tools).removesuffix(ends[-1].shown)
+            self._extend(whole, text + ends[-1].written, True, images)
             return [whole.answered(False, *whole.learned[1:])]
         found: list[_Sequence] = []
         last_asked = max(
             (place for place, one in enumerate(own) if one["role"] == "user"), default=-1
         )
-        answers = [place for place, one in enumerate(own) if one["role"] == "assistant"]
         for place in answers:
             by_strategy = self._loss_scale == "default" or place > last_asked
             learned = by_strategy if learns[place] is None else learns[place]
@@ -144,12 +160,14 @@ class ConversationEncoder(PromptEncoder):
         self, sequence: _Sequence, text: str, learned: bool, images: Sequence[ImageFile]
     ) -> None:
         ids = self.tokenize(text)
+        shown = None
         if images:
             ids = self._expanded(text, images[sequence.images :])
             sequence.images += text.count(self.vision.placeholder)
+            shown = self.vision.token_id
         sequence.text += text
         sequence.token_ids += ids
-        sequence.learned += [learned] * len(ids)
+        sequence.learned += [learned and one != shown for one in ids]
 
     def _answer(
         self,
@@ -158,26 +176,66 @@ class ConversationEncoder(PromptEncoder):
         tools: Sequence[Mapping[str, Any]],
     ) -> str:
         """Returns what the model would write behind `prompt` to give the last message: as the template renders it, up to
-        the token that ends a turn; where the template does not have it there (it drops the thinking of an answer, or
-        the prompt opens the turn otherwise), the message's own text."""
-        own = messages[-1]
+        the token that ends a turn; where the template leaves out a thought that its text begins with, that text. Raises
+        UsageError where the template leaves out more, or does not render it behind the prompt."""
+        end = self._end_of(messages, tools)
         whole = self._rendered(messages, False, tools)
-        behind = whole.removeprefix(prompt) if whole.startswith(prompt) else ""
-        said = self._before_end(behind)
-        content = str(own["content"]).removeprefix(self.response_prefix)
-        if said and _squeezed(content) in _squeezed(plain(said)):
-            return said + self._end
-        if own.get("tool_calls"):
+        prefix = self.response_prefix
+        before = prompt.removesuffix(prefix)
+        begun = next(filter(whole.startswith, (prompt, before)), "")
+        if not begun:
+            render = partial(self._rendered, tools=tools)
+            begun = rewritten_beginning(render, messages, prompt)
+            if begun and whole.startswith(begun):
+                prompt = begun
+            else:
+                begun = common_beginning(prompt, whole)
+        only_here = prompt.removeprefix(begun)  # and not in a longer conversation
+        opened = opens_thought(only_here)
+        content = str(messages[-1]["content"])
+        text = next(
+            content.removeprefix(one)
+            for one in (prefix, prefix.strip(), "")
+            if content.startswith(one)
+        )
+        thought = closed_thought(text)
+        thinks = bool(thought or messages[-1].get("reasoning_content"))
+        behind = whole.removeprefix(begun)
+        said = behind.removesuffix(end.shown)
+        if behind.endswith(end.shown):
+            shown = _squeezed(plain(said))
+            left_out = is_empty_thought(only_here) or (only_here == prefix and not opened)
+            if (not only_here or (left_out and not thinks)) and _squeezed(text) in shown:
+                return said + end.written
+            answer = _squeezed(text.removeprefix(thought))
+            if thought and end is self._end and only_here in ("", prefix) and answer in shown:
+                return text + end.written
+        if opened and not thinks:
             raise UsageError(
-                "the chat template does not render the tool calls of an answer behind its prompt: take another "
-                "--prompt_template, or leave such rows out"
+                f"the prompt opens a thought ({only_here!r}) that the answer does not close: give answers with their "
+                "thought, or take a template that opens none (--enable_thinking false, where it reads that)"
             )
-        return content + self._end
+        raise UsageError(
+            "the chat template does not render the whole answer behind its prompt: take another --prompt_template, or "
+            "leave such rows out"
+        )
 
-    def _before_end(self, text: str) -> str:
-        """Returns what stands before the token that ends the last turn, which some templates leave to the next one."""
-        before, ended, rest = text.rpartition(self._end)
-        return before if ended and not rest.strip() else text
+    def _end_of(
+        self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]]
+    ) -> TurnEnd:
+        """Returns how the last message, an answer, ends. Raises UsageError where the template leaves a part of it out."""
+        own = messages[-1]
+        if not own.get("tool_calls") and not own.get("reasoning_content"):
+            return self._end
+        render = partial(self._rendered, tools=tools)
+        return self._ended(end_of_turn(render, self.tokenizer, messages, self._end.token))
+
+    def _ended(self, found: TurnEnd) -> TurnEnd:
+        """Returns how a turn ends, with the tokenizer's end where the template has none."""
+        if found.token is not None:
+            return found
+        end = self.tokenizer.eos_token
+        return TurnEnd(end, found.shown, end)
 
     def _length(self, row: Row) -> int:
         return self._longest(self.sequences(row))

@@ -15,6 +15,8 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 from typing import Any
 
+from swift_r1.data.prompt_templates import THOUGHTS
+
 Row = dict[str, Any]
 Preprocessed = Row | list[Row] | None
 Preprocess = Callable[[Row], Preprocessed]
@@ -24,6 +26,7 @@ class RowFault(ValueError):
     """A row that cannot be trained on, and why."""
 
 
+LEARNED_KEYS = ("loss", "weight")  # ms-swift's and OpenAI's
 SYSTEM_KEYS = ("system", "system_prompt")
 TOOL_CALL_KEYS = ("tool_calls", "function_call")
 QUERY_KEYS = ("query", "prompt", "input", "instruction", "question", "problem")
@@ -64,26 +67,31 @@ class ResponsePreprocessor(RowPreprocessor):
         self.columns.update(dict.fromkeys(RESPONSE_KEYS, "response"))
 
     def preprocess(self, row: Row) -> Preprocessed:
+        query = row.pop("query", None)
         response = row.pop("response", None)
-        if isinstance(response, list | tuple):
+        if isinstance(response, list | tuple) and not _are_messages(response):
             response = response[0] if response else None
+        if _are_messages(query) and response is not None:  # only what answers them is learned
+            query = [{"loss": False, **one} if one["role"] == "assistant" else one for one in query]
         history = _parsed(row.get("history") or [])
-        turns = [*history, (row.pop("query", None), response)]
         system = row.pop("system", None)
         messages = [{"role": "system", "content": system}] if system is not None else []
-        for query, answer in turns:
-            if (
-                isinstance(query, list)
-                and query
-                and all(isinstance(one, Mapping) and "role" in one for one in query)
-            ):
-                messages.extend(query)
-            elif query is not None:
-                messages.append({"role": "user", "content": query})
-            if answer is not None:
-                messages.append({"role": "assistant", "content": answer})
+        for turn in (*history, (query, response)):
+            for role, said in zip(("user", "assistant"), turn, strict=True):
+                if _are_messages(said):
+                    messages.extend(said)
+                elif said is not None:
+                    messages.append({"role": role, "content": said})
         row["messages"] = messages
         return row
+
+
+def _are_messages(said: Any) -> bool:
+    return (
+        isinstance(said, list)
+        and bool(said)
+        and all(isinstance(one, Mapping) and "role" in one for one in said)
+    )
 
 
 class AlpacaPreprocessor(ResponsePreprocessor):
@@ -178,13 +186,10 @@ class MessagesPreprocessor(RowPreprocessor):
             "assistant": self.assistant_roles,
         }
         role = next((standard for standard, names in own.items() if role in names), role)
-        calls = {
-            key: message[key]
-            for key in (*TOOL_CALL_KEYS, "tool_call_id", "name")
-            if message.get(key)
-        }
-        learned = {} if message.get("loss") is None else {"loss": message["loss"]}
-        return [{"role": role, "content": _first(message, self.content_keys), **calls, **learned}]
+        kept = (*TOOL_CALL_KEYS, "tool_call_id", "name", *THOUGHTS)
+        more = {key: message[key] for key in kept if message.get(key)}
+        more |= {key: message[key] for key in LEARNED_KEYS if message.get(key) is not None}
+        return [{"role": role, "content": _first(message, self.content_keys), **more}]
 
 
 def _first(message: Mapping[str, Any], keys: Sequence[str]) -> Any:

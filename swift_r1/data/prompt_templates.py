@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from itertools import chain, count, takewhile
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from swift_r1.errors import UsageError, a_kind
 
@@ -60,8 +60,20 @@ TEMPLATES = {"r1": _R1, "qwen_math": _QWEN_MATH, "no": _NO}
 _CUT = "swift-r1-cut-9d27e4"  # in rendered text: tokens end here
 # a message's text where only what the template puts after it is wanted
 _MARKER = "swift-r1-text-c41f0a"
+_ASKED = {"role": "user", "content": "x"}
+PLAIN_TURN = (_ASKED, {"role": "assistant", "content": "x"})
+_CALL = {"type": "function", "id": "call00000", "function": {"name": "x", "arguments": "{}"}}
+CALLING_TURN = (_ASKED, {"role": "assistant", "content": "", "tool_calls": [_CALL]})
+THOUGHTS = ("reasoning_content", "reasoning", "thinking")
+"""What templates and data call the thought of an answer."""
 _NO_TEXT = re.compile("(?<![a-z])(image|img|video|audio|vision|media|patch)", re.IGNORECASE)
 _THINK = r"[\w:]*(?:think|thought|reason)[\w:]*"
+_THOUGHT = re.compile(rf".*</{_THINK}>", re.DOTALL)
+_CUT_TAG = re.compile("<[^<>]*$")
+_EMPTY_THOUGHT = re.compile(
+    r"\s*(?=.*(?:think|thought|reason))<[^<>]*>\s*(?:\w+\s*)?<[^<>]*>\s*", re.IGNORECASE
+)
+_OPENED = re.compile(rf"<{_THINK}>\s*$")
 _OPENING = re.compile(rf"(?:<{_THINK}>\s*)?(?:</{_THINK}>\s*)?$")
 # transformers' tags around what the model says
 _SAID = re.compile(r"\{%[-+]?\s*(?:end)?generation\s*[-+]?%\}")
@@ -362,6 +374,45 @@ def opening_of(render: Renderer) -> str:
     return found[0] if found else ""
 
 
+def closed_thought(text: str) -> str:
+    """Returns the beginning of a text up to the last tag that closes a thought; "" without any."""
+    found = _THOUGHT.match(text)
+    return found[0] if found else ""
+
+
+def opens_thought(prompt: str) -> bool:
+    """Returns whether a prompt ends in a tag that opens a thought."""
+    return _OPENED.search(prompt) is not None
+
+
+def common_beginning(prompt: str, text: str) -> str:
+    """Returns what a prompt and a text begin with, up to a whole token or tag where that is not the whole prompt."""
+    common = "".join(
+        one
+        for one, _ in takewhile(lambda pair: pair[0] == pair[1], zip(prompt, text, strict=False))
+    )
+    return common if common == prompt else _CUT_TAG.sub("", common)
+
+
+def rewritten_beginning(
+    render: Renderer, messages: Sequence[Mapping[str, Any]], prompt: str
+) -> str:
+    """Returns what stands before the last message, an answer, where the template renders earlier ones otherwise once it
+    is there (gpt-oss leaves thoughts out behind a call); "" where the answer does not begin as in `prompt`."""
+    *earlier, asked, answer = messages
+    opening = prompt.removeprefix(common_beginning(prompt, render([*earlier, asked], False)))
+    marked = (_marked(one)[0] for one in (asked, answer))
+    before, _, rest = render([*earlier, *marked], False).partition(_MARKER)
+    between, opened, _ = rest.partition(_MARKER)[0].partition(opening or _MARKER)
+    return f"{before[:-3]}{between}{opened}" if opened else ""  # without the number of the mark
+
+
+def is_empty_thought(text: str) -> bool:
+    r"""Returns whether a text is two tags around nothing, as prompts end in where no thought is wanted:
+    `<think>\n\n</think>\n\n`, `<|channel>thought\n<channel|>` (Gemma 4)."""
+    return _EMPTY_THOUGHT.fullmatch(text) is not None
+
+
 def behind_turn(render: Renderer, messages: Sequence[Mapping[str, Any]], place: int) -> str | None:
     """Returns what follows the text of the model's turn `messages[place]`, the opening of its next one included; None
     where the template leaves the turn's text out. Earlier calls, with their answers, need not be such that the template
@@ -443,20 +494,126 @@ def special_tokens(tokenizer: Any) -> frozenset[int]:
     )
 
 
-def turn_end(render: Renderer, tokenizer: Any) -> int | None:
-    """Returns the first special token after an assistant's turn, as the template renders it; None where there is none.
+class TurnEnd(NamedTuple):
+    """How a template ends a turn of the model."""
 
-    A base model's own end token is often another: the model would go on after its turn and write the user's. The last
-    turn counts, since others may end differently (gpt-oss); where nothing ends it, the next turn's start does (GLM-4).
+    written: str  # by the model, up to the token that ends it; "" where none does
+    shown: str  # in its place, where no other turn follows
+    token: str | None
+
+
+def turn_end(
+    render: Renderer, tokenizer: Any, messages: Sequence[Mapping[str, Any]] = PLAIN_TURN
+) -> int | None:
+    """Returns the token that ends the model's turn in the template, which is often another than a base model's; None
+    where none does."""
+    try:
+        token = end_of_turn(render, tokenizer, PLAIN_TURN).token
+        if messages is not PLAIN_TURN:
+            token = end_of_turn(render, tokenizer, messages, token).token
+    except UsageError:
+        return None
+    return None if token is None else int(tokenizer.convert_tokens_to_ids(token))
+
+
+def end_of_turn(
+    render: Renderer,
+    tokenizer: Any,
+    messages: Sequence[Mapping[str, Any]],
+    other: str | None = None,
+) -> TurnEnd:
+    """Returns how the last message ends: in special tokens that stand there whether or not another turn follows; else
+    in the one that stands there where none does (gpt-oss), or in that with which the next turn begins (GLM).
+
+    Args:
+        other: a token that ends turns, beside the tokenizer's.
+
+    Raises UsageError where the template leaves a part of the message out, or refuses the messages.
     """
-    special = special_tokens(tokenizer)
-    turns = [{"role": "user", "content": "x"}, {"role": "assistant", "content": _MARKER}]
-    for messages in (turns, [*turns, turns[0]]):
-        try:
-            _, found, after = render(messages, False).rpartition(_MARKER)
-        except UsageError:  # a template of one turn
-            return None
-        for token in token_ids(tokenizer, after) if found else ():
-            if token in special:
-                return int(token)
-    return None
+    said, marks = _marked(messages[-1])
+    calls = said.get("tool_calls") or ()
+    answered = [*messages[:-1], said]
+    text = render(answered, False)
+    for mark, part in marks.items():
+        if mark not in text:
+            raise UsageError(
+                f"the chat template does not render {part} of an answer: take another --prompt_template, or leave such "
+                "rows out"
+            )
+    special = _special(tokenizer)
+
+    def behind(text: str) -> list[str]:  # text, token, text, ..., text
+        return special.split(text.rpartition(_MARKER)[2])
+
+    last = behind(text)
+    answers = [
+        {
+            "role": "tool",
+            "content": "x",
+            "tool_call_id": one.get("id", ""),
+            "name": one["function"]["name"],
+        }
+        for one in calls
+    ]
+    try:
+        longer = behind(render([*answered, *(answers or [_ASKED])], False))
+    except UsageError:  # a template of one turn
+        longer = last
+    same = sum(
+        1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(last, longer, strict=False))
+    )
+    start = same
+    while start and (start % 2 == 0 or not last[start - 1].strip()):
+        start -= 1
+    shown = "".join(last[start:])
+    tokens = [place for place in range(start, same) if place % 2]
+    known = (tokenizer.eos_token, other)
+    for place in tokens:
+        # behind a call's own tokens there may be white space, behind the end of a text the next turn
+        if last[place] in known or place == tokens[-1] or (not calls and last[place + 1]):
+            return TurnEnd("".join(last[start : place + 1]), shown, last[place])
+    place = same | 1
+    for turns in (last, longer):
+        if place < len(turns) and not "".join(turns[start:place]).strip():
+            return TurnEnd("".join(turns[start : place + 1]), shown, turns[place])
+    for place in range(1, len(last), 2):  # calls are rendered otherwise where none follows
+        if last[place] in known:
+            return TurnEnd(last[place], "".join(last[place:]), last[place])
+    return TurnEnd("", shown[len(shown.rstrip()) :], None)
+
+
+def _marked(message: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, str]]:
+    """Returns an answer with a mark in each of its parts, and which part each mark is in."""
+    marks: dict[str, str] = {}
+
+    def mark(part: str) -> str:
+        own = f"{len(marks):03}{_MARKER}"
+        marks[own] = part
+        return own
+
+    own = dict(message)
+    if own.get("reasoning_content"):
+        own["reasoning_content"] += mark("the reasoning_content")
+    if own["content"] or not own.get("tool_calls"):
+        content = own["content"]
+        text = mark("the text")
+        parts = [] if isinstance(content, str) else [{"type": "text", "text": text}]
+        own["content"] = content + (parts or text)
+    calls = []
+    for call in own.get("tool_calls") or ():
+        function = _with_object(call["function"])
+        name = mark("the tool calls")
+        arguments = function["arguments"]
+        function["arguments"] = (
+            {**arguments, name: name} if isinstance(arguments, dict) else f"{arguments}{name}"
+        )
+        calls.append({**call, "function": function})
+    return own | ({"tool_calls": calls} if calls else {}), marks
+
+
+@lru_cache(maxsize=8)
+def _special(tokenizer: Any) -> re.Pattern[str]:
+    """Returns a pattern of the texts of special tokens."""
+    names = tokenizer.convert_ids_to_tokens(list(special_tokens(tokenizer)))
+    wanted = "|".join(map(re.escape, sorted(names, key=len, reverse=True)))
+    return re.compile(f"({wanted or '(?!)'})")

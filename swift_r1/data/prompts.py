@@ -13,6 +13,8 @@ from typing import Any, Protocol
 from swift_r1.data.images import ImageFile, images_of, in_parts, rewards_column
 from swift_r1.data.preprocessors import Row
 from swift_r1.data.prompt_templates import (
+    CALLING_TURN,
+    THOUGHTS,
     check_read,
     has_tools,
     opening_of,
@@ -196,6 +198,11 @@ class PromptEncoder:
         """Returns the token that ends the model's turn in the template; None where none does."""
         return turn_end(self._rendered, self.tokenizer)
 
+    @cached_property
+    def call_end(self) -> int | None:
+        """Returns the token that ends a turn of the model that calls a tool; None where none does."""
+        return turn_end(self._rendered, self.tokenizer, CALLING_TURN) if self.has_tools else None
+
     def render(
         self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] = ()
     ) -> str:
@@ -233,7 +240,13 @@ class PromptEncoder:
         tools: Sequence[Mapping[str, Any]] = (),
     ) -> str:
         given = self._given | ({"tools": [dict(one) for one in tools]} if tools else {})
-        return rendered(self.tokenizer, self._with_system(messages), add_generation_prompt, **given)
+        own = [
+            dict.fromkeys(THOUGHTS, one["reasoning_content"]) | one
+            if one.get("reasoning_content")
+            else one
+            for one in self._with_system(messages)
+        ]
+        return rendered(self.tokenizer, own, add_generation_prompt, **given)
 
     def tokenize(self, text: str) -> tuple[int, ...]:
         """Token ids of rendered text; no special tokens are added."""

@@ -15,8 +15,15 @@ from swift_r1.data.files import RawRow
 from swift_r1.data.image_files import ImageRules
 from swift_r1.data.image_rows import is_empty, place_images, take_images
 from swift_r1.data.images import COLUMN, images_of, placeless
-from swift_r1.data.preprocessors import QUERY_KEYS, Row, RowFault, preprocess_row, rename_columns
-from swift_r1.data.prompt_templates import text_of
+from swift_r1.data.preprocessors import (
+    LEARNED_KEYS,
+    QUERY_KEYS,
+    Row,
+    RowFault,
+    preprocess_row,
+    rename_columns,
+)
+from swift_r1.data.prompt_templates import THOUGHTS, text_of
 from swift_r1.data.sources import Source
 from swift_r1.data.tools import CALL_ROLES, ToolUse, with_calls, with_tools
 from swift_r1.errors import UsageError, a_kind, describe
@@ -48,6 +55,7 @@ _READ = (
 UNBOUNDED = (
     2**32 - 1
 )  # bytes of a row whose length only the chat template knows, or the model's processor
+_TAGS = 128  # bytes, more than what a template puts around a thought
 _SHOWN = 3
 
 
@@ -239,16 +247,23 @@ def _conversation(row: Mapping[str, Any]) -> list[dict[str, Any]]:
 
     Raises:
         RowFault: no messages, an unknown role, content that is not text, no answer, one without a question before it,
-            or a `loss` that is neither true nor false.
+            a `loss` or `weight` that is neither true nor false, or one of a message that is no answer.
     """
     found = []
     for message in _checked(_messages(row)):
         said = _message(message)
-        learned = message.get("loss")
-        if learned is not None and said["role"] == "assistant":
+        for key in LEARNED_KEYS:
+            learned = message.get(key)
+            if learned is None:
+                continue
             if learned not in (True, False):
-                raise RowFault(f"loss of a message must be true or false, not {learned!r}")
-            said["loss"] = bool(learned)
+                raise RowFault(f"{key} of a message must be true or false, not {learned!r}")
+            if said["role"] != "assistant":
+                raise RowFault(
+                    f"{key} of a message of the {said['role']}: only answers are learned"
+                )
+            if said.setdefault("loss", bool(learned)) != learned:
+                raise RowFault("loss and weight of a message contradict each other")
         found.append(said)
     while found and found[-1]["role"] != "assistant":
         found.pop()
@@ -291,9 +306,12 @@ def _message(message: Mapping[str, Any]) -> dict[str, Any]:
         raise RowFault(f"the content of the {role} message {error}") from error
     if "\0" in content:
         raise RowFault(f"the content of the {role} message has a NUL character in it")
-    return {"role": role, "content": content} | {
-        key: message[key] for key in _OF_TOOLS if message.get(key)
-    }
+    own = {"role": role, "content": content}
+    own |= {key: message[key] for key in _OF_TOOLS if message.get(key)}
+    thoughts = {message[key] for key in THOUGHTS if message.get(key)}
+    if len(thoughts) > 1 or not all(isinstance(one, str) for one in thoughts):
+        raise RowFault(f"the {role} message has no one text as its {' or '.join(THOUGHTS)}")
+    return own | dict.fromkeys(THOUGHTS[: len(thoughts)], *thoughts)
 
 
 def _as_json(row: Row) -> bytes:
@@ -337,7 +355,7 @@ def _why_not_kept(row: Row, error: Exception) -> str:
 def prompt_key(row: Mapping[str, Any]) -> str:
     """Returns what makes two rows the same prompt."""
     messages = [
-        [one["role"], one["content"], *filter(None, [one.get("tool_calls")])]
+        [one["role"], one["content"], *filter(None, map(one.get, ("tool_calls", THOUGHTS[0])))]
         for one in row["messages"]
     ]
     images = [image.sha256 for image in images_of(row)]
@@ -348,4 +366,6 @@ def content_bytes(row: Mapping[str, Any]) -> int:
     """Returns the bytes of the contents of a row's messages; with tools or calls more than any prompt has."""
     if row.get("tools") or any("tool_calls" in message for message in row["messages"]):
         return UNBOUNDED
-    return sum(len(message["content"].encode()) for message in row["messages"])
+    thoughts = [one[THOUGHTS[0]] for one in row["messages"] if one.get(THOUGHTS[0])]
+    texts = [*thoughts, *(message["content"] for message in row["messages"])]
+    return sum(len(text.encode()) for text in texts) + len(thoughts) * _TAGS

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from swift_r1.data.preprocessors import TOOL_CALL_KEYS, RowFault
+from swift_r1.data.preprocessors import LEARNED_KEYS, TOOL_CALL_KEYS, RowFault
 from swift_r1.data.prompt_templates import answered_calls, answered_turns, text_of
 from swift_r1.data.tool_registry import described, server_tools, tools
 from swift_r1.errors import UsageError, a_kind
@@ -139,7 +139,7 @@ def with_calls(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
         calls = _calls(message)
         if role in CALL_ROLES:
             if not found or found[-1]["role"] != "assistant":
-                learned = {"loss": message["loss"]} if "loss" in message else {}
+                learned = {key: message[key] for key in LEARNED_KEYS if key in message}
                 found.append({"role": "assistant", "content": "", **learned})
             own = found[-1]
         else:

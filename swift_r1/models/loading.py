@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import logging
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -326,14 +327,14 @@ def _cached(path: str, name: str) -> Path | None:
 
 
 def end_tokens(
-    model: PreTrainedModel, tokenizer: Any, turn_end: int | None = None
+    model: PreTrainedModel, tokenizer: Any, turn_ends: Iterable[int | None] = ()
 ) -> tuple[int, ...]:
     """Returns the tokens that end a completion: the tokenizer's, those of the model's generation config, and
-    `turn_end`, the template's. Raises UsageError: there is none."""
+    `turn_ends`, the template's. Raises UsageError: there is none."""
     configured = getattr(model.generation_config, "eos_token_id", None)
     ends = {
         tokenizer.eos_token_id,
-        turn_end,
+        *turn_ends,
         *(configured if isinstance(configured, list) else [configured]),
     } - {None}
     if not ends:

@@ -140,10 +140,11 @@ class RoundBatch:
         ends = self.image_lengths.cumsum(0).tolist()
         return [data[end - size : end] for end, size in zip(ends, sizes, strict=True)]
 
-    def prompt(self, row: int) -> PromptWithImages:
-        """Returns the prompt of a row with the files of its images."""
+    def prompt(self, row: int, whole: bool = False) -> PromptWithImages:
+        """Returns the prompt of a row, or the `whole` row, with the files of its images."""
         start = int(self.starts[row])
-        ids = self.token_ids[start : start + int(self.prompt_lengths[row])]
+        lengths = self.lengths if whole else self.prompt_lengths
+        ids = self.token_ids[start : start + int(lengths[row])]
         first = int(starts_of(self.image_counts)[row])
         numbers = self.image_numbers[first : first + int(self.image_counts[row])]
         return PromptWithImages(
@@ -290,6 +291,7 @@ class Batching:
     # groups whose rewards are all equal teach nothing, and get micro-batches of their own
     silent_apart: bool = False
     vision: Vision | None = None  # of a run whose rows have images
+    images_anywhere: bool = False  # in a row, not only in its prompt; then each row stands alone
 
 
 def split_step(
@@ -333,6 +335,7 @@ def split_step(
             overlong_filter=batching.overlong_filter,
             sequence=ranks.sequence,
             vision=batching.vision,
+            images_anywhere=batching.images_anywhere,
         )
         for units in numbered
     ]
@@ -373,7 +376,7 @@ class _Rows(NamedTuple):
     packed_row: PackedRow | None = None
 
     def with_images(
-        self, batch: RoundBatch, vision: Vision | None, device: torch.device
+        self, batch: RoundBatch, vision: Vision | None, device: torch.device, anywhere: bool
     ) -> tuple[ImageInputs | None, Tensor | None]:
         """Returns the images of the rows, and their positions. Those of the round's first prompt with images go through
         the tower where the rows have none and other ranks' may have some."""
@@ -385,9 +388,9 @@ class _Rows(NamedTuple):
                 "images as a --dataset of its own"
             )
         # a prompt once, however many rows have it
-        numbers = batch.prompt_numbers.tolist()
+        numbers = range(len(batch.owners)) if anywhere else batch.prompt_numbers.tolist()
         row_of = {numbers[one.prompt]: one.prompt for one in self.stretches if one.prompt >= 0}
-        prompts = [batch.prompt(row) for row in row_of.values()]
+        prompts = [batch.prompt(row, anywhere) for row in row_of.values()]
         places = {number: place for place, number in enumerate(row_of)}
         stretches = [
             replace(one, prompt=places[numbers[one.prompt]]) if one.prompt >= 0 else one
@@ -408,6 +411,7 @@ def collate(
     overlong_filter: bool = False,
     sequence: SequenceGroup | None = None,
     vision: Vision | None = None,
+    images_anywhere: bool = False,
 ) -> MicroBatch:
     """The given completions in one micro-batch: a row each, padded on the right to their own longest, or packed; a
     packed row is spread over the ranks of `sequence`. Without any a row of padding goes through the model, of which
@@ -419,7 +423,7 @@ def collate(
         if form.packed
         else _padded(batch, samples)
     )
-    images, position_ids = rows.with_images(batch, vision, device)
+    images, position_ids = rows.with_images(batch, vision, device, images_anywhere)
     lengths = batch.completion_lengths[samples]
     width = int(lengths.max()) if units else 1
     steps = torch.arange(width)

@@ -238,12 +238,14 @@ def open_critic(context: Context, plan: Plan) -> TrainedCritic | None:
 def completion_ends(context: Context, backend: Backend) -> tuple[int, ...]:
     """The tokens that end a completion, in training and wherever a checkpoint is used."""
     tokenizer = context.tokenizer
-    turn_end = PromptEncoder(tokenizer, wording=Wording.of(context.args)).turn_end
-    ends = end_tokens(backend.model, tokenizer, turn_end)
-    if context.ranks.is_rank0 and turn_end not in (None, tokenizer.eos_token_id):
+    prompts = PromptEncoder(tokenizer, wording=Wording.of(context.args))
+    found = (prompts.turn_end, prompts.call_end)
+    turn_ends = {one for one in found if one is not None} - {tokenizer.eos_token_id}
+    ends = end_tokens(backend.model, tokenizer, turn_ends)
+    if context.ranks.is_rank0 and turn_ends:
         logger.info(
             "completions end at the chat template's %s too",
-            tokenizer.convert_ids_to_tokens(turn_end),
+            " and ".join(tokenizer.convert_ids_to_tokens(sorted(turn_ends))),
         )
     assert backend.model.generation_config is not None
     backend.model.generation_config.eos_token_id = list(ends) if len(ends) > 1 else ends[0]

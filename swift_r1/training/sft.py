@@ -50,7 +50,9 @@ def _rows(conversation: Conversation) -> list[TokenSequence]:
 
 def alone(batching: Batching) -> Batching:
     """Returns how rows without groups and rewards are batched."""
-    return replace(batching, group_size=1, share_from=None, silent_apart=False)
+    return replace(
+        batching, group_size=1, share_from=None, silent_apart=False, images_anywhere=True
+    )
 
 
 @dataclass(frozen=True)

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 import logging
+import re
 from pathlib import Path
 
 import pytest
 
-from swift_r1.data.conversations import ConversationEncoder
+from swift_r1.data.conversations import LOSS_SCALES, ConversationEncoder
 from swift_r1.data.loading import load_rows
 from swift_r1.data.prompts import Wording
 from swift_r1.data.sources import DataFlags
@@ -181,7 +182,7 @@ def test_rows_that_are_too_long(learned) -> None:
 def test_calls_that_a_template_leaves_out(learned) -> None:
     call = {"type": "function", "function": {"name": "add", "arguments": "{}"}}
     dropped = "{# tools #}" + OPENED
-    with pytest.raises(UsageError, match="does not render the tool calls"):
+    with pytest.raises(UsageError, match=r"d:0: .* does not render the tool calls"):
         learned([said("u", "?"), said("a", "", tool_calls=[call])], dropped)
 
 
@@ -205,3 +206,218 @@ def test_rows_keep_their_answers(tmp_path: Path, caplog) -> None:
         assert fault in caplog.text
     prompts = load_rows(DataFlags(dataset=[str(path)])).train  # of the same file, kept apart
     assert prompts[1]["messages"] == [said("u", "b?")]
+
+
+_TURNS = (
+    "{%- for m in messages -%}<|{{ m.role }}|>{{ m.content }}<|end|>{%- endfor -%}"
+    "{%- if add_generation_prompt -%}<|assistant|>"
+)
+_CALLS = (
+    "{%- for c in m.tool_calls or [] -%}[{{ c.function.name }} {{ c.function.arguments | tojson }}]"
+    "{%- endfor -%}"
+)
+_TOOLS = "{%- if tools -%}{{ tools | tojson }}{%- endif -%}"
+_OPEN = "{%- if add_generation_prompt -%}<|assistant|>{%- endif -%}"
+# Phi-3: `eos_token` stands at the end of text in which no answer is asked for
+EOS_AT_THE_END = _TURNS + "{%- else -%}{{ '\n' + eos_token }}{%- endif -%}"
+# Cohere 2
+TWO_ENDS = _TURNS.replace("<|end|>", "<|end|><|turn_end|>") + "{%- endif -%}"
+# it always opens the next turn
+OPENS_ALWAYS = "{%- for m in messages -%}<|{{ m.role }}|>{{ m.content }}{{ '<|im_end|>\n' }}{%- endfor -%}<|assistant|>"
+# GLM-4.5
+BY_NEXT_ROLE = (
+    _TOOLS
+    + "{%- for m in messages -%}<|{{ 'observation' if m.role == 'tool' else m.role }}|>\n{{ m.content }}"
+    + _CALLS
+    + "{%- endfor -%}"
+    + _OPEN
+)
+# gpt-oss: channels, an answer that ends otherwise where nothing follows, and no thoughts behind a later answer
+CHANNELS = (
+    _TOOLS + "{%- set last = messages[-1].role == 'assistant' and not messages[-1].tool_calls -%}"
+    "{%- for m in messages -%}{%- if m.role == 'assistant' -%}"
+    "{%- if m.thinking and (loop.last or not last) -%}<|assistant|><|channel|>analysis<|message|>{{ m.thinking }}<|end|>"
+    "{%- endif -%}{%- if m.tool_calls -%}<|assistant|>"
+    + _CALLS
+    + "<|call|>{%- else -%}<|assistant|><|channel|>final<|message|>{{ m.content }}"
+    "{{ '<|return|>' if loop.last and not add_generation_prompt else '<|end|>' }}{%- endif -%}"
+    "{%- else -%}<|{{ m.role }}|><|message|>{{ m.content }}<|end|>{%- endif -%}{%- endfor -%}"
+    + _OPEN
+)
+# Gemma 4: an empty thought stands in the prompt alone
+EMPTY_THOUGHT = _TURNS + "<|channel>thought\n<channel|>{%- endif -%}"
+# R1-Distill
+OPENS_A_THOUGHT = _TURNS + "{{ '<think>\n' }}{%- endif -%}"
+# LFM2
+DROPS_CALLS = _TOOLS + _TURNS + "{%- endif -%}"
+DROPS_THE_SECOND = BY_NEXT_ROLE.replace("m.tool_calls or []", "(m.tool_calls or [])[:1]")
+DROPS_ITS_TEXT = (
+    _TOOLS
+    + "{%- for m in messages -%}<|{{ m.role }}|>{%- if m.tool_calls -%}"
+    + _CALLS
+    + "{%- else -%}{{ m.content }}{%- endif -%}<|end|>{%- endfor -%}"
+    + _OPEN
+)
+
+CALL = {"type": "function", "id": "call00001", "function": {"name": "f", "arguments": '{"a": 1}'}}
+CALLS = [said("u", "?"), said("a", "I ask", tool_calls=[CALL]), said("t", "4"), said("a", "4!")]
+TWICE = [said("u", "?"), said("a", "I ask", tool_calls=[CALL, {**CALL, "id": "call00002"}])]
+THOUGHT = [
+    said("u", "?"),
+    said("a", "", reasoning_content="hm", tool_calls=[CALL]),
+    said("t", "4"),
+    said("a", "4!", reasoning_content="oh"),
+]
+TOOLS = [{"type": "function", "function": {"name": "f", "parameters": {}}}]
+
+
+@pytest.fixture
+def encoder_of(tiny_model):
+    def made(template: str, **given) -> ConversationEncoder:
+        tokenizer = load_tokenizer(str(tiny_model))
+        special = [*re.findall(r"<\|\w+\|>", template), "<|user|>", "<|tool|>", "<|observation|>"]
+        tokenizer.add_special_tokens({"additional_special_tokens": special})
+        tokenizer.chat_template = template
+        return ConversationEncoder(tokenizer, **given)
+
+    return made
+
+
+@pytest.mark.parametrize(
+    ("template", "messages", "wanted"),
+    [
+        (EOS_AT_THE_END, TWO, ["2<|end|>", "3<|end|>"]),
+        (TWO_ENDS, TWO, ["2<|end|><|turn_end|>", "3<|end|><|turn_end|>"]),
+        (OPENS_ALWAYS, TWO, ["2<|im_end|>", "3<|im_end|>"]),
+        (BY_NEXT_ROLE, TWO, ["\n2<|user|>", "\n3<|user|>"]),
+        (BY_NEXT_ROLE, CALLS, ['\nI ask[f {"a": 1}]<|observation|>', "\n4!<|user|>"]),
+        (
+            CHANNELS,
+            TWO,
+            [f"<|channel|>final<|message|>{number}<|return|>" for number in (2, 3)],
+        ),
+        (
+            CHANNELS,
+            THOUGHT,
+            [
+                '<|channel|>analysis<|message|>hm<|end|><|assistant|>[f {"a": 1}]<|call|>',
+                "<|channel|>analysis<|message|>oh<|end|><|assistant|><|channel|>final<|message|>4!<|return|>",
+            ],
+        ),
+        (EMPTY_THOUGHT, TWO, ["2<|end|>", "3<|end|>"]),
+        (
+            OPENS_A_THOUGHT,
+            [TWO[0], said("a", "<think>a</think>2"), TWO[2], said("a", "<think>\nb</think>3")],
+            ["a</think>2<|end|>", "b</think>3<|end|>"],
+        ),
+    ],
+)
+def test_an_answer_ends_where_the_engine_stops(encoder_of, template, messages, wanted) -> None:
+    encoder = encoder_of(template)
+    tools = TOOLS if any("tool_calls" in one for one in messages) else []
+    row = {"messages": messages, "prompt_id": "d:0", "dataset": "d", "tools": tools}
+    taught = []
+    for sequence in encoder.sequences(row):
+        parts = [""]
+        for token, learned in zip(sequence.token_ids, sequence.learned, strict=True):
+            if learned:
+                parts[-1] += encoder.tokenizer.decode([token])
+            elif parts[-1]:
+                parts.append("")
+        taught += filter(None, parts)
+    assert taught == wanted
+    stops = {encoder.turn_end, encoder.call_end}
+    ends = [encoder.tokenizer(one, add_special_tokens=False)["input_ids"][-1] for one in taught]
+    assert stops.issuperset(ends)
+    # all at once ends in the same way
+    [whole] = encoder_of(template, loss_scale="all").sequences(row)
+    assert whole.token_ids[-1] == ends[-1]
+
+
+@pytest.mark.parametrize(
+    ("template", "messages", "why", "scales"),
+    [
+        (DROPS_CALLS, CALLS, "does not render the tool calls", LOSS_SCALES),
+        (DROPS_THE_SECOND, TWICE, "does not render the tool calls", LOSS_SCALES),
+        (DROPS_ITS_TEXT, CALLS, "does not render the text", LOSS_SCALES),
+        (BY_NEXT_ROLE, THOUGHT, "does not render the reasoning_content", LOSS_SCALES),
+        (OPENS_A_THOUGHT, [TWO[0], THOUGHT[3]], "does not render the reasoning", LOSS_SCALES),
+        (OPENS_A_THOUGHT, TWO, "the prompt opens a thought", ("default",)),
+        (
+            EMPTY_THOUGHT,
+            [TWO[0], said("a", "<think>a</think>2")],
+            "behind its prompt",
+            ("default",),
+        ),
+        (_TURNS + "Sure: {%- endif -%}", TWO, "behind its prompt", ("default",)),
+    ],
+)
+def test_what_a_template_leaves_out_is_an_error_that_names_the_row(
+    encoder_of, template, messages, why, scales
+) -> None:
+    row = {"messages": messages, "prompt_id": "d:7", "dataset": "d"}
+    for scale in scales:
+        encoder = encoder_of("{#- tools -#}" + template, loss_scale=scale)
+        with pytest.raises(UsageError, match=f"d:7: .*{why}"):
+            encoder.sequences(row)
+
+
+def rows_of(tmp_path: Path, *rows: dict) -> list[dict]:
+    path = tmp_path / "d.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return list(load_rows(DataFlags(dataset=[str(path)], whole=True)).train)
+
+
+def test_prompts_with_completions(tmp_path: Path, learned) -> None:
+    """TRL's rows: only the completion is learned."""
+    before = [TWO[0], TWO[1], TWO[2]]
+    after = [said("a", "", tool_calls=[CALL]), said("t", "4"), said("a", "4!")]
+    forms = [
+        {"prompt": before, "completion": [TWO[3]]},
+        {"prompt": before, "completion": after, "tools": TOOLS},
+        {"prompt": "1+1", "completion": "2"},
+        {"prompt": [TWO[0]], "completion": "2"},
+    ]
+    found = rows_of(tmp_path, *forms)
+    assert [one["role"] for one in found[1]["messages"]] == [
+        one["role"] for one in [*before, *after]
+    ]
+    texts = [
+        [
+            part
+            for _, parts in learned(row["messages"], HERMES, row={"tools": row.get("tools", [])})
+            for part in parts
+        ]
+        for row in found
+    ]
+    called = '<tool_call>\n{"name": "f", "arguments": {"a": 1}}\n</tool_call><|im_end|>'
+    two = ["2<|im_end|>"]
+    assert texts == [["3<|im_end|>"], [called, "4!<|im_end|>"], two, two]
+    [prompt] = load_rows(DataFlags(dataset=[f"{tmp_path}/d.jsonl#1"])).train
+    assert "loss" not in json.dumps(prompt["messages"])
+
+
+def test_weights_of_messages(tmp_path: Path, caplog) -> None:
+    """OpenAI's `weight` says what ms-swift's `loss` does."""
+    kept, *none = rows_of(
+        tmp_path,
+        {"messages": [TWO[0], said("a", "2", weight=0), TWO[2], said("a", "3", weight=1)]},
+        {"messages": [TWO[0], said("a", "2", weight=0.5)]},
+        {"messages": [TWO[0], said("a", "2", weight="0")]},
+        {"messages": [said("u", "1+1", weight=0), TWO[1]]},
+        {"messages": [TWO[0], said("a", "2", weight=0, loss=True)]},
+    )
+    assert [one.get("loss") for one in kept["messages"]] == [None, False, None, True]
+    assert not none and "4 of 5" in caplog.text
+    for fault in ("weight of a message must be", "weight of a message of the user"):
+        assert fault in caplog.text
+
+
+@pytest.mark.parametrize("name", ["reasoning_content", "reasoning", "thinking"])
+def test_thoughts_by_any_name_reach_the_template(tmp_path: Path, encoder_of, name: str) -> None:
+    [row] = rows_of(tmp_path, {"messages": [TWO[0], said("a", "2", **{name: "one and one"})]})
+    for read in ("reasoning_content", "reasoning", "thinking"):
+        template = CHANNELS.replace("m.thinking", f"m.{read}")
+        [sequence] = encoder_of(template).sequences(row)
+        text = encoder_of(template).tokenizer.decode(sequence.token_ids)
+        assert "analysis<|message|>one and one<|end|>" in text

@@ -101,7 +101,8 @@ class LocalBackend(Backend):
         return None if self._scale is None else self._scale.scale
 
     def backward(self, loss: Tensor, last: bool) -> None:
-        torch.autograd.backward(loss if self._scale is None else loss * self._scale.scale)
+        if loss.requires_grad:  # not of text, where the language model is frozen
+            torch.autograd.backward(loss if self._scale is None else loss * self._scale.scale)
 
     def step(self, learning_rate: float) -> float:
         set_learning_rate(self.optimizer, learning_rate)
