@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 
+from swift_r1.data.conversations import ConversationEncoder
 from swift_r1.data.vision import VisionProcessor
 from swift_r1.flags.adapters import AdapterArguments
 from swift_r1.models.loading import load_model, load_tokenizer
@@ -16,10 +17,12 @@ from swift_r1.models.multimodal import part_of_model
 from swift_r1.models.policy import ModelInputs
 from swift_r1.models.vision import Vision
 from swift_r1.rollout.trajectory import TokenSequence
+from swift_r1.runtime.ranks import Ranks
 from swift_r1.training.backends.local import LocalBackend
-from swift_r1.training.batching import collate, round_batch
+from swift_r1.training.batching import Batching, collate, round_batch, split_step
 from swift_r1.training.micro_batches import Form
 from swift_r1.training.optimizer import OptimizerConfig
+from swift_r1.training.sft import alone, batch_of, sft_step
 from tests.vision import image_file, picture, write_tiny
 
 RATE = 1e-3
@@ -108,3 +111,67 @@ def test_the_gradient_of_a_tower_is_that_of_finite_differences(tiny: Path, part:
     slope = (values[0] - values[1]) / (2 * step * length)
     assert length > 1e-3
     torch.testing.assert_close(slope, length, rtol=0.01, atol=0)
+
+
+ASKED = "<image>what?"
+TALK = [
+    {"role": "user", "content": ASKED},
+    {"role": "assistant", "content": "red"},
+    {"role": "user", "content": f"{ASKED} {ASKED}"},
+    {"role": "assistant", "content": "blue"},
+    {"role": "user", "content": "so?"},
+    {"role": "assistant", "content": "both"},
+]
+
+
+@pytest.mark.parametrize("family", ["qwen2_5_vl", "internvl"])
+def test_images_behind_what_is_learned(tmp_path: Path, family: str) -> None:
+    """Rows with images in any turn, and one without, beside transformers' own forward pass of each."""
+    folder = write_tiny(family, tmp_path / family)
+    tokenizer = load_tokenizer(str(folder))
+    processor = VisionProcessor.load(str(folder), tokenizer)
+    sizes = [(28, 28), (40, 28), (28, 56)]
+    images = [image_file(tmp_path, picture(*size, seed=sum(size)), size) for size in sizes]
+    rows = [
+        {"messages": TALK, "images": [one.stored() for one in images]},
+        {"messages": TALK[:2], "images": [images[1].stored()]},
+        {"messages": TALK[4:]},
+    ]
+    model = load_model(folder, "float32", False, AdapterArguments(**ALL), towers=True)
+    vision = Vision(processor, model)
+    ranks = Ranks(0, 1, torch.device("cpu"), None)
+    backend = LocalBackend(model, OptimizerConfig(RATE, 0, 0.9, 0.95, 1e-8, 1.0))
+    for scale in ("default", "all"):
+        encoder = ConversationEncoder(tokenizer, loss_scale=scale, vision=lambda: processor)
+        found = [encoder.encode(row | {"prompt_id": "d:0", "dataset": "d"}) for row in rows]
+        conversations = [one for one in found if one is not None]
+        sums = torch.zeros(2, dtype=torch.float64)
+        for one in conversations:
+            [sequence] = one.sequences
+            ids = torch.tensor([sequence.token_ids])
+            shown = processor.pixels([image.read() for image in one.images]) if one.images else {}
+            kinds = {"mm_token_type_ids": (ids == processor.token_id).int()}
+            more = shown | (kinds if family == "qwen2_5_vl" else {})
+            with torch.no_grad():
+                logps = model(input_ids=ids, **more).logits[0, :-1].log_softmax(-1)
+            mask = torch.tensor(sequence.learned[1:])
+            assert not (ids[0, 1:][mask] == processor.token_id).any()
+            own = logps.gather(1, ids[0, 1:, None])[mask]
+            sums += torch.tensor([-own.double().sum(), own.numel()])
+        batch = batch_of(conversations)
+        for form in (Form(), Form(packed=True)):
+            batching = alone(Batching(form, 1, 8, max_tokens=10_000, share_from=0.0, vision=vision))
+            micros = split_step(batch, range(len(batch)), batching, ranks)
+            metrics = sft_step(micros, backend, 0.0, ranks)
+            assert metrics["loss"] == pytest.approx((sums[0] / sums[1]).item(), rel=2e-6)
+
+
+def test_a_frozen_language_model_learns_nothing_from_text(tiny: Path) -> None:
+    """Micro-batches without images add no gradient, and those with some do."""
+    backend, inputs = opened(tiny, {"freeze_llm": True, "freeze_vit": False})
+    text = ModelInputs(
+        torch.tensor([[1, 2, 3]]), positions=torch.tensor([1]), targets=torch.tensor([3])
+    )
+    for norm, one in ((False, text), (True, inputs)):
+        backend.backward(-backend.logprobs(one, 1.0).logps.mean(), last=True)
+        assert (backend.step(RATE) > 0) == norm
