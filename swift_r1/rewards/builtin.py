@@ -13,20 +13,21 @@ import re
 from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
-from swift_r1.data.builtin import last_boxed
 from swift_r1.rewards.graders import grade_countdown, grade_gsm8k, grade_math
-from swift_r1.rewards.graders.answers import first_answer, tidied
+from swift_r1.rewards.graders.answers import QUALIFIER, answered, plain, tidied, written_answer
 from swift_r1.rewards.graders.equality import contradict, equal
+from swift_r1.rewards.graders.gsm8k import only_number
 from swift_r1.rewards.graders.library import MAX_READ, parsed, verified
 from swift_r1.rewards.orm import ORM, Rewards, orms
 
 _THOUGHT_THEN = {next_: re.compile(rf"</think>\s*{next_}") for next_ in ("<answer>", "Action:")}
 _END = "</answer>"
 _WORDS = re.compile(r"(?=.*[A-Za-z]{2})[-\w.,:;%'!? ]*")
-_WORD = re.compile(r"(?<![\\A-Za-z])[A-Za-z]{2}")
-_IN_DOLLARS = re.compile(r"\$+([^$]*)\$+\.?")
-# where the library finds an answer in a text
-_ANCHOR = re.compile(r"\\boxed|(?<!\\)(?:\$|\\[(\[])")
+_FORMULA = re.compile(r"(?<!\\)\$\$?[^$]+(?<!\\)\$\$?|\\\(.+?\\\)|\\\[.+?\\\]", re.DOTALL)
+_DOLLARS = re.compile(r"(?<!\\)\$|\\[()\[\]]")
+# before a formula, where another answer stands before it; behind it, where something follows that may be the answer
+_LIST = re.compile(r"^[^A-Za-z]*[,;/][^A-Za-z]*$|\b(?:or|and|either)\W*$")
+_MORE = re.compile(r"[0-9=\\$]|[.!;]\s+\S|\b(?:is|or)\b")
 
 
 def _after_thought(completion: str, next_: str) -> int | None:
@@ -89,7 +90,7 @@ class ToolBench(ORM):
         for text, right in zip(completions, solution, strict=True):
             if text.endswith("Observation:"):
                 text = text.partition("Observation:")[0]
-            rewards.append(float(last_call(text) == last_call(right)))
+            rewards.append(float(last_call(answered(text)) == last_call(right)))
         return rewards
 
 
@@ -175,73 +176,60 @@ class MathAccuracy(ORM):
 
 def _accuracy(completion: str, solution: Any) -> float | None:
     accepted = solution if isinstance(solution, list | tuple) else [solution]
-    golds = [_read_gold(str(gold)) for gold in accepted if gold is not None]
-    golds = [gold for gold in golds if any(gold)]
+    golds = [_stated(str(gold)) for gold in accepted if gold is not None]
+    golds = [gold for gold in golds if gold]
     if not golds:
         return None
-    answer, written = _read_answer(completion)
-    return float(any(_is_right(answer, written, *gold) for gold in golds))
+    answer = _stated(completion, as_whole=False)
+    return float(bool(answer) and any(_is_right(answer, gold) for gold in golds))
 
 
-def _read_gold(solution: str) -> tuple[list[Any], str]:
-    """Returns what the library reads in a gold, and its tidied text where it is an answer alone."""
-    right = first_answer(solution)
-    text = (solution if right is None else right).strip()
-    whole = _IN_DOLLARS.fullmatch(text)
-    text = text if whole is None else whole[1]
-    return _read(text), "" if _ANCHOR.search(text) else tidied(text)
+def _stated(text: str, as_whole: bool = True) -> str:
+    """Returns what a text answers behind the thought: its last tag or box, or its last formula with what follows it, or,
+    where it is no answer `as_whole`, what stands behind the last `is` of its last line; "" where there is none."""
+    text = answered(text)
+    written = written_answer(text)
+    if written is not None and "\\boxed" in text:
+        return written.strip()
+    text = (text if written is None else written).rstrip()
+    before = 0
+    formula = None
+    for formula in _FORMULA.finditer(text):
+        lead = text[before : formula.start()]
+        before = formula.end()
+    if formula is not None and _is_last(lead, text[before:]):
+        return text[formula.start() :]
+    if as_whole or written is not None:
+        return text
+    _, verb, rest = text.rpartition("\n")[2].rpartition(" is ")
+    return rest.rstrip("*. ").lstrip("* ") if verb else ""
 
 
-def _read(text: str) -> list[Any]:
-    r"""Returns what the library reads in an answer: without dollars or a box as if it stood in `\boxed{}`, except in
-    words."""
-    is_text = len(text) > MAX_READ or (" " in text and _WORDS.fullmatch(text))
-    if is_text or _ANCHOR.search(text):
-        return parsed(text, extraction_mode="first_match")
-    return parsed(f"\\boxed{{{text}}}")
+def _is_last(lead: str, rest: str) -> bool:
+    """Returns whether the words before and behind a formula leave it the only answer of its sentence."""
+    lead = re.split(r"[.!;\n]\s", lead)[-1]
+    if _LIST.search(lead) or _MORE.search(rest):
+        return False
+    return not QUALIFIER.search(f"{lead} {rest}")
 
 
-def _is_right(answer: list[Any], written: str, read: list[Any], text: str) -> bool:
-    """Returns whether an answer is a gold: where both are texts by the rule `fast`, and else by the library."""
-    if not text or not written or len(written) > MAX_READ:
-        return verified(read, answer)
-    return equal(written, text) or (not contradict(written, text) and verified(read, answer))
+def _is_right(answer: str, gold: str) -> bool:
+    """Returns whether an answer is a gold: by the rule `fast`, or by the library."""
+    given = tidied(answer)
+    right = tidied(gold)
+    if equal(given, right):
+        return True
+    if max(len(answer), len(gold)) > MAX_READ or contradict(given, right):
+        return False
+    return verified(_read(gold, right), _read(answer, given))
 
 
-def _read_answer(completion: str) -> tuple[list[Any], str]:
-    """Returns what the library reads in a completion, and the tidied text of the answer in a tag or a box, or that it
-    found."""
-    from latex2sympy2_extended import NormalizationConfig
-    from math_verify import LatexExtractionConfig
-
-    tagged = first_answer(completion)
-    if tagged is not None:
-        return _read(tagged.strip()), tidied(last_boxed(tagged) or tagged)
-    latex = LatexExtractionConfig(
-        normalization_config=NormalizationConfig(
-            basic_latex=True, units=True, malformed_operators=False, boxed="all"
-        ),
-        boxed_match_priority=0,
-        try_extract_without_anchor=False,
-    )
-    boxed = last_boxed(completion)
-    read = parsed(completion, extraction_config=[latex], extraction_mode="first_match")
-    if boxed is not None:
-        return read, tidied(boxed)
-    if not (read and _ANCHOR.search(completion)):
-        last = _end_of_sentence(completion)
-        if last:
-            # In words it is compared as text alone: in "17 or 18" the library would find either.
-            return [] if _WORD.search(last) else _read(last), tidied(last)
-
-    return read, tidied(next((text for text in read if isinstance(text, str)), ""))
-
-
-def _end_of_sentence(completion: str) -> str:
-    """Returns what the last line has behind its last `is`, without the full stop and Markdown's stars; "" where it has
-    none, or more than an answer."""
-    _, verb, rest = completion.rstrip().rpartition("\n")[2].rpartition(" is ")
-    return rest.rstrip("*. ").lstrip("* ") if verb and len(rest) <= MAX_READ else ""
+def _read(written: str, text: str) -> list[Any]:
+    """Returns what the library reads in an answer, as it is written and tidied; of words the one number in them."""
+    if " " in text and _WORDS.fullmatch(text):
+        number = only_number(written)
+        return [] if number is None else parsed(f"\\boxed{{{number}}}")
+    return parsed(f"\\boxed{{{_DOLLARS.sub('', plain(written))}}}")
 
 
 class CosineReward(ORM):

@@ -10,11 +10,10 @@ from fractions import Fraction
 from itertools import permutations
 from typing import Any
 
-from swift_r1.data.builtin import last_boxed
 from swift_r1.data.preprocessors import Row
 from swift_r1.errors import UsageError, a_kind, describe
 from swift_r1.plugins import LoadedPlugin
-from swift_r1.rewards.graders.answers import first_answer
+from swift_r1.rewards.graders.answers import answered, written_answer
 from swift_r1.rewards.orm import Reward, build_reward, is_built_in, orms
 
 COMPARING = ("gsm8k", "math", "math_tag", "math_tag_strict", "accuracy", "cosine")
@@ -58,9 +57,8 @@ def built_in_gold(row: Mapping[str, Any]) -> str | None:
         return None if reached is None else f"<think>\n</think> <answer>{reached}</answer>"
     if isinstance(solution, list):
         solution = solution[0] if solution else ""
-    text = str(solution).rpartition("####")[2]
-    text = first_answer(text) or text
-    answer = last_boxed(text) or text
+    text = answered(str(solution)).rpartition("####")[2]
+    answer = written_answer(text) or text
     numbers = _NUMBER.findall(answer)
     if numbers and _SENTENCE.search(answer):
         answer = numbers[-1]

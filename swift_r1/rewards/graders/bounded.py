@@ -1,4 +1,4 @@
-"""Numbers of bounded size: exact fractions while everything is rational, else 60 digits, real or complex."""
+"""Numbers of bounded size: exact fractions while everything is rational, else 240 digits, real or complex."""
 
 from __future__ import annotations
 
@@ -13,10 +13,12 @@ from mpmath.ctx_mp import MPContext
 MAX_BITS = 20_000  # of an exact number
 MAX_EXPONENT = 5_000
 MAX_FACTORIAL = 300
+MAX_ABSORBED = 600  # bits by which a summand may be smaller, of 800
+MAX_LOST = 120  # bits by which a sum may be smaller than its summands
 
 mp = MPContext()
-mp.dps = 60
-_TOLERANCE = mp.mpf(10) ** -48
+mp.dps = 240
+_TOLERANCE = mp.mpf(10) ** -200
 
 Value = Any  # a Fraction where exact, else an mpf or mpc of `mp`
 
@@ -26,7 +28,7 @@ class Unreadable(ValueError):
 
 
 def close(a: Value, b: Value) -> bool:
-    """Says whether two values are equal: exactly where both are exact, else to 48 digits."""
+    """Says whether two values are equal: exactly where both are exact, else to 200 digits."""
     a, b = _alike(a, b)
     return (
         a == b if isinstance(a, Fraction) else bool(abs(a - b) <= _TOLERANCE * max(abs(a), abs(b)))
@@ -34,7 +36,7 @@ def close(a: Value, b: Value) -> bool:
 
 
 def real(value: Value) -> Value:
-    """Returns a value in 60 digits; one that is not exact stays as it is."""
+    """Returns a value in 240 digits; one that is not exact stays as it is."""
     return mp.mpf(value.numerator) / value.denominator if isinstance(value, Fraction) else value
 
 
@@ -57,9 +59,23 @@ def _checked(operation: Callable[[Value, Value], Value]) -> Callable[[Value, Val
     return lambda a, b: bounded(operation(*_alike(a, b)))
 
 
-add, subtract, multiply, divide = map(
-    _checked, (operator.add, operator.sub, operator.mul, operator.truediv)
-)
+multiply, divide = map(_checked, (operator.mul, operator.truediv))
+
+
+def add(a: Value, b: Value) -> Value:
+    """Returns the sum. Raises Unreadable: it is too large, or too few digits of the smaller number, or of both, are left
+    in it to compare it by."""
+    a, b = _alike(a, b)
+    value = a + b
+    if not isinstance(value, Fraction) and a and b:
+        largest = max(mp.mag(a), mp.mag(b))
+        if largest - min(mp.mag(a), mp.mag(b)) > MAX_ABSORBED or largest - mp.mag(value) > MAX_LOST:
+            raise Unreadable("too few digits are left")
+    return bounded(value)
+
+
+def subtract(a: Value, b: Value) -> Value:
+    return add(a, -b)
 
 
 def power(base: Value, exponent: Value) -> Value:

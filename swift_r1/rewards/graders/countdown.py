@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import Literal
 
-from swift_r1.rewards.graders.answers import Grade, first_answer, last_answer
+from swift_r1.rewards.graders.answers import Grade, answered, last_answer
 
 TAG_SCORE = 0.1  # oat's reward for an answer tag around a wrong answer
 MAX_LENGTH = 1000
@@ -38,7 +38,7 @@ def grade_countdown(
         completion: the model's text.
         nums: the numbers of the problem, each to be used exactly once.
         target: what the expression must equal.
-        mode: `ms_swift`: the first answer tag, in it the text before `=`; 1 for right, else 0.
+        mode: `ms_swift`: the last answer tag behind the thought, in it the text before `=`; 1 for right, else 0.
             `oat`: the last answer tag of the last line, all its text (an `=` makes it wrong); 1 for right, 0.1
             for a tag with a wrong answer, 0 for no tag.
 
@@ -48,7 +48,7 @@ def grade_countdown(
     wanted = sorted(_whole(number) for number in nums)
     goal = _whole(target)
     if mode == "ms_swift":
-        answer = first_answer(completion)
+        answer = last_answer(answered(completion))
         if answer is None:
             return Grade(0.0, False)
         return Grade(float(_is_right(answer.partition("=")[0], wanted, goal)), True)

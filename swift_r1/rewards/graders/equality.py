@@ -18,7 +18,11 @@ from itertools import chain
 from mpmath.libmp.libhyper import NoConvergence
 
 from swift_r1.data.builtin import closing
-from swift_r1.rewards.graders.answers import without_unit
+from swift_r1.rewards.graders.answers import (
+    MULTIPLIERS,
+    QUALIFIER,
+    without_unit,
+)
 from swift_r1.rewards.graders.bounded import Unreadable, Value, close
 from swift_r1.rewards.graders.reader import ExpressionReader, tokens
 
@@ -45,7 +49,17 @@ _NAME = re.compile(
 _JOIN = re.compile(r"\s*(?:\\text\s*\{\s*(?:and|or)\s*\}|\b(?:and|or)\b)\s*,?")
 _WORDS = re.compile(r"\\text\s*\{([^{}]*)\}")
 _LAST_WORD = re.compile(r"[^A-Za-z]*(?<!\\)([A-Za-z]+(?: [A-Za-z]+)*)(?:\^\{?[0-9]\}?)?\.?")
-_MULTIPLIERS = frozenset(("dozen", "hundred", "thousand", "million", "billion", "trillion"))
+# 5 feet 10 inches
+_COMPOUND = re.compile(r"[0-9}]\s*\\text\s*\{(?!\s*(?:and|or)\s*\})[^{}]*\}\s*[0-9]")
+# (E) the longest one; not: E. Or D
+_OPTION = re.compile(
+    r"(?:(?i:option|choice|answer):? )?\(?([A-Z])"
+    r"(?:\)?[.:]?|(?:\)?:|\)?\. |\) )(?!(?:.*\W)?(?i:or|and|not|nor) \W*[A-Z]\b).+)"
+)
+# -2 < x \le 7
+_BOUNDS = re.compile(
+    r"(?:(.+?)\s*(<|\\le(?![A-Za-z])))?\s*(?:[A-Za-z]|\\[a-z]+)\s*(?:(<|\\le(?![A-Za-z]))(.+))?"
+)
 # an angle is asked for in degrees or it is not
 _DEGREES = re.compile(r"((?:[-+0-9.,/(){} ]|\\(?:frac|pm))+?) ?\^ ?\\circ")
 _PAIRS = {"(": (")", "]"), "[": (")", "]"), "\\{": ("\\}",)}
@@ -78,7 +92,14 @@ def equal(given: str, right: str) -> bool:
 
 def contradict(given: str, right: str) -> bool:
     r"""Returns whether two tidied answers differ by what the library drops: the unit, the name behind a number, a
-    letter's case, the brackets of a pair, an interval or a set."""
+    letter's case, the brackets of a pair, an interval or a set, words such as "at least"; or one has several
+    quantities (5 feet 10 inches)."""
+    if [word.lower() for word in QUALIFIER.findall(given)] != [
+        word.lower() for word in QUALIFIER.findall(right)
+    ]:
+        return True
+    if _COMPOUND.search(given) or _COMPOUND.search(right):
+        return True
     unit = without_unit(given)[1]
     right_unit = without_unit(right)[1]
     if unit and right_unit:
@@ -87,7 +108,7 @@ def contradict(given: str, right: str) -> bool:
     right_word = _last_word(right)
     if word and right_word:
         return sorted(word) != sorted(right_word)  # 2xy is 2yx
-    if word in _MULTIPLIERS or right_word in _MULTIPLIERS:
+    if any(len(part) > 1 and part in MULTIPLIERS for part in f"{word} {right_word}".split()):
         return True
 
     given, right = _without_name(given, right)
@@ -107,7 +128,13 @@ def _last_word(text: str) -> str:
 
 
 def same_words(given: str, right: str) -> bool:
-    r"""Returns whether an answer is the gold answer in words: \text{East} is east, and \text{(B)} is B."""
+    r"""Returns whether an answer is the gold answer in words: \text{East} is east, and \text{(B)} is B, also with the
+    text of option B."""
+    options = [_OPTION.fullmatch(_WORDS.sub(r"\1", text).strip()) for text in (given, right)]
+    letters = [option[1] for option in options if option]
+    bare = [_bare_word(text) for text in (given, right)]
+    if len(letters) == 2 and letters[0] == letters[1] and letters[0] in bare:
+        return True
     if "\\text" not in right and not re.fullmatch(r"\(?[A-Z]\)?|[A-Za-z ]{3,}", right):
         return False
     word = _bare_word(given)
@@ -136,6 +163,24 @@ def _without_name(given: str, right: str) -> tuple[str, str]:
     return given, right
 
 
+def _as_interval(text: str) -> str:
+    r"""Returns the bounds of a letter as an interval, `-2 \le x < 7` as `[-2,7)`, and any other text as it is."""
+    for turned in (text, _turned(text)):
+        match = _BOUNDS.fullmatch(turned)
+        if match and (match[2] or match[3]) and not _RELATION.search(f"{match[1]} {match[4]}"):
+            lower = "(-\\infty" if match[2] is None else f"{'(' if match[2] == '<' else '['}{match[1]}"
+            upper = "\\infty)" if match[3] is None else f"{match[4]}{')' if match[3] == '<' else ']'}"
+            return f"{lower},{upper}"
+    return text
+
+
+def _turned(text: str) -> str:
+    """Returns a chain of relations from right to left: 2 < x for x > 2."""
+    sides = _RELATION.split(text)[::-1]
+    signs = [_TURNED.get(sign, sign) for sign in _RELATION.findall(text)[::-1]]
+    return sides[0] + "".join(f"{sign}{side}" for sign, side in zip(signs, sides[1:], strict=True))
+
+
 def _without_degrees(text: str) -> str:
     """Returns the number of an angle in degrees, and any other text as it is."""
     match = _DEGREES.fullmatch(text) if text.endswith("\\circ") else None
@@ -149,6 +194,8 @@ def _equal_values(given: str, right: str, budget: int) -> bool:
     if unit and right_unit and unit != right_unit:
         return False
     given, right = map(_without_degrees, _without_name(given, right))
+    if bool(_inside(given)[0]) != bool(_inside(right)[0]):
+        given, right = map(_as_interval, (given, right))
     if same_text(given, right):
         return True
     if budget <= 0:

@@ -4,21 +4,26 @@ from __future__ import annotations
 
 import logging
 import threading
+from collections.abc import Callable
+from functools import cache
+from importlib.util import find_spec, module_from_spec
 from math import inf, log2
+from types import ModuleType
 from typing import Any
 
 LIBRARY_SECONDS = 5  # per call, where it runs in the main thread
 MAX_READ = 400  # characters of an answer
 MAX_BITS = 100_000  # of one exact number; a division of two such takes some ten milliseconds
+DIGITS = 200  # to which numbers that are not rational are compared
+MAX_DIGITS = 1_000  # with which they are computed
 MAX_TERMS = 1_000  # of a sum or a product that is written out
 
 
-def library_equal(written: str, given: str, right: str) -> bool:
-    """Returns math_verify's verdict on an answer (as written, and tidied) and a tidied gold answer. What explodes is
-    wrong."""
+def library_equal(given: str, right: str) -> bool:
+    """Returns math_verify's verdict on an answer and a tidied gold answer. What explodes is wrong."""
     if max(len(given), len(right)) > MAX_READ or not given:
         return False
-    return verified(parsed(f"\\boxed{{{right}}}"), parsed(f"\\boxed{{{written}}}"))
+    return verified(parsed(f"\\boxed{{{right}}}"), parsed(f"\\boxed{{{given}}}"))
 
 
 def parsed(text: str, **settings: Any) -> list[Any]:
@@ -36,11 +41,63 @@ def parsed(text: str, **settings: Any) -> list[Any]:
 def verified(gold: list[Any], answer: list[Any]) -> bool:
     """Returns whether the library takes two things it has read as equal; an answer that explodes, or takes long, is
     not."""
-    from math_verify import verify
-
     if not gold or not all(isinstance(item, str) or bearable(item) for item in answer):
         return False
-    return bool(verify(gold, answer, timeout_seconds=_time_limit(), raise_on_error=False))
+    return bool(
+        _grader().verify(
+            gold,
+            answer,
+            allow_set_relation_comp=True,
+            timeout_seconds=_time_limit(),
+            raise_on_error=False,
+        )
+    )
+
+
+@cache
+def _grader() -> ModuleType:
+    """Returns the library's grader, in a copy whose numbers are equal only where `same_number` has no objection.
+
+    It takes any two numbers for equal that differ by less than 10^-15, and decimals to six places.
+    """
+    spec = find_spec("math_verify.grader")
+    if spec is None or spec.loader is None:
+        raise ImportError("math_verify has no module grader")
+    grader = module_from_spec(spec)
+    spec.loader.exec_module(grader)
+    equal: Callable[..., bool] = grader.sympy_numeric_eq
+    grader.sympy_numeric_eq = lambda a, b, *settings: (
+        equal(a, b, *settings) and same_number(grader, a, b)
+    )
+    return grader
+
+
+def same_number(grader: ModuleType, a: Any, b: Any) -> bool:
+    """Returns whether two sympy expressions are equal: exactly where both are rational, as decimals are, else to
+    `DIGITS` digits.
+
+    Letters get fixed values. Matrices are compared by their elements, and 9 % is 9, as the library has it.
+    """
+    from sympy import Float, Integer, MatrixBase, MatrixExpr, Rational
+
+    if isinstance(a, MatrixBase | MatrixExpr) or all(
+        grader.is_atomic_or_pct_atomic(value, Integer) for value in (a, b)
+    ):
+        return True
+    points = {
+        letter: Rational(1009 + 7 * place, 997)
+        for place, letter in enumerate(sorted((a - b).free_symbols, key=str))
+    }
+    a, b = (
+        value.xreplace({number: Rational(str(number)) for number in value.atoms(Float)})
+        .xreplace(points)
+        .doit()
+        for value in (a, b)
+    )
+    if a.is_Rational and b.is_Rational:
+        return bool(a == b)
+    a, b, difference = (abs(value.evalf(DIGITS, maxn=MAX_DIGITS)) for value in (a, b, a - b))
+    return bool(difference <= max(a, b) * Rational(1, 10**DIGITS))
 
 
 def _time_limit() -> int | None:

@@ -9,12 +9,11 @@ from collections.abc import Sequence
 from typing import Any, Literal
 
 from swift_r1.data.builtin import last_boxed
-from swift_r1.rewards.graders.answers import CLOSE, OPEN, Grade, last_answer, tidied
+from swift_r1.rewards.graders.answers import OPEN, Grade, answered, plain, tidied, written_answer
 from swift_r1.rewards.graders.equality import contradict, equal, same_text, same_words
 from swift_r1.rewards.graders.library import library_equal
 
 MAX_ANSWER = 2_000  # characters; more is wrong
-STRICT = "</think> <answer>"
 
 Gold = str | int | float | Sequence[str | int | float]
 
@@ -31,9 +30,10 @@ def grade_math(
         response: the model's text.
         gold: the right answer, boxed or not; or a list of accepted ones.
         verifier: `fast` or `math_verify`. What reads the same after tidying is equal in both.
-        answer: `boxed`: the last `\boxed{}`, which must be closed. `tag`: the last `<answer>` block, and the box in
-            it where there is one. `tag_strict`: the same, but the text must hold `</think> <answer>` with exactly
-            one space and a closing tag after it, as in Dr. GRPO (arXiv 2503.20783).
+        answer: where the answer stands behind the thought. `boxed`: in the last `\boxed{}`, which must be closed.
+            `tag`: in the last `<answer>` block, which must be closed, and in the last box in it where there is one.
+            `tag_strict`: the same, but the first block must follow the thought's end after exactly one space
+            (`</think> <answer>`), as in Dr. GRPO (arXiv 2503.20783).
 
     Raises ValueError: an unknown verifier or template, or no gold answer; never because of the completion.
     """
@@ -42,7 +42,9 @@ def grade_math(
     golds = gold if isinstance(gold, list | tuple) else [gold]
     if not golds:
         raise ValueError("no gold answer")
-    accepted = [_gold_text(item) for item in golds]
+    accepted = [(text, tidied(text)) for text in map(_gold_text, golds)]
+    if not all(right for _, right in accepted):
+        raise ValueError("a gold answer is empty")
     written = _answer(response, answer)
     if written is None:
         return Grade(0.0, False)
@@ -50,14 +52,14 @@ def grade_math(
         return Grade(0.0, True)
 
     given = tidied(written)
-    for right in accepted:
+    for _, right in accepted:
         if same_text(given, right) or same_words(given, right):
             return Grade(1.0, True)
-    for right in accepted:
+    for text, right in accepted:
         if verifier == "fast":
             is_right = equal(given, right)
         else:
-            is_right = not contradict(given, right) and library_equal(written, given, right)
+            is_right = not contradict(given, right) and library_equal(plain(written), plain(text))
         if is_right:
             return Grade(1.0, True)
 
@@ -81,32 +83,22 @@ def same_answer(first: str, second: str) -> bool:
 
 def _answer(response: str, template: str) -> str | None:
     """Returns the answer of a completion as it is written; None without one. Raises ValueError: an unknown template."""
-    if template == "boxed":
-        return last_boxed(response)
-    if template not in ("tag", "tag_strict"):
+    if template not in ("boxed", "tag", "tag_strict"):
         raise ValueError(f"unknown answer template {template!r}: boxed, tag or tag_strict")
-    if template == "tag_strict":
-        start = response.find(STRICT)
-        if start < 0 or CLOSE not in response[start:]:
-            return None
-        start = response.rfind(OPEN, 0, response.rfind(CLOSE))
-        content: str | None = response[start + len(OPEN) : response.find(CLOSE, start)]
-    else:
-        content = last_answer(response)
-
-    if content is None or "\\boxed" not in content:
-        return content
-    return last_boxed(content)
+    text = answered(response)
+    if template == "boxed":
+        return last_boxed(text)
+    is_strict = text.startswith(f" {OPEN}") and len(text) < len(response)
+    if OPEN not in text or (template == "tag_strict" and not is_strict):
+        return None
+    return written_answer(text) or None
 
 
 def _gold_text(item: Any) -> str:
-    """Returns a gold answer tidied and without its box. Raises ValueError: it is no text or number, or empty."""
+    """Returns a gold answer without its box. Raises ValueError: it is no text or number."""
     if isinstance(item, bool) or not isinstance(item, str | int | float):
         raise ValueError(f"a gold answer is text or a number, not {item!r}")
     if isinstance(item, float) and item.is_integer():
         item = int(item)
     inner = last_boxed(str(item))
-    text = tidied(str(item) if inner is None else inner)
-    if not text:
-        raise ValueError("a gold answer is empty")
-    return text
+    return str(item) if inner is None else inner
