@@ -14,17 +14,16 @@ from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
 from swift_r1.rewards.graders import grade_countdown, grade_gsm8k, grade_math
-from swift_r1.rewards.graders.answers import QUALIFIER, answered, plain, tidied, written_answer
+from swift_r1.rewards.graders.answers import QUALIFIER, answered, tidied, written_answer
 from swift_r1.rewards.graders.equality import contradict, equal
 from swift_r1.rewards.graders.gsm8k import only_number
-from swift_r1.rewards.graders.library import MAX_READ, parsed, verified
+from swift_r1.rewards.graders.library import MAX_READ, read_alone, verified
 from swift_r1.rewards.orm import ORM, Rewards, orms
 
 _THOUGHT_THEN = {next_: re.compile(rf"</think>\s*{next_}") for next_ in ("<answer>", "Action:")}
 _END = "</answer>"
 _WORDS = re.compile(r"(?=.*[A-Za-z]{2})[-\w.,:;%'!? ]*")
 _FORMULA = re.compile(r"(?<!\\)\$\$?[^$]+(?<!\\)\$\$?|\\\(.+?\\\)|\\\[.+?\\\]", re.DOTALL)
-_DOLLARS = re.compile(r"(?<!\\)\$|\\[()\[\]]")
 # before a formula, where another answer stands before it; behind it, where something follows that may be the answer
 _LIST = re.compile(r"^[^A-Za-z]*[,;/][^A-Za-z]*$|\b(?:or|and|either)\W*$")
 _MORE = re.compile(r"[0-9=\\$]|[.!;]\s+\S|\b(?:is|or)\b")
@@ -198,7 +197,7 @@ def _stated(text: str, as_whole: bool = True) -> str:
         lead = text[before : formula.start()]
         before = formula.end()
     if formula is not None and _is_last(lead, text[before:]):
-        return text[formula.start() :]
+        return text[formula.start() :].rstrip("*. ")
     if as_whole or written is not None:
         return text
     _, verb, rest = text.rpartition("\n")[2].rpartition(" is ")
@@ -228,8 +227,8 @@ def _read(written: str, text: str) -> list[Any]:
     """Returns what the library reads in an answer, as it is written and tidied; of words the one number in them."""
     if " " in text and _WORDS.fullmatch(text):
         number = only_number(written)
-        return [] if number is None else parsed(f"\\boxed{{{number}}}")
-    return parsed(f"\\boxed{{{_DOLLARS.sub('', plain(written))}}}")
+        return [] if number is None else read_alone(str(number))
+    return read_alone(written)
 
 
 class CosineReward(ORM):

@@ -42,8 +42,11 @@ def reachable(nums: tuple[int, ...]) -> set[Fraction]:
         ("<answer>(1+2)*3 = 9</answer>", Grade(1.0, True), Grade(0.1, True)),
         # what follows = is not read
         ("<answer>(1+2)*3 = 8</answer>", Grade(1.0, True), Grade(0.1, True)),
-        ("<answer>3*2*1</answer> <answer>(1+2)*3</answer>", Grade(0.0, True), Grade(1.0, True)),
-        ("<answer>(1+2)*3</answer> <answer>3*2*1</answer>", Grade(1.0, True), Grade(0.1, True)),
+        ("<answer>3*2*1</answer> <answer>(1+2)*3</answer>", Grade(1.0, True), Grade(1.0, True)),
+        ("<answer>(1+2)*3</answer> <answer>3*2*1</answer>", Grade(0.0, True), Grade(0.1, True)),
+        (f"<think>{RIGHT}</think> <answer>3*2*1</answer>", Grade(0.0, True), Grade(0.1, True)),
+        (f"<think>So {RIGHT.partition('</think>')[2]}", Grade(0.0, False), Grade(1.0, True)),
+        (f"I write <answer></answer></think> {RIGHT}", Grade(1.0, True), Grade(1.0, True)),
         ("<answer>(1+2)*3</answer>\nso it is", Grade(1.0, True), Grade(0.0, False)),
         ("<answer>\n(1+2)*3\n</answer>", Grade(1.0, True), Grade(0.0, False)),
         ("(1+2)*3", Grade(0.0, False), Grade(0.0, False)),

@@ -51,6 +51,8 @@ _WORDS = re.compile(r"\\text\s*\{([^{}]*)\}")
 _LAST_WORD = re.compile(r"[^A-Za-z]*(?<!\\)([A-Za-z]+(?: [A-Za-z]+)*)(?:\^\{?[0-9]\}?)?\.?")
 # 5 feet 10 inches
 _COMPOUND = re.compile(r"[0-9}]\s*\\text\s*\{(?!\s*(?:and|or)\s*\})[^{}]*\}\s*[0-9]")
+# > 5, which is no 5
+_OPEN_SIDED = re.compile(r"\s*(?:[<>]|\\(?:le|ge|ne)(?![A-Za-z]))")
 # (E) the longest one; not: E. Or D
 _OPTION = re.compile(
     r"(?:(?i:option|choice|answer):? )?\(?([A-Z])"
@@ -97,6 +99,8 @@ def contradict(given: str, right: str) -> bool:
     if [word.lower() for word in QUALIFIER.findall(given)] != [
         word.lower() for word in QUALIFIER.findall(right)
     ]:
+        return True
+    if bool(_OPEN_SIDED.match(given)) != bool(_OPEN_SIDED.match(right)):
         return True
     if _COMPOUND.search(given) or _COMPOUND.search(right):
         return True
@@ -178,7 +182,7 @@ def _turned(text: str) -> str:
     """Returns a chain of relations from right to left: 2 < x for x > 2."""
     sides = _RELATION.split(text)[::-1]
     signs = [_TURNED.get(sign, sign) for sign in _RELATION.findall(text)[::-1]]
-    return sides[0] + "".join(f"{sign}{side}" for sign, side in zip(signs, sides[1:], strict=True))
+    return sides[0] + "".join(f"{sign} {side}" for sign, side in zip(signs, sides[1:], strict=True))
 
 
 def _without_degrees(text: str) -> str:
@@ -306,7 +310,7 @@ def _same_set(given: list[str], right: list[str], budget: int) -> bool:
 
 
 def _same_value(given: str, right: str) -> bool:
-    """Returns whether two expressions are equal, exactly where both are rational, else to 48 digits, at every point
+    """Returns whether two expressions are equal, exactly where both are rational, else to 200 digits, at every point
     that both have."""
     try:
         mine = values(given)

@@ -30,9 +30,10 @@ _NUMBER = re.compile(
     r"(?P<digits>(?:[0-9]{1,3}(?:,[0-9]{3})+(?![0-9])|[0-9]+)(?:\.[0-9]*)?|\.[0-9]+)"
     r"(?P<power>[eE][-+]?[0-9]{1,2}(?!\w))?"
     r"(?:\s?/\s?(?P<over>[0-9]+)(?!\w|\.[0-9]))?"
-    rf"(?:[\s-]?(?P<times>{'|'.join(MULTIPLIERS)}|K)(?=s?\b|[^\x00-\x7f]))?",
+    rf"(?:[\s-]?(?P<times>{'|'.join(MULTIPLIERS)}|K)s?(?![A-Za-z]))?",
     re.ASCII,
 )
+_TEXT = re.compile(r"\\(?:text[a-z]*|mathrm|mathbf|mbox)\s*\{([^{}]*)\}")
 _LATEX_FRACTION = re.compile(r"\\[dt]?frac\s*\{\s*(-?[0-9]+)\s*\}\s*\{\s*([0-9]+)\s*\}")
 # Several answers: 7 or 8; x = 7, x = 8.
 _HEDGE = re.compile(r"\b(?:or|either)\b|[0-9]\s*(?:[,;](?![0-9]{3}(?![0-9]))|and\b)|\band\W*[0-9]")
@@ -54,15 +55,17 @@ _AFTER = re.compile(
     re.ASCII,
 )
 _JOINED = re.compile(
-    r"\s*(?:[\^!+?]|\\(?:sqrt|pi|times|cdot)\b)|[A-Za-z(]|\s(?![mglLhs]\b)[B-HJ-Zb-z]\b(?!\.)"
-    r"|[\s.,;:(]*(?:\w+\s)?(?:or|nor)\b|[\s.,;:(]*(?:no|not|wrong|incorrect)\b|[十多余几倍分半]",
+    r"\s*(?:[\^!+?]|\\(?:sqrt|pi|times|cdot)\b)|[A-Za-z(]|\s(?![mglLhs]\b)[B-HJ-Zb-z]\b(?!\.[a-z])"
+    rf"|[\s.,;:(]*(?:\w+\s)?(?:or|nor|and a|and one)\b|[\s.,;:(]*(?:no|not|wrong|incorrect)\b|[十多余几倍分半以左]"
+    rf"|\s(?:{_SPELT}|squared|cubed|factorial)\b",
     re.ASCII,
 )
 _OF_A_UNIT = re.compile(r"\^\\circ|(?<=m)\^[23]|(?<=ft)\^[23]")  # 5 m^2
 # not equal to 5, x > 5, 17 or 18, 5 feet 10, 1 out of 6
 _NOT_THE = re.compile(
-    rf"(?:{QUALIFIER.pattern}|{_NOT_EQUAL.pattern})(?:\s\w+){{0,2}}[\s$*]*$|\b(?:or|minus|negative)[\s$*]*$"
-    r"|[0-9]\s?(?:[A-Za-z']+,?\s|(?:[A-Za-z]+\s)?(?:and|to|out of)\s|/\s?|\N{EN DASH}\s?)[$*]*$",
+    rf"(?:{QUALIFIER.pattern}|{_NOT_EQUAL.pattern})(?:\s\w+|[一-鿿]){{0,2}}[\s$*]*$|\b(?:or|{_SPELT})(?: of)?[\s$*]*$"
+    r"|[0-9]\s?(?:[A-Za-z']+,?\s|(?:[A-Za-z]+\s)?(?:and|to|out of)\s|,\s|[/:-]\s?|\N{EN DASH}\s?)[$*]*$"
+    r"|(?:[A-Za-z]\(|\\(?!quad|implies|therefore|[Rr]ightarrow)[A-Za-z]+[\s$]*\{?)[\s$]*$",
     re.IGNORECASE,
 )
 _OAT_NUMBER = re.compile(r"(?:(?<![0-9])-)?(?:[0-9]*\.[0-9]+|[0-9]+)")
@@ -160,7 +163,7 @@ def _plain(text: str) -> str:
     """Returns a text with LaTeX's signs, thousands and fractions as plain text."""
     text = plain(text)
     if "\\" in text or "{" in text:
-        text = _LATEX_FRACTION.sub(r" \1/\2", text)
+        text = _LATEX_FRACTION.sub(r" \1/\2", _TEXT.sub(r"\1", text))
         text = text.replace("{,}", ",").replace("\\!", "").replace("\\,", "").replace("\\$", "$")
         text = text.replace("\\(", " ").replace("\\[", " ")
     return text

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 import threading
 from collections.abc import Callable
 from functools import cache
@@ -11,6 +12,9 @@ from math import inf, log2
 from types import ModuleType
 from typing import Any
 
+from swift_r1.rewards.graders.answers import plain, tidied, without_unit
+
+_DOLLARS = re.compile(r"(?<!\\)\$|\\[()\[\]]")
 LIBRARY_SECONDS = 5  # per call, where it runs in the main thread
 MAX_READ = 400  # characters of an answer
 MAX_BITS = 100_000  # of one exact number; a division of two such takes some ten milliseconds
@@ -20,10 +24,16 @@ MAX_TERMS = 1_000  # of a sum or a product that is written out
 
 
 def library_equal(given: str, right: str) -> bool:
-    """Returns math_verify's verdict on an answer and a tidied gold answer. What explodes is wrong."""
+    """Returns math_verify's verdict on an answer and a gold answer, as they are written. What explodes is wrong."""
     if max(len(given), len(right)) > MAX_READ or not given:
         return False
-    return verified(parsed(f"\\boxed{{{right}}}"), parsed(f"\\boxed{{{given}}}"))
+    return verified(read_alone(right), read_alone(given))
+
+
+def read_alone(written: str) -> list[Any]:
+    """Returns what the library reads in the text of an answer, without its dollars and its unit."""
+    value, unit = without_unit(tidied(written))
+    return parsed(f"\\boxed{{{value if unit else _DOLLARS.sub('', plain(written))}}}")
 
 
 def parsed(text: str, **settings: Any) -> list[Any]:
@@ -58,17 +68,22 @@ def verified(gold: list[Any], answer: list[Any]) -> bool:
 def _grader() -> ModuleType:
     """Returns the library's grader, in a copy whose numbers are equal only where `same_number` has no objection.
 
-    It takes any two numbers for equal that differ by less than 10^-15, and decimals to six places.
+    It takes any two numbers for equal that differ by less than 10^-15, and decimals to six places; and sympy simplifies
+    ln(1 + 10^-70) to 0.
     """
     spec = find_spec("math_verify.grader")
     if spec is None or spec.loader is None:
         raise ImportError("math_verify has no module grader")
     grader = module_from_spec(spec)
     spec.loader.exec_module(grader)
-    equal: Callable[..., bool] = grader.sympy_numeric_eq
-    grader.sympy_numeric_eq = lambda a, b, *settings: (
-        equal(a, b, *settings) and same_number(grader, a, b)
-    )
+    for name in ("sympy_numeric_eq", "sympy_symbolic_eq"):
+
+        def strict(
+            a: Any, b: Any, *settings: Any, equal: Callable[..., bool] = getattr(grader, name)
+        ) -> bool:
+            return equal(a, b, *settings) and same_number(grader, a, b)
+
+        setattr(grader, name, strict)
     return grader
 
 
@@ -78,7 +93,7 @@ def same_number(grader: ModuleType, a: Any, b: Any) -> bool:
 
     Letters get fixed values. Matrices are compared by their elements, and 9 % is 9, as the library has it.
     """
-    from sympy import Float, Integer, MatrixBase, MatrixExpr, Rational
+    from sympy import Float, Integer, MatrixBase, MatrixExpr, Max, Rational, nan
 
     if isinstance(a, MatrixBase | MatrixExpr) or all(
         grader.is_atomic_or_pct_atomic(value, Integer) for value in (a, b)
@@ -97,7 +112,9 @@ def same_number(grader: ModuleType, a: Any, b: Any) -> bool:
     if a.is_Rational and b.is_Rational:
         return bool(a == b)
     a, b, difference = (abs(value.evalf(DIGITS, maxn=MAX_DIGITS)) for value in (a, b, a - b))
-    return bool(difference <= max(a, b) * Rational(1, 10**DIGITS))
+    if not difference.is_Number or difference is nan:
+        return True  # what has no value here, such as an integral
+    return bool(difference <= Max(a, b) * Rational(1, 10**DIGITS))
 
 
 def _time_limit() -> int | None:

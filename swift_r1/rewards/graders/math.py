@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import Any, Literal
 
 from swift_r1.data.builtin import last_boxed
-from swift_r1.rewards.graders.answers import OPEN, Grade, answered, plain, tidied, written_answer
+from swift_r1.rewards.graders.answers import OPEN, Grade, answered, tidied, written_answer
 from swift_r1.rewards.graders.equality import contradict, equal, same_text, same_words
 from swift_r1.rewards.graders.library import library_equal
 
@@ -59,7 +59,7 @@ def grade_math(
         if verifier == "fast":
             is_right = equal(given, right)
         else:
-            is_right = not contradict(given, right) and library_equal(plain(written), plain(text))
+            is_right = not contradict(given, right) and library_equal(written, text)
         if is_right:
             return Grade(1.0, True)
 

@@ -12,6 +12,7 @@ from fractions import Fraction
 from math import comb
 
 from swift_r1.rewards.graders.bounded import (
+    MAX_BITS,
     Unreadable,
     Value,
     add,
@@ -285,6 +286,8 @@ class ExpressionReader:
             function = _FUNCTIONS[f"\\arc{token[1:]}"]
             exponent = None
 
+        if token in ("\\exp", "\\sinh", "\\cosh", "\\tanh") and abs(argument) > MAX_BITS:
+            raise Unreadable("number too large")
         value = bounded(function(argument))
         if base is not None:
             value = divide(value, mp.log(real(base)))
