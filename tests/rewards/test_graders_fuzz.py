@@ -146,7 +146,7 @@ def no_wrong_one(count: int, seed: int) -> int:
         if result.score == 1.0:
             ones += 1
             assert POSSIBLE[nums, target], (text, nums, target)
-            tags = re.findall(r"<answer>(.*?)</answer>", text, re.DOTALL)
+            tags = re.findall(r"<answer>((?:(?!<answer>).)*?)</answer>", text, re.DOTALL)
             assert any(_reaches(tag.partition("=")[0], nums, target) for tag in tags), (
                 text,
                 nums,

@@ -64,7 +64,7 @@ _OF_A_UNIT = re.compile(r"\^\\circ|(?<=m)\^[23]|(?<=ft)\^[23]")  # 5 m^2
 # not equal to 5, x > 5, 17 or 18, 5 feet 10, 1 out of 6
 _NOT_THE = re.compile(
     rf"(?:{QUALIFIER.pattern}|{_NOT_EQUAL.pattern})(?:\s\w+|[一-鿿]){{0,2}}[\s$*]*$|\b(?:or|{_SPELT})(?: of)?[\s$*]*$"
-    r"|[0-9]\s?(?:[A-Za-z']+,?\s|(?:[A-Za-z]+\s)?(?:and|to|out of)\s|,\s|[/:-]\s?|\N{EN DASH}\s?)[$*]*$"
+    r"|[0-9]\s?(?:[A-Za-z']+,?\s|(?:[A-Za-z]+\s)?(?:and|to|out of)\s|,\s?|[/:-]\s?|\N{EN DASH}\s?)[$*]*$"
     r"|(?:[A-Za-z]\(|\\(?!quad|implies|therefore|[Rr]ightarrow)[A-Za-z]+[\s$]*\{?)[\s$]*$",
     re.IGNORECASE,
 )
