@@ -127,12 +127,11 @@ def near_texts(gold: str) -> Iterator[str]:
     yield from (
         rf"\sqrt{{{gold}}}",
         rf"({gold})^2",
-        rf"{gold}, {gold}",
         rf"{gold}\pi",
         f"{gold}x",
         "",
     )
-    yield from (gold[:-1], gold[1:], rf"({gold})+\sqrt{{2}}\cdot 10^{{-20}}", r"\text{none}")
+    yield from (gold[:-1], gold.lstrip("\\")[1:], rf"({gold})+\sqrt{{2}}\cdot 10^{{-20}}", r"\text{none}")
 
 
 def hedged(gold: str, other: str) -> Iterator[str]:

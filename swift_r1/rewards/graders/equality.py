@@ -24,13 +24,10 @@ from swift_r1.rewards.graders.answers import (
     without_unit,
 )
 from swift_r1.rewards.graders.bounded import Unreadable, Value, close
-from swift_r1.rewards.graders.reader import ExpressionReader, tokens
+from swift_r1.rewards.graders.reader import POINTS, POINTS_ROUNDED, ExpressionReader, tokens
 
 MAX_PARTS = 64  # of a list
 MAX_MEMBERS = 24  # of a set
-# sets of values of the variables; the first has positive values only, the others both signs
-POINTS = 3
-POINTS_ROUNDED = 32  # where something is rounded; the later ones are large
 
 _LITERAL = re.compile(
     r"([-+]?)\s*([0-9]{1,3}(?:,[0-9]{3})+(?:\.[0-9]*)?|[0-9]+\.?[0-9]*|\.[0-9]+)"
@@ -49,14 +46,14 @@ _NAME = re.compile(
 _JOIN = re.compile(r"\s*(?:\\text\s*\{\s*(?:and|or)\s*\}|\b(?:and|or)\b)\s*,?")
 _WORDS = re.compile(r"\\text\s*\{([^{}]*)\}")
 _LAST_WORD = re.compile(r"[^A-Za-z]*(?<!\\)([A-Za-z]+(?: [A-Za-z]+)*)(?:\^\{?[0-9]\}?)?\.?")
-# 5 feet 10 inches
-_COMPOUND = re.compile(r"[0-9}]\s*\\text\s*\{(?!\s*(?:and|or)\s*\})[^{}]*\}\s*[0-9]")
+# 5 feet 10 inches; x = 5 feet x = 6
+_COMPOUND = re.compile(r"=.*(?<![\\A-Za-z])[a-z]{3,}\b.*=|[0-9}]\s*\\text\s*\{(?!\s*(?:and|or)\s*\})[^{}]*\}\s*[0-9]")
 # > 5, which is no 5
 _OPEN_SIDED = re.compile(r"\s*(?:[<>]|\\(?:le|ge|ne)(?![A-Za-z]))")
 # (E) the longest one; not: E. Or D
 _OPTION = re.compile(
     r"(?:(?i:option|choice|answer):? )?\(?([A-Z])"
-    r"(?:\)?[.:]?|(?:\)?:|\)?\. |\) )(?!(?:.*\W)?(?i:or|and|not|nor) \W*[A-Z]\b).+)"
+    r"(?:\)?[.:]?|(?:\)?:|\)?\. |\) )(?!(?:.*\W)?(?i:or|and|not|nor)\b\W*[A-Z]\b|.*\([A-Z]\)).+)"
 )
 # -2 < x \le 7
 _BOUNDS = re.compile(

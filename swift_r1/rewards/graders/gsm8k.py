@@ -47,7 +47,7 @@ _SPELT = (
 )
 # Beside a number: another one, a power, a function, a letter. All together they are another number, or several.
 _BEFORE = re.compile(
-    rf"[0-9^*+_|/\\]|[A-Za-z]\($|\b[B-HJ-Zb-z]\s?$|\b(?:{_SPELT})\b", re.IGNORECASE | re.ASCII
+    rf"[0-9^*+_|/\\]|[A-Za-z-]\($|\b[B-HJ-Zb-z]\s?$|\b(?:{_SPELT})\b", re.IGNORECASE | re.ASCII
 )
 _AFTER = re.compile(
     rf"^[A-Za-z(']|^\s(?![mglLhs]\b)[A-Za-z]\b|[0-9^*+_|!=&]|/(?!\s?[A-Za-z])|\\(?!text)[A-Za-z]"
@@ -65,7 +65,7 @@ _OF_A_UNIT = re.compile(r"\^\\circ|(?<=m)\^[23]|(?<=ft)\^[23]")  # 5 m^2
 _NOT_THE = re.compile(
     rf"(?:{QUALIFIER.pattern}|{_NOT_EQUAL.pattern})(?:\s\w+|[一-鿿]){{0,2}}[\s$*]*$|\b(?:or|{_SPELT})(?: of)?[\s$*]*$"
     r"|[0-9]\s?(?:[A-Za-z']+,?\s|(?:[A-Za-z]+\s)?(?:and|to|out of)\s|,\s?|[/:-]\s?|\N{EN DASH}\s?)[$*]*$"
-    r"|(?:[A-Za-z]\(|\\(?!quad|implies|therefore|[Rr]ightarrow)[A-Za-z]+[\s$]*\{?)[\s$]*$",
+    r"|(?:[A-Za-z-]\(|\\(?!quad|implies|therefore|[Rr]ightarrow)[A-Za-z]+[\s$]*\{?)[\s$]*$",
     re.IGNORECASE,
 )
 _OAT_NUMBER = re.compile(r"(?:(?<![0-9])-)?(?:[0-9]*\.[0-9]+|[0-9]+)")

@@ -55,8 +55,8 @@ def verified(gold: list[Any], answer: list[Any]) -> bool:
         return False
     return bool(
         _grader().verify(
-            gold,
-            answer,
+            list(map(_exact, gold)),
+            list(map(_exact, answer)),
             allow_set_relation_comp=True,
             timeout_seconds=_time_limit(),
             raise_on_error=False,
@@ -68,8 +68,7 @@ def verified(gold: list[Any], answer: list[Any]) -> bool:
 def _grader() -> ModuleType:
     """Returns the library's grader, in a copy whose numbers are equal only where `same_number` has no objection.
 
-    It takes any two numbers for equal that differ by less than 10^-15, and decimals to six places; and sympy simplifies
-    ln(1 + 10^-70) to 0.
+    It takes any two numbers for equal that differ by less than 10^-15, and sympy simplifies ln(1 + 10^-70) to 0.
     """
     spec = find_spec("math_verify.grader")
     if spec is None or spec.loader is None:
@@ -87,28 +86,34 @@ def _grader() -> ModuleType:
     return grader
 
 
-def same_number(grader: ModuleType, a: Any, b: Any) -> bool:
-    """Returns whether two sympy expressions are equal: exactly where both are rational, as decimals are, else to
-    `DIGITS` digits.
+def _exact(item: Any) -> Any:
+    """Returns what the library has read with decimals as the fractions that they are: it compares them to six places."""
+    from sympy import Float, Rational
 
-    Letters get fixed values. Matrices are compared by their elements, and 9 % is 9, as the library has it.
+    decimals = () if isinstance(item, str) else item.atoms(Float)
+    return item.xreplace({number: Rational(str(number)) for number in decimals}) if decimals else item
+
+
+def same_number(grader: ModuleType, a: Any, b: Any) -> bool:
+    """Returns whether two sympy expressions are equal: exactly where both are rational, else to `DIGITS` digits.
+
+    Letters and unknown functions get fixed values. Matrices are compared by their elements, and 9 % is 9, as the
+    library has it.
     """
-    from sympy import Float, Integer, MatrixBase, MatrixExpr, Max, Rational, nan
+    from sympy import Integer, MatrixBase, MatrixExpr, Max, Rational, nan
+    from sympy.core.function import AppliedUndef
 
     if isinstance(a, MatrixBase | MatrixExpr) or all(
         grader.is_atomic_or_pct_atomic(value, Integer) for value in (a, b)
     ):
         return True
+    unknown = {part for value in (a, b) for part in value.atoms(AppliedUndef) | value.free_symbols}
     points = {
-        letter: Rational(1009 + 7 * place, 997)
-        for place, letter in enumerate(sorted((a - b).free_symbols, key=str))
+        part: Rational(100909 + 7 * place, 997)
+        for place, part in enumerate(sorted(unknown, key=str))
     }
-    a, b = (
-        value.xreplace({number: Rational(str(number)) for number in value.atoms(Float)})
-        .xreplace(points)
-        .doit()
-        for value in (a, b)
-    )
+    a, b = a.xreplace(points), b.xreplace(points)
+    a, b = a.doit(), b.doit()
     if a.is_Rational and b.is_Rational:
         return bool(a == b)
     a, b, difference = (abs(value.evalf(DIGITS, maxn=MAX_DIGITS)) for value in (a, b, a - b))

@@ -30,6 +30,9 @@ from swift_r1.rewards.graders.bounded import (
 
 MAX_LENGTH = 400  # characters
 MAX_DEPTH = 40
+# sets of values of the variables; the first has positive values only, the others both signs
+POINTS = 3
+POINTS_ROUNDED = 32  # where something is rounded
 
 _TOKEN = re.compile(
     r"\s+|(?P<number>[0-9]+(?:\.[0-9]*)?|\.[0-9]+)|(?P<command>\\[A-Za-z]+|\\[{}|])|(?P<symbol>[-+*/^_!()\[\]{}|'])"
@@ -266,9 +269,9 @@ class ExpressionReader:
         self.variables = True
         # A rational that depends on the name alone: no two names are likely to be related by a simple law.
         seed = zlib.crc32(f"{self._point}:{name}".encode())
-        value: Fraction = Fraction(1009 + seed % 8009, 997 + (seed >> 16) % 3001) * 10 ** (
-            self._point // 8
-        )
+        # Later points, of what is rounded, are large and every other one is whole.
+        below = 997 + (seed >> 16) % 3001 if self._point % 2 or self._point <= POINTS else 1
+        value = Fraction(1009 + seed % 8009, below) * 10 ** (self._point // 4)
         return -value if self._point > 1 and seed >> 9 & 1 else value
 
     def _function(self, token: str) -> Value:
