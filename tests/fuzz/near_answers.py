@@ -131,7 +131,12 @@ def near_texts(gold: str) -> Iterator[str]:
         f"{gold}x",
         "",
     )
-    yield from (gold[:-1], gold.lstrip("\\")[1:], rf"({gold})+\sqrt{{2}}\cdot 10^{{-20}}", r"\text{none}")
+    yield from (
+        gold[:-1],
+        gold.lstrip("\\")[1:],
+        rf"({gold})+\sqrt{{2}}\cdot 10^{{-20}}",
+        r"\text{none}",
+    )
 
 
 def hedged(gold: str, other: str) -> Iterator[str]:

@@ -109,14 +109,14 @@ def test_the_line_of_a_step_has_what_changed_and_what_is_left():
 
 def test_rewards_are_compared_with_the_run_s_first_line_also_after_a_resume():
     text = io.StringIO()
-    console = RunConsole(4, Console(file=text, width=200), first_reward=0.25)
+    console = RunConsole(4, Terminal(file=text, width=200), first_reward=0.25)
     console.logged(3, {"reward": 0.5})
     assert text.getvalue() == "step 3/4 · reward 0.500 (+0.250)\n"
 
 
 def test_a_replay_says_how_far_the_policy_moved_and_nothing_of_rises():
     text = io.StringIO()
-    console = RunConsole(4, Console(file=text, width=200), replays=True)
+    console = RunConsole(4, Terminal(file=text, width=200), replays=True)
     console.logged(1, {"reward": 0.25})
     console.logged(2, {"reward": 0.5, "policy/moved": 0.0123})
     assert text.getvalue().splitlines() == [

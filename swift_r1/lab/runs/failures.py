@@ -52,4 +52,6 @@ def _readers() -> Mapping[str, Callable[[str], object]]:
     from swift_r1.rewards.graders.answers import answered, last_answer
     from swift_r1.training.evaluation.results import RULES
 
-    return {"countdown": lambda text: last_answer(answered(text))} | {name: rule.read for name, rule in RULES.items()}
+    return {"countdown": lambda text: last_answer(answered(text))} | {
+        name: rule.read for name, rule in RULES.items()
+    }

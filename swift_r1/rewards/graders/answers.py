@@ -72,7 +72,9 @@ _CHARACTERS = str.maketrans(
 _DASH = re.compile(r"(?<![\w)\]}])(?<![0-9)\]}] )[\u2012\u2013](?= ?[0-9.\\$(])")
 _BOLD = re.compile(r"\s*\*\*((?:(?!\*\*).)+)\*\*\.?\s*", re.DOTALL)
 _ODDS = re.compile(r"\s*([0-9]+) (?:in|out of) ([0-9]+)\.?\s*")
-_MIXED = re.compile(r"(?<![\w.,/^}])(?<![0-9/^}] )([0-9]+)(?:\s|\\[ ,])+([0-9]+)/([0-9]+)(?![\w/]|\.[0-9])")
+_MIXED = re.compile(
+    r"(?<![\w.,/^}])(?<![0-9/^}] )([0-9]+)(?:\s|\\[ ,])+([0-9]+)/([0-9]+)(?![\w/]|\.[0-9])"
+)
 _PLAIN_COMMAND = re.compile(r"(?<!\\)\\[A-Za-z]")
 _DOUBLED_COMMAND = re.compile(r"\\\\[A-Za-z]")
 _GROUPED = re.compile(r"(?<![0-9.,])[0-9]{1,3}(?: [0-9]{3})+(?![0-9])")
@@ -100,7 +102,9 @@ MULTIPLIERS = {
     "\u4ebf": 10**8,
     "\u5104": 10**8,
 }
-_NO_UNIT = frozenset(("e", "i", "d", "pi", "or", "and", "k", "squared", "cubed", "factorial", "half"))
+_NO_UNIT = frozenset(
+    ("e", "i", "d", "pi", "or", "and", "k", "squared", "cubed", "factorial", "half")
+)
 # What turns a value into a bound, a guess, or anything but that value.
 QUALIFIER = re.compile(
     r"\b(?:not?|non|none|never|neither|nor|cannot|without|except|excluding|instead|wrong|incorrect|false|unless|than"

@@ -47,7 +47,12 @@ _JOIN = re.compile(r"\s*(?:\\text\s*\{\s*(?:and|or)\s*\}|\b(?:and|or)\b)\s*,?")
 _WORDS = re.compile(r"\\text\s*\{([^{}]*)\}")
 _LAST_WORD = re.compile(r"[^A-Za-z]*(?<!\\)([A-Za-z]+(?: [A-Za-z]+)*)(?:\^\{?[0-9]\}?)?\.?")
 # 5 feet 10 inches; x = 5 feet x = 6
-_COMPOUND = re.compile(r"=.*(?<![\\A-Za-z])[a-z]{3,}\b.*=|[0-9}]\s*\\text\s*\{(?!\s*(?:and|or)\s*\})[^{}]*\}\s*[0-9]")
+_COMPOUND = re.compile(
+    r"=.*(?<![\\A-Za-z])[a-z]{3,}\b.*=|[0-9}]\s*(?:\\text\s*\{(?!\s*(?:and|or)\s*\})[^{}]*\}"
+    r"|(?!(?:and|or|pi|ln|log|exp|sqrt|sin|cos|tan|cot|sec|csc)\b)[a-z]{2,}\s)\s*[0-9]"
+)
+# 21_{3}
+_BASE = re.compile(r"[0-9A-F]_\{?([0-9]+)\}?$")
 # > 5, which is no 5
 _OPEN_SIDED = re.compile(r"\s*(?:[<>]|\\(?:le|ge|ne)(?![A-Za-z]))")
 # (E) the longest one; not: E. Or D
@@ -100,6 +105,9 @@ def contradict(given: str, right: str) -> bool:
     if bool(_OPEN_SIDED.match(given)) != bool(_OPEN_SIDED.match(right)):
         return True
     if _COMPOUND.search(given) or _COMPOUND.search(right):
+        return True
+    bases = [match[1] for text in (given, right) if (match := _BASE.search(text))]
+    if len(set(bases)) > 1:
         return True
     unit = without_unit(given)[1]
     right_unit = without_unit(right)[1]
@@ -169,8 +177,12 @@ def _as_interval(text: str) -> str:
     for turned in (text, _turned(text)):
         match = _BOUNDS.fullmatch(turned)
         if match and (match[2] or match[3]) and not _RELATION.search(f"{match[1]} {match[4]}"):
-            lower = "(-\\infty" if match[2] is None else f"{'(' if match[2] == '<' else '['}{match[1]}"
-            upper = "\\infty)" if match[3] is None else f"{match[4]}{')' if match[3] == '<' else ']'}"
+            lower = (
+                "(-\\infty" if match[2] is None else f"{'(' if match[2] == '<' else '['}{match[1]}"
+            )
+            upper = (
+                "\\infty)" if match[3] is None else f"{match[4]}{')' if match[3] == '<' else ']'}"
+            )
             return f"{lower},{upper}"
     return text
 
@@ -309,6 +321,8 @@ def _same_set(given: list[str], right: list[str], budget: int) -> bool:
 def _same_value(given: str, right: str) -> bool:
     """Returns whether two expressions are equal, exactly where both are rational, else to 200 digits, at every point
     that both have."""
+    if _COMPOUND.search(given) or _COMPOUND.search(right):
+        return False
     try:
         mine = values(given)
         wanted = values(right)

@@ -6,7 +6,7 @@ import logging
 import re
 import threading
 from collections.abc import Callable
-from functools import cache
+from functools import cache, partial
 from importlib.util import find_spec, module_from_spec
 from math import inf, log2
 from types import ModuleType
@@ -76,14 +76,14 @@ def _grader() -> ModuleType:
     grader = module_from_spec(spec)
     spec.loader.exec_module(grader)
     for name in ("sympy_numeric_eq", "sympy_symbolic_eq"):
-
-        def strict(
-            a: Any, b: Any, *settings: Any, equal: Callable[..., bool] = getattr(grader, name)
-        ) -> bool:
-            return equal(a, b, *settings) and same_number(grader, a, b)
-
-        setattr(grader, name, strict)
+        setattr(grader, name, partial(_strictly, getattr(grader, name), grader))
     return grader
+
+
+def _strictly(
+    equal: Callable[..., bool], grader: ModuleType, a: Any, b: Any, *settings: Any
+) -> bool:
+    return equal(a, b, *settings) and same_number(grader, a, b)
 
 
 def _exact(item: Any) -> Any:
@@ -91,7 +91,9 @@ def _exact(item: Any) -> Any:
     from sympy import Float, Rational
 
     decimals = () if isinstance(item, str) else item.atoms(Float)
-    return item.xreplace({number: Rational(str(number)) for number in decimals}) if decimals else item
+    return (
+        item.xreplace({number: Rational(str(number)) for number in decimals}) if decimals else item
+    )
 
 
 def same_number(grader: ModuleType, a: Any, b: Any) -> bool:
@@ -108,18 +110,22 @@ def same_number(grader: ModuleType, a: Any, b: Any) -> bool:
     ):
         return True
     unknown = {part for value in (a, b) for part in value.atoms(AppliedUndef) | value.free_symbols}
-    points = {
-        part: Rational(100909 + 7 * place, 997)
-        for place, part in enumerate(sorted(unknown, key=str))
-    }
-    a, b = a.xreplace(points), b.xreplace(points)
-    a, b = a.doit(), b.doit()
-    if a.is_Rational and b.is_Rational:
-        return bool(a == b)
-    a, b, difference = (abs(value.evalf(DIGITS, maxn=MAX_DIGITS)) for value in (a, b, a - b))
-    if not difference.is_Number or difference is nan:
-        return True  # what has no value here, such as an integral
-    return bool(difference <= Max(a, b) * Rational(1, 10**DIGITS))
+    places = list(enumerate(sorted(unknown, key=str)))
+    # at large ones a power hides what is added to it, at small ones all is rounded to 0
+    for size in (1009, 100909) if places else (0,):
+        points = {part: Rational(size + 7 * place, 997) for place, part in places}
+        first, second = (value.xreplace(points).doit() for value in (a, b))
+        if first.is_Rational and second.is_Rational:
+            if first != second:
+                return False
+            continue
+        numbers = (first, second, first - second)
+        first, second, difference = (abs(value.evalf(DIGITS, maxn=MAX_DIGITS)) for value in numbers)
+        # without a value, such as an integral, there is no objection
+        has_value = difference.is_Number and difference is not nan
+        if has_value and difference > Max(first, second) * Rational(1, 10**DIGITS):
+            return False
+    return True
 
 
 def _time_limit() -> int | None:

@@ -271,7 +271,7 @@ class ExpressionReader:
         seed = zlib.crc32(f"{self._point}:{name}".encode())
         # Later points, of what is rounded, are large and every other one is whole.
         below = 997 + (seed >> 16) % 3001 if self._point % 2 or self._point <= POINTS else 1
-        value = Fraction(1009 + seed % 8009, below) * 10 ** (self._point // 4)
+        value = Fraction(1009 + seed % 8009, below) * 13 ** (self._point // 4)
         return -value if self._point > 1 and seed >> 9 & 1 else value
 
     def _function(self, token: str) -> Value:

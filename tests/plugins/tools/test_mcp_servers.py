@@ -481,5 +481,5 @@ def test_a_package_that_cannot_be_imported_is_said(
     for name in [one for one in sys.modules if one.partition(".")[0] == "mcp"]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.syspath_prepend(tmp_path)
-    with pytest.raises(UsageError, match="MCP server one: .*it is broken"):
+    with pytest.raises(UsageError, match=r"MCP server one: .*it is broken"):
         register_servers(written(one=PROGRAM))
