@@ -72,9 +72,10 @@ test-python: ## the wheel in a fresh environment of PYTHON=python3.13 (or 3.12),
 newest: install ## the newest version of each dependency, and what it breaks (hours); NEWEST_ARGS='httpx pyarrow'
 	@$(PY) scripts/newest.py $(NEWEST_ARGS)
 
-fuzz: install ## weight updates for an hour, byte by byte, and 10,000 cases for every route; FUZZ_SECONDS, FUZZ_CASES
+fuzz: install ## weight updates for an hour, byte by byte, 10,000 cases for every route, fifty wrong answers near each gold; FUZZ_SECONDS, FUZZ_CASES
 	@$(ENV) $(PY) -m tests.fuzz.wire --seconds $(or $(FUZZ_SECONDS),3600)
 	@$(ENV) $(PY) -m tests.fuzz.routes --cases $(or $(FUZZ_CASES),10000)
+	@$(ENV) $(PY) -m tests.fuzz.near_answers
 
 audit: ## known vulnerabilities in the locked packages, by pip-audit and the registry's advisories; in .venv-audit
 	@[ -x .venv-audit/bin/python ] || $(or $(PYTHON),python3) -m venv .venv-audit

@@ -8,7 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from tests.fuzz.near_answers import DATA
+
 ROOT = Path(__file__).parents[2]
+needs_data = pytest.mark.skipif(not DATA.is_dir(), reason=f"no data at {DATA}: set SWIFT_R1_DATA")
 
 
 @pytest.mark.parametrize(
@@ -21,8 +24,12 @@ ROOT = Path(__file__).parents[2]
         pytest.param(
             ["tests.fuzz.routes", "--cases", "4", "--server", "gateway"], marks=pytest.mark.long
         ),
+        pytest.param(
+            ["tests.fuzz.near_answers", "--data", str(DATA), "--every", "150"],
+            marks=[needs_data, pytest.mark.data],
+        ),
     ],
-    ids=["updates", "routes", "gateway"],
+    ids=["updates", "routes", "gateway", "answers"],
 )
 def test_nothing_is_found(words: list[str], tmp_path: Path) -> None:
     path = {"PYTHONPATH": str(ROOT), "PATH": "/usr/bin:/bin", "HOME": str(tmp_path)}
