@@ -2,8 +2,9 @@
 
 `python -m tests.fork_server FD`, where FD is a socket to `tests/forks.py`. Each message on it is a JSON object with
 `words` (what follows `python`: `-P -m MODULE ...`, where `-P` may be left out, or `SCRIPT ...`), `cwd`, `environ` and
-perhaps `prepare` (a module, a function and its arguments, called first). With it come four descriptors: stdin, stdout, stderr, and one to which the
-exit code is written in the end (negative: the signal). The answer is the process id; the process leads a session.
+perhaps `prepare` (a module, a function and its arguments, called first). With it come four descriptors: stdin, stdout,
+stderr, and one to which the exit code is written in the end (negative: the signal). The answer is the process id; the
+process leads a session.
 
 A program starts as from the command line, except that modules are there already. Where it would become another Python
 program by `exec`, it runs that one in this process; torch's elastic launcher is replaced by forks, one per rank. Where

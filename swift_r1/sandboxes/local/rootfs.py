@@ -199,13 +199,12 @@ def _show_programs(new: str) -> list[str]:
         elif os.path.exists(f"/{name}"):
             for place in (f"{base}/{name}", f"{new}{_PROGRAMS}/{name}"):
                 os.makedirs(place)
-            if any(
-                place.startswith(f"/{name}/") for place in mounts
-            ):  # an overlay shows none of them
+            # an overlay does not show what is mounted below, but a lock on its files is not one on the machine's
+            if any(place.startswith(f"/{name}/") for place in mounts):
                 kernel.mount(
                     f"/{name}", f"{new}{_PROGRAMS}/{name}", None, kernel.BIND | kernel.RECURSIVE
                 )
-            else:  # a lock on its files is not one on the machine's
+            else:
                 layers = f"lowerdir=/{name}:{base}/mnt,userxattr"
                 kernel.mount("overlay", f"{new}{_PROGRAMS}/{name}", "overlay", _QUIET, layers)
             shown.append(f"/{name}")
