@@ -181,6 +181,6 @@ class RunConsole:
                 row["prompt"][-400:],
                 row["completion"],
                 f"{reward:.3f}",
-                f"{advantage:.3f}",
+                "" if advantage is None else f"{advantage:.3f}",
             )
         self._progress.console.print(table)

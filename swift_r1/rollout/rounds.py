@@ -82,8 +82,7 @@ class RoundSampler:
                 )
                 scored.metrics["dynamic_sample/kept_without_signal"] = float(len(silent))
         if scored is not None:
-            for task in self.shares:
-                _check_episodes(scored.of_task(task).generated)
+            _check_episodes(scored.generated)
         if self.args.async_generate and not self.args.max_staleness and scored is not None:
             scored.metrics.update(
                 dict.fromkeys(("rollout/staleness/mean", "rollout/staleness/max"), 0.0)
@@ -183,7 +182,7 @@ def silent_groups(
 
 
 def _check_episodes(episodes: Sequence[Trajectory]) -> None:
-    """Raises RunFailed where no episode of a task's agent came to a result."""
+    """Raises RunFailed where all episodes of a round failed; what is not an agent's never does."""
     failures = [trajectory.failure for trajectory in episodes]
     if failures and failures[0] is not None and all(failure is not None for failure in failures):
         raise RunFailed(

@@ -104,14 +104,15 @@ class ScoredRound:
         entropies: Sequence[float] | None,
         of_turns: Sequence[Sequence[float | None]] | None,
     ) -> ScoredRound:
-        """Returns the round with the advantage of each trained completion, its entropy where that is logged, and the
-        advantages of its turns where these differ."""
+        """Returns the round with the advantage of each completion, NaN where nothing is trained on it, its entropy
+        where that is logged, and the advantages of its turns where these differ."""
         trained = []
         for place, trajectory in enumerate(self.trained):
+            advantage = advantages[place]
             trained.append(
                 replace(
                     trajectory,
-                    advantage=advantages[place],
+                    advantage=None if math.isnan(advantage) else advantage,
                     entropy=None if entropies is None else entropies[place],
                     turn_advantages=() if of_turns is None else of_turns[place],
                 )

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from swift_r1.algorithms import (
+    Advantages,
     LossConfig,
     LossOutput,
     loss_normalizer,
@@ -23,7 +24,7 @@ from swift_r1.algorithms import (
     sum_metrics,
     top_entropy_threshold,
 )
-from swift_r1.algorithms.aggregation import divide, token_means
+from swift_r1.algorithms.aggregation import divide, drop_truncated, token_means
 from swift_r1.algorithms.losses import (
     ROLLOUT_LOG_RATIO_BOUND,
     limited_log_ratio,
@@ -93,6 +94,18 @@ def _of_turns(
             turns = row.turns or (-1,) * len(row.token_ids)
             of_rows.append([of_turns[turn] if of_turns and turn >= 0 else 0.0 for turn in turns])
     return of_rows
+
+
+def known_advantages(batch: RoundBatch, advantages: Advantages, overlong_filter: bool) -> Tensor:
+    """float32 `[N]`: NaN for a completion on which nothing is trained: it has no valid reward, nor anything else that
+    gives it an advantage; the policy wrote none of its tokens; or it was cut off, and those are left out."""
+    mask = batch.token_mask()
+    if overlong_filter:
+        mask = drop_truncated(mask, batch.truncated)
+    found = advantages.of_completions
+    nothing = batch.of_completions(mask.sum(1)) == 0
+    known: Tensor = found.masked_fill(nothing | ~batch.rewards.isfinite() & (found == 0), torch.nan)
+    return known
 
 
 def advantages_of_turns(

@@ -204,9 +204,8 @@ class Trainer:
             of_turns = None
             if batch.turn_advantages.numel():
                 of_turns = grpo.advantages_of_turns(scored.trained, advantages.values)
-            scored = scored.with_advantages(
-                advantages.of_completions.tolist(), of_completions, of_turns
-            )
+            known = grpo.known_advantages(batch, advantages, self.args.overlong_filter)
+            scored = scored.with_advantages(known.tolist(), of_completions, of_turns)
             metrics |= self.books.round(scored, self.progress)
         updated = self.plan.completions_per_optimizer_step
         recorded = token_values.chosen(

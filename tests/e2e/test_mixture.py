@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -36,6 +37,17 @@ def groups_of(run: Any) -> dict[int, list[str]]:
         if "dropped" not in row:
             found.setdefault(row["step"], {})[row["request_id"]] = row["task"]
     return {step: list(one.values()) for step, one in found.items()}
+
+
+def test_a_task_whose_episodes_all_fail_ends_no_mixture(train: Callable[..., Any]) -> None:
+    """The other task is trained; what failed has no advantage."""
+    agent = {"dataset": "starts#10", "agent_command": f"{sys.executable} -c 'raise SystemExit(3)'"}
+    run = train({"plain": PLAIN, "agent": agent}, per_device_train_batch_size=8)
+    assert run.code == 0, run.errors
+    for row in run.lines("completions.jsonl"):
+        failed = row["task"] == "agent"
+        assert ("failure" in row) is (row["reward"] is None) is (row["advantage"] is None) is failed
+    assert all(0 < line["agent/failed"] == line["agent/exit"] for line in run.steps)
 
 
 @pytest.mark.parametrize("processes", [pytest.param(1, marks=pytest.mark.long), 2])

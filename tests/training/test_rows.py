@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from swift_r1.algorithms import LossConfig, loss_normalizer, policy_loss
+from swift_r1.algorithms import Advantages, LossConfig, loss_normalizer, policy_loss
 from swift_r1.models.loading import load_model
 from swift_r1.models.policy import Policy
 from swift_r1.rollout.trajectory import TokenSequence
 from swift_r1.runtime.ranks import Ranks
 from swift_r1.training.backends.local import LocalBackend
 from swift_r1.training.batching import Batching, round_batch, split_step
-from swift_r1.training.grpo import before_training, train_step
+from swift_r1.training.grpo import before_training, known_advantages, train_step
 from swift_r1.training.micro_batches import Form
 from swift_r1.training.optimizer import OptimizerConfig
 
@@ -46,6 +48,20 @@ def test_rows_of_completions():
     assert one.of_completions(torch.arange(7)).tolist() == [1, 2, 3, 15]
     values = torch.arange(float(one.completion_lengths.sum()))
     assert one.padded(values)[one.token_mask()].tolist() == values.tolist()
+
+
+def test_a_completion_on_which_nothing_is_trained_has_no_advantage():
+    one = replace(batch(), rewards=torch.tensor([0.0, torch.nan, 2.0, torch.nan]))
+    of_completions = torch.tensor([-1.0, 0.0, 0.0, 0.5])  # the last one's is of its turns
+    known = partial(known_advantages, advantages=Advantages(of_completions, of_completions))
+    found = known(one, overlong_filter=True).tolist()
+    assert found == [-1.0, pytest.approx(torch.nan, nan_ok=True), 0.0, 0.5]
+    cut = replace(one, truncated=torch.tensor([0, 0, 0, 1, 0, 0, 0]))
+    assert known(cut, overlong_filter=False)[2] == 0.0
+    assert known(cut, overlong_filter=True)[2].isnan()
+    written = (one.owners != 0).repeat_interleave(one.completion_lengths)
+    silent = replace(one, loss_mask=one.loss_mask * written)
+    assert known(silent, overlong_filter=False)[0].isnan()
 
 
 def test_every_row_is_trained_once_whatever_the_cut():
