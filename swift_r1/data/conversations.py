@@ -89,8 +89,8 @@ class ConversationEncoder(PromptEncoder):
     ) -> None:
         super().__init__(tokenizer, wording, max_length, truncation, vision)
         self._loss_scale = loss_scale
-        self._end = self._ended(end_of_turn(self._rendered, tokenizer, PLAIN_TURN))
-        self._overhead = len((self._rendered(PLAIN_TURN, False) + self._end.written).encode())
+        longest = self._rendered(PLAIN_TURN, False) + self.plain_end.written
+        self._overhead = len(longest.encode())
 
     def encode(self, row: Row) -> Conversation | None:
         """Returns the conversation of a row; None where it is longer than `max_length` and is not to be cut."""
@@ -208,7 +208,7 @@ class ConversationEncoder(PromptEncoder):
             if (not only_here or (left_out and not thinks)) and _squeezed(text) in shown:
                 return said + end.written
             answer = _squeezed(text.removeprefix(thought))
-            if thought and end is self._end and only_here in ("", prefix) and answer in shown:
+            if thought and end is self.plain_end and only_here in ("", prefix) and answer in shown:
                 return text + end.written
         if opened and not thinks:
             raise UsageError(
@@ -226,16 +226,9 @@ class ConversationEncoder(PromptEncoder):
         """Returns how the last message, an answer, ends. Raises UsageError where the template leaves a part of it out."""
         own = messages[-1]
         if not own.get("tool_calls") and not own.get("reasoning_content"):
-            return self._end
+            return self.plain_end
         render = partial(self._rendered, tools=tools)
-        return self._ended(end_of_turn(render, self.tokenizer, messages, self._end.token))
-
-    def _ended(self, found: TurnEnd) -> TurnEnd:
-        """Returns how a turn ends, with the tokenizer's end where the template has none."""
-        if found.token is not None:
-            return found
-        end = self.tokenizer.eos_token
-        return TurnEnd(end, found.shown, end)
+        return self.ended(end_of_turn(render, self.tokenizer, messages, self.plain_end.token))
 
     def _length(self, row: Row) -> int:
         return self._longest(self.sequences(row))

@@ -39,10 +39,10 @@ class ExpertAnswers:
         return prompt.token_ids, self._answer(row)[: self.longest]
 
     def _answer(self, row: Row) -> tuple[int, ...]:
-        """Returns an answer as the model would write it, with the token that ends its turn."""
+        """Returns an answer as the model would write it, with what ends its turn."""
         encoder = self.encoder
-        end = encoder.tokenizer.eos_token_id if encoder.turn_end is None else encoder.turn_end
-        return (*encoder.tokenize(row[_ANSWER].removeprefix(encoder.response_prefix)), end)
+        text = row[_ANSWER].removeprefix(encoder.response_prefix)
+        return encoder.tokenize(text + encoder.plain_end.written)
 
     def too_long(self) -> int:
         """Returns how many answers are cut; few are tokenised, since there are never more tokens than bytes."""

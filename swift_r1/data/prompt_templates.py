@@ -603,7 +603,7 @@ def _marked(message: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, str]]
     for call in own.get("tool_calls") or ():
         function = _with_object(call["function"])
         name = mark("the tool calls")
-        arguments = function["arguments"]
+        arguments = function.get("arguments") or ""
         function["arguments"] = (
             {**arguments, name: name} if isinstance(arguments, dict) else f"{arguments}{name}"
         )

@@ -14,8 +14,11 @@ from swift_r1.data.images import ImageFile, images_of, in_parts, rewards_column
 from swift_r1.data.preprocessors import Row
 from swift_r1.data.prompt_templates import (
     CALLING_TURN,
+    PLAIN_TURN,
     THOUGHTS,
+    TurnEnd,
     check_read,
+    end_of_turn,
     has_tools,
     opening_of,
     pieces,
@@ -197,6 +200,16 @@ class PromptEncoder:
     def turn_end(self) -> int | None:
         """Returns the token that ends the model's turn in the template; None where none does."""
         return turn_end(self._rendered, self.tokenizer)
+
+    @cached_property
+    def plain_end(self) -> TurnEnd:
+        """Returns how a turn that calls no tool ends. Raises UsageError where the template has no turns of the model."""
+        return self.ended(end_of_turn(self._rendered, self.tokenizer, PLAIN_TURN))
+
+    def ended(self, found: TurnEnd) -> TurnEnd:
+        """Returns how a turn ends, with the tokenizer's end where the template has none."""
+        end = self.tokenizer.eos_token
+        return found if found.token is not None else TurnEnd(end, found.shown, end)
 
     @cached_property
     def call_end(self) -> int | None:
