@@ -218,6 +218,9 @@ def _prompt_messages(row: Mapping[str, Any]) -> list[dict[str, Any]]:
     """
     messages = _messages(row)
     end = len(messages)
+    given = row.get("completion")  # TRL's
+    if isinstance(given, list) and given and list(messages[-len(given) :]) == given:
+        end -= len(given)
     answers = ("assistant", *CALL_ROLES)
     while (
         end and isinstance(messages[end - 1], Mapping) and messages[end - 1].get("role") in answers

@@ -393,8 +393,9 @@ def test_prompts_with_completions(tmp_path: Path, learned) -> None:
     called = '<tool_call>\n{"name": "f", "arguments": {"a": 1}}\n</tool_call><|im_end|>'
     two = ["2<|im_end|>"]
     assert texts == [["3<|im_end|>"], [called, "4!<|im_end|>"], two, two]
-    [prompt] = load_rows(DataFlags(dataset=[f"{tmp_path}/d.jsonl#1"])).train
-    assert "loss" not in json.dumps(prompt["messages"])
+    prompts = load_rows(DataFlags(dataset=[f"{tmp_path}/d.jsonl"])).train
+    asked = [before, before, TWO[:1], TWO[:1]]
+    assert [[*map(dict, one["messages"])] for one in prompts] == asked  # for `swift rlhf`
 
 
 def test_weights_of_messages(tmp_path: Path, caplog) -> None:

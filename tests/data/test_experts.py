@@ -54,6 +54,18 @@ def test_rows_of_all_kinds_are_drawn_once_each_pass(tiny_model, tmp_path, caplog
     assert set(answers.drawn(3, 3)) == set(drawn)
 
 
+def test_an_answer_has_all_that_ends_its_turn(tiny_model, tmp_path) -> None:
+    tokenizer = load_tokenizer(str(tiny_model))
+    tokenizer.chat_template = (
+        "{%- for m in messages -%}{{ m.content }}<|im_end|><|im_start|>{%- endfor -%}"
+    )
+    tokenizer.add_special_tokens({"eos_token": "<|im_start|>"})
+    path, flags = written(tmp_path / "e.jsonl", ROWS[1:2]), DataFlags(dataset=["unread"])
+    answers = load_answers([path], flags, PromptEncoder(tokenizer), 100)
+    [(_, tokens)] = answers.drawn(0, 1)
+    assert tokenizer.decode(tokens).endswith("<|im_end|><|im_start|>")
+
+
 def test_long_answers_are_cut_and_samples_are_taken(tiny_model, tmp_path, caplog) -> None:
     encoder = PromptEncoder(load_tokenizer(str(tiny_model)))
     path, flags = written(tmp_path / "e.jsonl", ROWS[1:3]), DataFlags(dataset=["unread"])
