@@ -34,6 +34,7 @@ WARM_START = "sft"  # the folder of a run's warm start in that of the run (`swif
 DEFAULT = "output"  # the folder of `--output_dir` by default
 _VERSION = re.compile(r"v(\d+)-\d{8}-\d{6}$")
 _SIGNS = ("args.json", "logging.jsonl", COMPLETIONS)
+_OF_EVALUATION = "settings.json"  # beside completions.jsonl: the folder is one of `swift eval`
 _DEPTH = 3  # how far below a given folder runs are looked for: OUTPUT/model/v0-...
 _MOST_LOOKED_AT = 20_000  # folders
 _NOT_ENTERED = (
@@ -208,7 +209,12 @@ def checkpoints_of(folder: Path) -> dict[int, Path]:
 
 def is_run(folder: Path) -> bool:
     # False too where that cannot be found out
-    return any(os.path.isfile(folder / name) for name in _SIGNS)
+    there = [name for name in _SIGNS if os.path.isfile(folder / name)]
+    return bool(there) and not (there == [COMPLETIONS] and _is_evaluation(folder))
+
+
+def _is_evaluation(folder: Path) -> bool:
+    return os.path.isfile(folder / _OF_EVALUATION)
 
 
 def newest_version(base: Path) -> tuple[int, Path | None]:
@@ -243,6 +249,8 @@ def _runs_of(path: str | Path) -> list[Path]:
         found = _with_warm_start(folder) if is_run(folder) else _below(folder)
     except OSError as error:
         raise UsageError(f"{path}: {error.strerror or one_line(error)}") from error
+    if not found and _is_evaluation(folder):
+        raise UsageError(f"{path} is an evaluation, no run: `swift eval --compare` reads it")
     if not found and is_run(folder.parent):
         raise UsageError(f"{path} is a part of a run: name the run's folder, {folder.parent}")
     if not found:

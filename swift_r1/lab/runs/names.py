@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -19,15 +20,17 @@ _NOT_TOLD = ("output_dir", "add_version", "report_to", "run_name")
 
 
 def names_of(runs: Sequence[RunFolder]) -> list[str]:
-    """Returns a name for each run, no two alike: the one in its `name.txt`; else its folder, without folders that are
-    named by the time, if that tells it from the others; else also the flags that do."""
+    """Returns a name for each run, no two alike: the one in its `name.txt`; else the `--run_name` that was typed; else
+    its folder, without folders that are named by the time, if that tells it from the others; else the flags that do."""
     folders = _folders(runs)
     alike = Counter(folders)
     found = []
     for run, folder in zip(runs, folders, strict=True):
         same = [other for other, its in zip(runs, folders, strict=True) if its == folder]
         found.append(
-            given_name(run) or (folder if alike[folder] == 1 else _told(run, folder, same))
+            given_name(run)
+            or _word(run, "run_name")
+            or (folder if alike[folder] == 1 else _told(run, folder, same))
         )
     twice = Counter(found)
     return [
@@ -93,11 +96,10 @@ def _told(run: RunFolder, folder: str, same: Sequence[RunFolder]) -> str:
     """Returns a name for one of several runs of a folder."""
     place = same.index(run)
     flags = different_flags(same)
-    told = [
-        f"{name} {Path(values[place]).name if '/' in values[place] else values[place] or 'none'}"
-        for name, values in flags.items()
-        if was_given(name, same)
-    ][:_MOST_FLAGS]
+    told = []
+    for name in [name for name in flags if was_given(name, same)][:_MOST_FLAGS]:
+        value = _word(run, name) or flags[name][place] or "none"
+        told.append(f"{name} {Path(value).name if '/' in value else value}")
     return " · ".join(told or [folder])
 
 
@@ -107,6 +109,23 @@ def _given(run: RunFolder) -> set[str]:
     if not words or not words[0].startswith("--"):
         return set(run.args)
     return {word[2:].partition("=")[0] for word in words if word.startswith("--")}
+
+
+def _word(run: RunFolder, flag: str) -> str:
+    """Returns what was typed behind a flag in a run's command, the last time; empty where that is not known."""
+    found = ""
+    for word, *values in _by_flag(run.command[2:]):
+        name, equals, value = word.removeprefix("--").partition("=")
+        if name == flag:
+            found = " ".join([value] * bool(equals) + values)
+    return found
+
+
+def _by_flag(words: Sequence[str]) -> Iterator[list[str]]:
+    """Yields each flag of a command with the words behind it."""
+    places = [place for place, word in enumerate(words) if word.startswith("--")]
+    for begin, end in pairwise([*places, len(words)]):
+        yield list(words[begin:end])
 
 
 def _typed(value: Any) -> str:

@@ -18,6 +18,7 @@ from swift_r1.lab.view.message_html import (
     Look,
     passage,
     pictures,
+    question,
     shown,
     turns,
 )
@@ -111,7 +112,10 @@ def _cell(
     text = shown(row.get(name))
     long = name in ("completion", "prompt")
     if name == "prompt" and not matches(text, words):
-        cut = ("…" if len(text) > _CELL else "") + markup(text[-_CELL:])  # questions end prompts
+        asked = question(text)
+        cut = ("…" if len(asked) > _CELL else "") + markup(
+            asked[-_CELL:]
+        )  # it ends with what is asked
     else:
         cut = excerpt(text, words if long else "", _CELL)
     if name == FAILURE:

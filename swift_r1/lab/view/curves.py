@@ -143,6 +143,10 @@ _PANELS = (
 )
 
 
+_ANSWERS = {"loss", "token_accuracy", "perplexity"}
+"""What tells whether a run learns that is given the answers (`swift sft`)."""
+
+
 def panels(groups: Sequence[RunGroup], everything: bool = False) -> list[Panel]:
     """Returns the charts that these runs have metrics for; with `everything` also one for each metric that is in no
     other."""
@@ -156,7 +160,11 @@ def panels(groups: Sequence[RunGroup], everything: bool = False) -> list[Panel]:
     for name, estimates in sorted(benchmarks.items()):
         if "perplexity" in estimates:  # of answers that are learned
             found += [
-                Panel(f"Held-out {one.replace('_', ' ')}: {name}", {f"eval/{name}/{one}": one})
+                Panel(
+                    f"Held-out {one.replace('_', ' ')}: {name}",
+                    {f"eval/{name}/{one}": one},
+                    question=LEARNING,
+                )
                 for one in estimates
             ]
             continue
@@ -173,7 +181,14 @@ def panels(groups: Sequence[RunGroup], everything: bool = False) -> list[Panel]:
     spreads |= {f"rewards/{name}/std": name for name in rewards}
     found.append(Panel("Spread of rewards", spreads, about="standard deviation"))
     invalid = {f"rewards/{name}/invalid": name for name in rewards}
-    found += [*_PANELS, Panel("Invalid rewards", invalid, about="share of completions")]
+    answers = any(len(log.get("token_accuracy")) for log in logs)
+    found += [
+        replace(panel, question=LEARNING)
+        if answers and not _ANSWERS.isdisjoint(panel.metrics)
+        else panel
+        for panel in _PANELS
+    ]
+    found += [Panel("Invalid rewards", invalid, about="share of completions")]
     if everything:
         found += [_asked_again(name, logs) for name in rewards]
         drawn = {name for panel in found for name in (*panel.metrics, panel.error)} | {"step"}

@@ -107,8 +107,8 @@ def _markdown() -> Any:
 
 
 def prompt_block(row: Row, look: Look = AS_WRITTEN) -> str:
-    """Returns the prompt with its images, as the model saw it, or with `look.rendered` the messages that a chat template
-    made it of."""
+    """Returns the prompt with its images: what the user asked last, and folded all as the model saw it; or with
+    `look.rendered` the messages that a chat template made it of."""
     return pictures(row) + _prompt(shown(row.get("prompt")), look)
 
 
@@ -118,7 +118,22 @@ def _prompt(text: str, look: Look) -> str:
     ]
     if look.rendered and messages:
         return f'<div class="prompt">{turns(messages, look)}</div>'
-    return f'<pre class="text prompt">{highlighted(text, look.words)}</pre>'
+    whole = f'<pre class="text prompt">{highlighted(text, look.words)}</pre>'
+    asked = question(text)
+    if asked == text:
+        return whole
+    seen = " open" if matches(text, look.words) and not matches(asked, look.words) else ""
+    return (
+        f'<pre class="text prompt">{highlighted(asked, look.words)}</pre>'
+        f'<details class="thought"{seen}><summary>as the model saw it, {len(text):,} characters</summary>{whole}'
+        "</details>"
+    )
+
+
+def question(prompt: str) -> str:
+    """Returns what the user asked last, without the chat template around it; the prompt where no template is known."""
+    asked = [found["content"] for found in _TURN.finditer(prompt) if found["role"] == "user"]
+    return asked[-1] if asked else prompt
 
 
 def pictures(row: Row) -> str:

@@ -23,6 +23,7 @@ from swift_r1.lab.runs.completions import CompletionTable
 from swift_r1.lab.runs.progress import progress_of
 from swift_r1.lab.runs.query import FAILURE, CompletionQuery
 from swift_r1.lab.runs.timeline import Timeline
+from swift_r1.lab.view.message_html import question
 from swift_r1.record.folder import COMPLETIONS, RunFolder
 from swift_r1.record.metric_log import MetricLog
 from swift_r1.runtime.terminal import Terminal
@@ -233,7 +234,7 @@ def _print_group(console: Console, rows: Sequence[dict[str, Any]], count: int) -
         f"step {first['step']}, group {first['group']}, {_line(str(first.get('prompt_id')))}: ",
         "bold",
     )
-    head.append(_line(str(first.get("prompt", ""))), "not bold")
+    head.append(_line(question(str(first.get("prompt", "")))), "not bold")
     head.truncate(console.width, overflow="ellipsis")
     console.print(head)
     names = ["", "reward", "advantage", ""]

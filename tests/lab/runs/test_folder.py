@@ -38,6 +38,19 @@ def test_runs_are_found(tmp_path, monkeypatch):
     assert [run.name for run in find_runs([one])] == ["v0-20260101-000000"]
 
 
+def test_an_evaluation_is_no_run(tmp_path):
+    run = make_run(tmp_path / "out" / "run")
+    evaluation = tmp_path / "out" / "evaluation"
+    evaluation.mkdir()
+    (evaluation / "completions.jsonl").write_text("{}\n")
+    (evaluation / "settings.json").write_text("{}\n")
+    assert [one.path for one in find_runs([tmp_path])] == [run]
+    with pytest.raises(UsageError, match="is an evaluation, no run"):
+        find_runs([evaluation])
+    (run / "settings.json").write_text("{}\n")
+    assert [one.path for one in find_runs([run])] == [run]
+
+
 def test_what_is_no_run_is_refused(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(UsageError, match="there is no folder output here"):

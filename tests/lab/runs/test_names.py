@@ -42,7 +42,7 @@ def test_runs_of_a_folder_are_told_apart_by_the_flags_that_were_given(tmp_path: 
         *("--learning_rate=1e-5", "--model", "hub/b"),
         **{"learning_rate": 1e-5, "model": "hub/b", "soft_max_length": 9},
     )
-    assert names(one, two) == ["learning_rate 1e-06 · model a", "learning_rate 1e-05 · model b"]
+    assert names(one, two) == ["learning_rate 1e-6 · model a", "learning_rate 1e-5 · model b"]
     runs = find_runs([one, two])
     assert different_flags(runs) == {
         "learning_rate": ["1e-06", "1e-05"],
@@ -52,6 +52,14 @@ def test_runs_of_a_folder_are_told_apart_by_the_flags_that_were_given(tmp_path: 
     assert not was_given("soft_max_length", runs)
     copies = [run(tmp_path / "same" / f"v{n}-20261124-12165{n}", seed=0) for n in range(2)]
     assert names(*copies) == ["same · v0-20261124-121650", "same · v1-20261124-121651"]
+
+
+def test_a_run_is_called_what_was_typed_as_its_name(tmp_path: Path) -> None:
+    one, two = (
+        run(tmp_path / "out" / f"v{n}-20261124-12165{n}", *words, run_name="with code", seed=n)
+        for n, words in enumerate([("--run_name", "with code"), ("--seed", "1")])
+    )
+    assert names(one, two) == ["with code", "seed 1"]
 
 
 def test_a_given_name_goes_with_the_folder(tmp_path: Path) -> None:

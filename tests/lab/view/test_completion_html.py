@@ -191,6 +191,17 @@ def test_text_is_rendered() -> None:
     assert "im_start" not in html and "im_start" in prompt_block({"prompt": chat})
 
 
+def test_a_prompt_shows_what_is_asked_and_folds_the_chat_template() -> None:
+    chat = "<|im_start|>system\nbrief<|im_end|>\n<|im_start|>user\n1 + 2?<|im_end|>\n<|im_start|>assistant\n"
+    shown_first, folded = prompt_block({"prompt": chat}).split("<details")
+    assert "1 + 2?" in shown_first and "im_start" not in shown_first and "im_start" in folded
+    assert not folded.startswith(' class="thought" open')
+    assert '"thought" open' in prompt_block({"prompt": chat}, Look(words="brief"))
+    assert "<details" not in prompt_block({"prompt": "1 + 2?"})
+    cell = rows_table([{"prompt": chat}], ["prompt"], "prompt", False, {}, "", ())
+    assert "1 + 2?" in cell and "im_start" not in cell
+
+
 def test_the_graded_answer_is_marked_and_a_long_thought_folded() -> None:
     short = "<think>1 + 2</think><answer>1 + 2</answer>"
     assert completion({"completion": short, "rewards/countdown": 0.0}) == (

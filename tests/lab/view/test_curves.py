@@ -17,6 +17,7 @@ from swift_r1.lab.view.curves import (
     lines,
     panels,
 )
+from swift_r1.record.glossary.titles import TITLES
 from swift_r1.record.metric_log import MetricLog
 
 
@@ -61,6 +62,14 @@ def test_a_logarithm_cuts_the_band_at_the_lowest_value(tmp_path: Path) -> None:
     drawn = panel(panels([group]), "Reward")
     [line] = lines(drawn, [group], CurveControls(log=True))
     assert [low for _, low, _ in line.band] == [0.05, 0.5 - 0.196]
+
+
+def test_answers_are_learned_by_their_loss(tmp_path: Path) -> None:
+    row = {"loss": 2.0, "token_accuracy": 0.5, "grad_norm": 1.0, "eval/held/perplexity": 3.0}
+    group = RunGroup("run", [log(tmp_path / "run", row, row | {"loss": 1.0})])
+    asked = {one.title: one.question for one in panels([group])}
+    learning = {title for title, question in asked.items() if question == LEARNING}
+    assert learning == {"Held-out perplexity: held", "Loss", TITLES["token_accuracy"]}
 
 
 def test_what_does_not_change_is_a_line_of_text_unless_it_tells_whether_the_run_learns(

@@ -45,6 +45,12 @@ _TEXT = 12_000  # characters of a completion
 _CURVE = 12  # bars of a prompt's curve
 _PLAIN = ("prompt", "curve", "probe")
 _HEADS = ("prompt_id", "prompt", "steps", "completions", "first", "last", "change", "curve", "mean")
+_ONCE = (
+    "prompt_id",
+    "prompt",
+    "completions",
+    "mean",
+)  # of prompts that were in one step: no change
 
 
 @view_page("/prompt", "Prompts", go="p", compares=True)
@@ -56,7 +62,7 @@ async def prompt(page: Page) -> None:
 
 
 async def _list(page: Page) -> None:
-    """The prompts to choose from, with their rewards at the first and the last step that they were in; those of
+    """The prompts to choose from, with their rewards at the first and the last step that they were in, if several; those of
     evaluations, which come again and again, unless the address says otherwise."""
     if "of" not in page.query:
         evaluated = await asyncio.to_thread((await table_of(page, "eval")).steps)
@@ -92,7 +98,8 @@ async def _list(page: Page) -> None:
                 [math.nan if one is None else one for one in row["curve"]], _CURVE
             )
             row["probe"] = "probe" if row["prompt_id"] in probes else ""
-        heads = [*_HEADS, "probe"] if any(row["probe"] for row in rows) else _HEADS
+        several = any(row["steps"] > 1 for row in rows)
+        heads = [*(_HEADS if several else _ONCE)] + ["probe"] * any(row["probe"] for row in rows)
         sort = page.text("sort", "steps"), page.flag("desc", True)
         links = {
             "prompt_id": lambda row: page.link(
@@ -103,7 +110,8 @@ async def _list(page: Page) -> None:
             rows_table(rows, heads, *sort, links, page.text("q"), _PLAIN) if rows else ""
         )
         said.set_text(
-            f"{count:,} prompts of {page.names[page.run.name]}, and their mean reward at the first and the last step"
+            f"{count:,} prompts of {page.names[page.run.name]}, and their mean reward"
+            + (" at the first and the last step" if several else ": each was in one step")
             if count
             else nothing(page, "prompts", bool(page.text("q")))
         )
@@ -160,6 +168,10 @@ async def _over_time(page: Page, prompt_id: str) -> None:
     if len(steps) < len(every):
         everything = page.link("/prompt", prompt=prompt_id, of=of or None, all=1)
         ui.link(f"{len(steps)} of {len(every)} steps are shown; show all", everything)
+    once = len(every) == 1  # all its completions are shown beside each other, instead of steps
+    columns_shown = most if once else len(steps)
+    choice.set_visibility(not once)
+    gone.set_visibility(not once)
     columns = rich("")
     latest = Latest()
 
@@ -170,6 +182,8 @@ async def _over_time(page: Page, prompt_id: str) -> None:
             others = [one for one in page.chosen if one is not run]
             own = replace(page, chosen=[run, *others])  # its links lead to this run
             found = [(step, groups[run.name].get(step, ())) for step in steps]
+            if once:
+                found = [(step, [row]) for step, rows in found for row in rows]
             heading = (
                 f'<h2 class="of-run">{markup(page.names[run.name])}</h2>'
                 if len(page.chosen) > 1
@@ -183,7 +197,7 @@ async def _over_time(page: Page, prompt_id: str) -> None:
         if html is not None:
             hidden = "" if page.flag("gone") else " without-gone"
             columns.set_content(
-                f'<div class="versions{hidden}" style="--columns: {len(steps)}">{html}</div>'
+                f'<div class="versions{hidden}" style="--columns: {columns_shown}">{html}</div>'
             )
 
     async def changed(**values: Any) -> None:
@@ -223,11 +237,11 @@ def side_by_side(
     page: Page,
     of: str,
 ) -> str:
-    """Returns a card for each step: completion `number` of its group, and its difference from the one before; an empty
-    one where the run has no such group."""
+    """Returns a card for each step: completion `number` of its group, and its difference from that of the step before; an
+    empty one where the run has no such group."""
     record = opened(TokenRecord, page.run.path)
     parts = []
-    before = None
+    before: tuple[int, str] | None = None
     for step, rows in groups:
         if not rows:
             parts.append(
@@ -236,7 +250,7 @@ def side_by_side(
             continue
         row = rows[min(number, len(rows) - 1)]
         text = str(row.get("completion"))[:_TEXT]
-        said = markup(text) if before is None else word_diff(before, text)
+        said = markup(text) if before is None or before[0] == step else word_diff(before[1], text)
         address = page.link(
             "/group",
             step=step,
@@ -249,5 +263,5 @@ def side_by_side(
             links["tokens"] = tokens_link(page, row, of or None)
         body = f'<pre class="text">{said}</pre>'
         parts.append(card_of(row, links, f"weights {shown(row.get('weight_version'))}", body))
-        before = text
+        before = step, text
     return "".join(parts)
