@@ -124,10 +124,28 @@ def one_line(error: BaseException, longest: int = 300) -> str:
     return _message(error, longest) or type(error).__name__
 
 
+_YAML_VALUES = 100_000
+
+
 def read_yaml(text: str) -> Any:
     """Reads a YAML text. Raises yaml.YAMLError, also for a key that stands twice in one mapping, of which PyYAML keeps
-    the last."""
+    the last, and where aliases make it endless or large."""
     import yaml
+
+    sizes: dict[
+        yaml.Node, int
+    ] = {}  # values of each node, its aliases written out; 0 while it is counted
+
+    def size(node: yaml.Node) -> int:
+        if node not in sizes:
+            sizes[node] = 0
+            inner = node.value if isinstance(node, yaml.CollectionNode) else ()
+            parts = (part for one in inner for part in (one if isinstance(one, tuple) else (one,)))
+            sizes[node] = 1 + sum(map(size, parts))
+        if not 0 < sizes[node] <= _YAML_VALUES:
+            problem = f"aliases make it endless, or more than {_YAML_VALUES:,} values"
+            raise yaml.MarkedYAMLError(problem=problem, problem_mark=node.start_mark)
+        return sizes[node]
 
     class Loader(yaml.SafeLoader):  # type: ignore[misc]  # yaml has no types here
         def compose_mapping_node(self, anchor: str | None) -> yaml.MappingNode:
@@ -141,7 +159,15 @@ def read_yaml(text: str) -> Any:
                 seen.add(key.value)
             return node
 
-    return yaml.load(text, Loader)
+        def compose_document(self) -> yaml.Node:
+            node: yaml.Node = super().compose_document()
+            size(node)
+            return node
+
+    try:
+        return yaml.load(text, Loader)
+    except RecursionError as error:
+        raise yaml.MarkedYAMLError(problem="it is nested too deep") from error
 
 
 def yaml_fault(error: Exception) -> str:

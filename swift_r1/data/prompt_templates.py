@@ -229,8 +229,8 @@ def rendered(
                 told, tokenize=False, add_generation_prompt=add_generation_prompt, **given
             )
         )
-    except (jinja2.TemplateError, TypeError) as error:
-        # TypeError: text put together with what is none
+    except (jinja2.TemplateError, TypeError, RecursionError) as error:
+        # TypeError: text put together with what is none; RecursionError: a macro that calls itself
         roles = ", ".join(message["role"] for message in messages)
         raise UsageError(f"the chat template cannot render messages of {roles}: {error}") from error
 
@@ -282,7 +282,7 @@ def _wants_parts(tokenizer: Any, template: str) -> bool:
         ]
         try:
             text = tokenizer.apply_chat_template(messages, tokenize=False, chat_template=template)
-        except (TemplateError, TypeError):
+        except (TemplateError, TypeError, RecursionError):
             return False
         return all(one in text for one in texts)
 

@@ -58,7 +58,7 @@ class AgentArguments(MultiTurnArguments):
     agent_command: str | None = flag(
         None,
         "program that plays one episode per process, with OPENAI_BASE_URL, OPENAI_API_KEY and OPENAI_MODEL set, "
-        "ANTHROPIC_BASE_URL and ANTHROPIC_API_KEY too, and the row as JSON on standard input",
+        "the same of ANTHROPIC_ too, and the row as JSON on standard input",
         check=_check_command,
         instead_of=("agent",),
     )

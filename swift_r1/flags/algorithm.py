@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from swift_r1.algorithms.method import Field, Loss, with_settings
 from swift_r1.algorithms.methods import ESTIMATORS, LOSSES
-from swift_r1.flags.fields import Scope, flag, resumable_flag
+from swift_r1.flags.fields import RATE, Scope, flag, resumable_flag
 
 if TYPE_CHECKING:
     from swift_r1.flags.rlhf import RlhfArguments
@@ -334,7 +334,7 @@ class PPOArguments:
         _PPO,
     )
     critic_learning_rate: float | None = flag(
-        None, "the critic's peak learning rate (default: --learning_rate)", _PPO, at_least=0
+        None, "the critic's peak learning rate (default: --learning_rate)", _PPO, **RATE
     )
     critic_warmup_steps: int = flag(
         0, "initial optimizer steps that train only the critic", _PPO, at_least=0

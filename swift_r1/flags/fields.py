@@ -120,6 +120,8 @@ def resumable_flag(default: Any, help: str, *scopes: Scope, **info: Any) -> Any:
     return flag(default, help, *scopes, may_change=True, **info)
 
 
+RATE: Mapping[str, Any] = {"at_least": 0, "at_most": 1}
+"""Bounds of all learning rates: `2e5` is a slip for `2e-5`, and no optimizer here takes a larger one than 1."""
 _specs: dict[type, Mapping[str, FlagSpec]] = {}
 
 

@@ -10,7 +10,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from swift_r1.flags.data import EVALUATED
-from swift_r1.flags.fields import Scope, check_pattern, flag, no_effect, resumable_flag
+from swift_r1.flags.fields import RATE, Scope, check_pattern, flag, no_effect, resumable_flag
 from swift_r1.flags.output import LAST
 from swift_r1.flags.world import World
 
@@ -187,17 +187,17 @@ class TrainingArguments:
     """Training."""
 
     learning_rate: float | None = flag(
-        None, "peak learning rate (default: 1e-5, of adapters 1e-4)", at_least=0
+        None, "peak learning rate (default: 1e-5, of adapters 1e-4)", **RATE
     )
     vit_lr: float | None = flag(
         None,
         "peak learning rate of the tower that reads images (default: --learning_rate)",
-        at_least=0,
+        **RATE,
     )
     aligner_lr: float | None = flag(
         None,
         "peak learning rate of what joins tower and language model (default: --learning_rate)",
-        at_least=0,
+        **RATE,
     )
     weight_decay: float = flag(
         0.1, "weight decay; with --optim sgd its gradient is added to the loss's", at_least=0

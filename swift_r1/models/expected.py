@@ -58,10 +58,9 @@ def skeleton(model: str, towers: bool = False) -> nn.Module:
     from swift_r1.models.shape import transformers_config
 
     config = transformers_config(model)
+    kind = language_class(config, towers)
     with torch.device("meta"):
-        empty: nn.Module = language_class(config, towers).from_config(
-            config, trust_remote_code=False
-        )
+        empty: nn.Module = kind.from_config(config, trust_remote_code=False)
     return empty
 
 

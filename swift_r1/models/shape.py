@@ -80,8 +80,11 @@ def transformers_config(model: str, what: str = "the config of") -> Any:
 
     try:
         config = AutoConfig.from_pretrained(model, trust_remote_code=False)
-    except (OSError, ValueError, KeyError) as error:
+    except (OSError, ValueError, KeyError, RecursionError, ZeroDivisionError) as error:
         raise UsageError(f"cannot load {what} {model}: {one_line(error)}") from error
+    heads = getattr(config.get_text_config(), "num_attention_heads", 1)
+    if heads == 0:
+        raise UsageError(f"cannot load {what} {model}: num_attention_heads is 0")
     if getattr(config, "tie_word_embeddings", False) and (why := second_head(model)):
         raise UsageError(f"cannot load {what} {model}: {why}")
     return config

@@ -305,11 +305,9 @@ class RequireKey:
                 return error_answer(
                     401, "the key of a session opens only its own address", path=path
                 )
-            try:
-                expected = self._sessions.get(own[1]).key
-            except HTTPError as error:
-                return error_answer(error.status, error.message, error.retry_after, path)
-            if not hmac.compare_digest(given, f"Bearer {expected}".encode()):
+            expected = f"Bearer {self._sessions.key_of(own[1])}".encode()
+            if not hmac.compare_digest(given, expected):
+                # the same of sessions that are here and of those that are not
                 return error_answer(401, "this is the key of another session", path=path)
         elif self._expected is not None:
             return error_answer(

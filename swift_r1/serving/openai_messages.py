@@ -278,7 +278,7 @@ class Generation(RequestModel):
     safety_identifier: Text | None = None
     prompt_cache_key: Text | None = None
     prompt_cache_retention: Text | None = None
-    metadata: dict[str, Text] | None = None
+    metadata: dict[Text, Text] | None = None
     service_tier: Text | None = None
     store: bool | None = None
 

@@ -16,6 +16,7 @@ from fastapi.responses import JSONResponse, StreamingResponse
 from starlette.requests import Request
 from starlette.responses import Response
 
+from swift_r1.errors import one_line
 from swift_r1.plugins.tools.parsing import ToolCallParser
 from swift_r1.serving import openai_messages as messages
 from swift_r1.serving.answers import BodyRoute, OpenAIRefusal, refusals, unless_gone
@@ -292,7 +293,9 @@ async def open_chat(
         seen = {"images": names, "unexpanded_token_ids": prompt}
         prompt = expanded
     parser = await model.tool_calls.parser() if body.finds_calls else None
-    tag = _forced(parser, tools, body.forces_call) if parser is not None else None
+    tag = None
+    if parser is not None and body.forces_call is not None:
+        tag = await asyncio.to_thread(_forced, parser, tools, body.forces_call)
     logprobs = body.logprobs or recorded is not None
     call = _ChatCall(body, model, prompts, parser, tag, logprobs, shown, cut)
     if recorded is None:
@@ -391,10 +394,18 @@ def _settings(body: ChatRequest | CompletionRequest) -> dict[str, Any]:
     return body.model_dump(mode="json", include=_SETTINGS, exclude_defaults=True)
 
 
-def _forced(parser: ToolCallParser, tools: Sequence[Mapping[str, Any]], choice: Any) -> str | None:
-    if choice is None:
-        return None
-    tag = parser.forced(tools, choice)
+def _forced(parser: ToolCallParser, tools: Sequence[Mapping[str, Any]], choice: Any) -> str:
+    """Raises HTTPError (400), also where vLLM could not follow the tag, as for a strange schema of a tool."""
+    import xgrammar  # vLLM's
+
+    try:
+        tag = parser.forced(tools, choice)
+        if tag is not None:
+            xgrammar.Grammar.from_structural_tag(tag)
+    except Exception as error:
+        raise HTTPError(
+            400, f"the model cannot be held to these tools: {one_line(error)}"
+        ) from error
     if tag is None:
         raise HTTPError(
             400, f"vLLM cannot force calls of the format {parser.name}: leave tool_choice at auto"

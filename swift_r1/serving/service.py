@@ -201,6 +201,7 @@ class RolloutService:
             max_lora_rank=self.config.vllm_max_lora_rank if self.config.vllm_enable_lora else None,
             own_base=self.updates.own_base,
             nccl_workers=known.nccl_workers,
+            copies=known.copies,
             gpu=known.gpu,
             turns=wire.TurnFlags(**self.config.turn_flags),
         )

@@ -224,13 +224,16 @@ class NcclSender:
 
     def connect(self) -> None:
         """Joins a group with the server's workers, once after each start of the server. Raises UsageError where one of
-        the two has no GPU, ServerUnreachable where the workers did not join in time."""
+        the two has no GPU or the server several copies, ServerUnreachable where the workers did not join in time."""
         info = self._client.info()
         if self._group is not None and info.instance == self._instance:
             return
         if not info.nccl_workers:
+            why = "no GPU"
+            if info.copies > 1:
+                why = f"{info.copies} copies of the model (--vllm_data_parallel_size), which take weights by http or shm"
             raise UsageError(
-                f"--weight_transport nccl: the rollout server at {self._client.base_url} has no GPU"
+                f"--weight_transport nccl: the rollout server at {self._client.base_url} has {why}"
             )
         self.close()
         group = self._open_group()

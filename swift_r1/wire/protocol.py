@@ -221,7 +221,10 @@ class ServerInfo(Wire):
     dtype: str  # of the weights
     max_lora_rank: int | None  # None where adapters alone are not accepted
     own_base: bool  # False once whole weights were pushed: an adapter would be applied to those
-    nccl_workers: int  # processes that take weights over NCCL, 0 without a GPU
+    nccl_workers: (
+        int  # processes that take weights over NCCL, 0 without a GPU and for several copies
+    )
+    copies: int = 1  # of the model (`--vllm_data_parallel_size`)
     gpu: str | None = None  # of an engine with one; it takes weights in its memory
     can_sleep: bool = False
     # its numbers for a token do not depend on what it computes beside it

@@ -12,7 +12,7 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
-from swift_r1.wire.protocol import TOP_K_LIMIT, FinishReason, SamplingParams, Seed, Wire
+from swift_r1.wire.protocol import TOP_K_LIMIT, FinishReason, SamplingParams, Seed, Text, Wire
 
 SESSION_ID = r"^[A-Za-z0-9_-][A-Za-z0-9._-]{0,127}$"
 SESSION_KEY = "swift-session-"  # keys of sessions begin with it
@@ -55,7 +55,7 @@ class SessionRequest(Wire):
     sampling: SessionSampling = SessionSampling()
     limits: SessionLimits = SessionLimits()
     # of one call of each tool, in the unit of the limit `cost`; others cost nothing
-    tool_prices: dict[str, Annotated[float, Field(ge=0)]] = Field(default={})
+    tool_prices: dict[Text, Annotated[float, Field(ge=0)]] = Field(default={})
 
 
 class Session(Wire):

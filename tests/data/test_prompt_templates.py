@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from transformers import AutoTokenizer
 
-from swift_r1.data.prompt_templates import check_arguments, prompt_template, text_of
+from swift_r1.data.prompt_templates import check_arguments, prompt_template, rendered, text_of
 from swift_r1.data.prompts import PromptEncoder, Wording, tokenizer_of_run
 from swift_r1.errors import UsageError
 from swift_r1.models.loading import load_tokenizer
@@ -44,6 +44,13 @@ def encoder(
 @pytest.mark.parametrize(
     ("name", "text"), [("r1", R1), ("qwen_math", QWEN_MATH), ("no", "What is {1} + 1?")]
 )
+def test_a_template_that_calls_itself_is_a_fault(tiny_model: Path) -> None:
+    tokenizer = AutoTokenizer.from_pretrained(tiny_model)
+    tokenizer.chat_template = "{% macro a() %}{{ a() }}{% endmacro %}{{ a() }}"
+    with pytest.raises(UsageError, match="the chat template cannot render messages of user"):
+        rendered(tokenizer, QUESTION, True)
+
+
 def test_the_published_formats(tokenizer: Any, name: str, text: str) -> None:
     made = encoder(tokenizer, template=name)
     assert made.render(QUESTION) == text

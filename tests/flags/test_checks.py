@@ -96,6 +96,9 @@ def faults(
             "--verifier math_verify",
             ["--verifier has no effect without one of the rewards math, math_tag"],
         ),
+        ("--learning_rate 2e5", ["--learning_rate must be at most 1"]),
+        ("--vit_lr 20", ["--vit_lr must be at most 1"]),
+        ("--aligner_lr 1.5", ["--aligner_lr must be at most 1"]),
         ("--top_k 0", ["--top_k 0 leaves no token"]),
         ("--top_p 0.9 --rollout_importance_sampling_mode sequence_mask", ["use token_truncate"]),
         (

@@ -193,6 +193,19 @@ def test_faults_of_a_config_file_name_the_file(tmp_path: Path) -> None:
     config.write_text("beta: 0\nlora_rank: 4\nbeta: 0.1\n")
     with pytest.raises(UsageError, match="beta stands twice in line 3"):
         parse_arguments(RlhfArguments, [str(config), *BASE], {})
+    bomb = "a: &a [x, x, x, x, x, x, x, x, x, x]\n" + "".join(
+        f"{name}: &{name} [{', '.join([f'*{before}'] * 10)}]\n"
+        for before, name in zip("abcdefgh", "bcdefghi", strict=True)
+    )
+    merged = "a: &a {x: 1}\nb: {<<: [%s]}\n" % ", ".join(["*a"] * 100_000)
+    for text in (bomb, "a: &a [*a]\n", "a: &a {<<: *a}\n", merged):
+        config.write_text(text)
+        with pytest.raises(UsageError, match="aliases make it endless, or more than 100,000"):
+            parse_arguments(RlhfArguments, [str(config), *BASE], {})
+    for text in ("a: " + "[" * 5000, "a: " + "[" * 5000 + "]" * 5000, "- " * 5000):
+        config.write_text(text)
+        with pytest.raises(UsageError, match="not valid YAML .*nested too deep"):
+            parse_arguments(RlhfArguments, [str(config), *BASE], {})
     # a key may replace one that `<<` adds
     config.write_text("_: &a {beta: 0.1}\n<<: *a\nbeta: 0.2\n")
     with pytest.raises(UsageError, match="unknown flag --_"):

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from swift_r1.errors import UsageError
+from swift_r1.lab.estimate.model import model_of
 from swift_r1.launch.checks.model_folder import model_faults
 from swift_r1.models.loading import load_model
 from swift_r1.models.shape import transformers_config
@@ -23,6 +24,25 @@ def folder(tiny_model: Path, tmp_path: Path) -> Path:
 def reconfigure(folder: Path, **fields: object) -> None:
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps(config | fields))
+
+
+@pytest.mark.parametrize("heads", [0, -2])
+def test_a_model_without_attention_heads(folder: Path, heads: int) -> None:
+    reconfigure(folder, num_attention_heads=heads)
+    [fault] = model_faults(str(folder), {})
+    assert fault.endswith(f"has {heads} attention heads by its config.json (num_attention_heads)")
+    if not heads:
+        with pytest.raises(UsageError, match="num_attention_heads is 0"):
+            transformers_config(str(folder))
+
+
+def test_a_config_that_is_nested_too_deep(folder: Path) -> None:
+    (folder / "config.json").write_text('{"a": ' + "[" * 100_000 + "]" * 100_000 + "}")
+    model_faults(str(folder), {})
+    with pytest.raises(UsageError, match="cannot load the config"):
+        transformers_config(str(folder))
+    with pytest.raises(UsageError, match="is not valid JSON"):
+        model_of(str(folder))
 
 
 @pytest.mark.parametrize("kept", [0, 7, 1000, -1])

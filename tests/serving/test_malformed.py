@@ -17,8 +17,10 @@ import pytest
 import schemathesis
 from hypothesis import HealthCheck, given, settings
 from hypothesis.errors import Unsatisfiable
+from pydantic import BaseModel
 from schemathesis import GenerationMode
 
+from swift_r1.flags.server import RolloutArguments
 from swift_r1.serving.engines.base import (
     EngineInfo,
     EnginePrompt,
@@ -27,12 +29,15 @@ from swift_r1.serving.engines.base import (
     Scored,
     TokenLogprob,
 )
+from swift_r1.serving.routes import create_app
+from swift_r1.serving.service import Lifecycle
 from swift_r1.wire.client import RolloutClient
 from swift_r1.wire.protocol import HTTPError, RolloutRequest, SamplingParams
 from tests.conftest import until
 
 EXPECTED = {"w": (2,)}
 VOCABULARY, LENGTH = 50, 100
+SESSION = "/v1/sessions/fuzz"
 
 
 class QuickEngine:
@@ -155,9 +160,6 @@ def test_what_the_document_allows_and_forbids_is_answered(
         "/v1/completions",
         "/v1/weights/begin",
     }
-
-
-SESSION = "/v1/sessions/fuzz"
 
 
 def good_bodies(model: str, end: int) -> dict[str, dict[str, Any]]:
@@ -335,6 +337,79 @@ def test_malformed_bodies_are_refused(quick_url: str) -> None:
     assert statuses[422] > 100 and statuses[400] > 50 and statuses[200] > 0
     with RolloutClient(quick_url) as client:
         client.wait_until_ready(30)
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "status"),
+    [
+        ("/v1/chat/completions", '{"model":"none","messages":[%s]}', 400),
+        (f"{SESSION}/v1/messages", '{"model":"none","max_tokens":1,"messages":[%s]}', 400),
+        (f"{SESSION}/v1/responses", '{"model":"none","input":[%s]}', 400),
+        ("/v1/completions", '{"model":"none","prompt":["a",%s]}', 400),
+        ("/v1/rollouts", '{"requests":[%s]}', 422),
+        ("/v1/score", '{"sequences":[[%s]]}', 422),
+    ],
+)
+def test_of_many_faults_the_first_is_told(
+    quick_url: str, path: str, body: str, status: int
+) -> None:
+    with httpx.Client(base_url=quick_url, trust_env=False, timeout=60) as http:
+        http.post("/v1/sessions", json={"id": "fuzz"})
+        for many in ("1.5," * 20_000, "{}," * 20_000):
+            content = body % many.rstrip(",")
+            answer = http.post(path, content=content, headers={"Content-Type": "application/json"})
+            assert answer.status_code == status and "more)" not in answer.text, answer.text
+
+
+def test_every_list_of_a_request_keeps_its_first_fault_alone() -> None:
+    app = create_app(Lifecycle(RolloutArguments(model="none"), lambda: (QuickEngine(), {})), None)
+
+    def lists(schema: Any) -> Iterator[dict[str, Any]]:
+        if isinstance(schema, dict):
+            if schema.get("type") in ("list", "tuple", "set") and "variadic_item_index" in schema:
+                yield schema
+            for one in schema.values():
+                yield from lists(one)
+        elif isinstance(schema, list | tuple):
+            for one in schema:
+                yield from lists(one)
+
+    seen = 0
+    for route in app.routes:
+        for one in getattr(getattr(route, "dependant", None), "body_params", ()):
+            model = one.field_info.annotation
+            if isinstance(model, type) and issubclass(model, BaseModel):
+                for found in lists(model.__pydantic_core_schema__):
+                    assert found.get("fail_fast"), (route, found)
+                    seen += 1
+    assert seen > 30
+
+
+def test_bodies_are_bounded_by_count(quick_url: str) -> None:
+    names = json.dumps({"model": "none"} | {f"n{number}": 1 for number in range(20_000)})
+    objects = '{"model":"none","messages":[%s]}' % ",".join(["{}"] * 200_001)
+    with httpx.Client(base_url=quick_url, trust_env=False, timeout=60) as http:
+        for path in ("/v1/chat/completions", "/v1/rollouts", "/v1/weights/begin"):
+            for content, said in ((names, "10000 names"), (objects, "200000 objects")):
+                answer = http.post(
+                    path, content=content, headers={"Content-Type": "application/json"}
+                )
+                assert answer.status_code == 413 and said in answer.text, answer.text
+
+
+@pytest.mark.parametrize("field", ["metadata", "client_metadata"])
+def test_half_a_character_is_refused_as_a_name(quick_url: str, field: str) -> None:
+    bodies = {f"{SESSION}/v1/responses": {"input": "a"}}
+    if field == "metadata":
+        chat = {"messages": [{"role": "user", "content": "a"}]}
+        bodies |= {"/v1/chat/completions": chat, "/v1/completions": {"prompt": "a"}}  # type: ignore[dict-item]
+        bodies |= {f"{SESSION}/v1/messages": chat | {"max_tokens": 1}}  # type: ignore[dict-item]
+    with httpx.Client(base_url=quick_url, trust_env=False, timeout=30) as http:
+        http.post("/v1/sessions", json={"id": "fuzz"})
+        for path, body in bodies.items():
+            content = json.dumps(body | {"model": "none", field: {"\ud800": "x"}})
+            answer = http.post(path, content=content, headers={"Content-Type": "application/json"})
+            assert answer.status_code == 400, (path, answer.text)
 
 
 def test_half_a_character_is_refused_wherever_text_is_taken(quick_url: str) -> None:

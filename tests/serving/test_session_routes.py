@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import json
+import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,9 +21,10 @@ from swift_r1.flags.server import RolloutArguments
 from swift_r1.models.expected import expected_weights
 from swift_r1.serving.metrics import ServerMetrics
 from swift_r1.serving.service import RolloutService
+from swift_r1.serving.sessions.store import SessionStore
 from swift_r1.wire.client import RolloutClient
-from swift_r1.wire.protocol import RolloutRequest
-from swift_r1.wire.sessions import SessionRecord
+from swift_r1.wire.protocol import HTTPError, RolloutRequest
+from swift_r1.wire.sessions import SessionRecord, SessionRequest
 from tests import tool_templates as templates
 from tests.conftest import until
 from tests.live_servers import push_weights
@@ -313,6 +316,117 @@ def test_calls_that_were_given_up_are_named_with_commas(url: str, engine: Script
     assert [one.number for one in record.calls] == [0, 3, 4] and record.failed == 2
 
 
+def test_a_wrong_key_keeps_no_session_alive() -> None:
+    now = 0.0
+    store = SessionStore(9, 1 << 30, 10.0, clock=lambda: now)
+    one = store.open(SessionRequest(id="one"))
+    now = 9.0
+    assert store.key_of("one") == one.key and store.key_of("other") == ""
+    now = 11.0
+    assert len(store) == 0 and store.key_of("one") == one.key
+    with pytest.raises(HTTPError, match="has expired"):
+        store.get("one")
+
+
+def test_health_is_answered_while_a_prompt_is_rendered(
+    url: str, engine: ScriptedEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun, go_on = threading.Event(), threading.Event()
+
+    def slowly(work: Callable[..., Any], *given: Any) -> Any:
+        begun.set()
+        assert go_on.wait(60)
+        return work(*given)
+
+    for name in ("render", "behind", "encode", "encode_more"):
+        work = getattr(engine.prompts, name)
+        monkeypatch.setattr(engine.prompts, name, partial(slowly, work))
+    session = Opened(url)
+    chat = {"model": "none", "messages": [USER]}
+    whole = {"model": "none", "prompt": "a"}
+    count = {"model": "none", "messages": [{"role": "user", "content": "b"}]}
+    said = {"model": "none", "max_tokens": 9, **count}
+    own = f"/v1/sessions/{session.id}/v1"
+    calls = [
+        ("/v1/chat/completions", chat),
+        ("/v1/completions", whole),
+        (f"{own}/chat/completions", chat),
+        (f"{own}/completions", whole),
+        (f"{own}/messages/count_tokens", count),
+        (f"{own}/messages", said),
+        (f"{own}/responses", {"model": "none", "input": "c"}),
+    ]
+    with ThreadPoolExecutor(1) as pool, httpx.Client(base_url=url, trust_env=False) as http:
+        for path, body in calls:
+            begun.clear()
+            go_on.clear()
+            answer = pool.submit(httpx.post, url + path, json=body, timeout=60, trust_env=False)
+            assert begun.wait(60)
+            assert http.get("/health", timeout=30).status_code == 200
+            go_on.set()
+            assert answer.result().status_code == 200, answer.result().text
+
+
+def test_a_session_that_is_deleted_while_a_prompt_is_rendered(
+    url: str, engine: ScriptedEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun, go_on = threading.Event(), threading.Event()
+    render = engine.prompts.render
+
+    def slowly(*given: Any) -> Any:
+        begun.set()
+        assert go_on.wait(60)
+        return render(*given)
+
+    monkeypatch.setattr(engine.prompts, "render", slowly)
+    session = Opened(url)
+    with ThreadPoolExecutor(1) as pool:
+        answer = pool.submit(session.chat)
+        assert begun.wait(60)
+        session.http.delete(f"/v1/sessions/{session.id}")
+        go_on.set()
+        with pytest.raises(openai.NotFoundError):
+            answer.result()
+    assert engine.log == []
+
+
+def test_calls_of_a_session_begin_as_they_came(
+    url: str, engine: ScriptedEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun, go_on = threading.Event(), threading.Event()
+    render = engine.prompts.render
+
+    def slowly(messages: Any, *given: Any) -> Any:
+        if "long" in messages[0]["content"]:
+            begun.set()
+            assert go_on.wait(60)
+        return render(messages, *given)
+
+    monkeypatch.setattr(engine.prompts, "render", slowly)
+    session = Opened(url)
+    with ThreadPoolExecutor(2) as pool:
+        first = pool.submit(session.chat, {"role": "user", "content": "long"})
+        assert begun.wait(60)
+        second = pool.submit(session.chat, {"role": "user", "content": "short"})
+        assert session.http.get("/health").status_code == 200 and engine.log == []
+        go_on.set()
+        first.result()
+        second.result()
+    record = session.record()
+    same_as_logged(record, engine.log)
+    assert [one.messages[0]["content"] for one in record.sequences] == ["long", "short"]
+
+
+def test_a_schema_that_no_grammar_can_follow_is_the_clients_fault(url: str) -> None:
+    session = Opened(url)
+    function = ADD["function"] | {
+        "parameters": {"type": "object", "properties": {"a": {"type": "x"}}}
+    }
+    tool = {"type": "function", "function": function}
+    with pytest.raises(openai.BadRequestError, match="cannot be held to these tools"):
+        session.chat(tools=[tool], tool_choice="required")
+
+
 def test_keys(engine: ScriptedEngine, serve_engine: Callable[..., str]) -> None:
     url = serve_engine(engine, {}, api_key="main")
     one, two = Opened(url, "main"), Opened(url, "main")
@@ -335,6 +449,13 @@ def test_keys(engine: ScriptedEngine, serve_engine: Callable[..., str]) -> None:
         httpx.get(f"{url}/v1/sessions/{one.id}/v1/models", headers=own, trust_env=False).status_code
         == 200
     )
+    refusals = []
+    for name in (one.id, "nowhere"):
+        wrong = {"Authorization": f"Bearer {two.api_key}"}
+        path = f"{url}/v1/sessions/{name}/v1/models"
+        answer = httpx.get(path, headers=wrong, trust_env=False)
+        refusals.append((answer.status_code, answer.text))
+    assert refusals[0] == refusals[1]
     one.http.delete(f"/v1/sessions/{one.id}")
     one.client = one.talk()
     with pytest.raises(openai.NotFoundError, match="there is no session"):

@@ -320,6 +320,14 @@ def test_who_has_no_gpu_is_told_so(
         pytest.raises(UsageError, match=r"the rollout server at http://127.0.0.1:\d+ has no GPU"),
     ):
         writer.push(1, BUCKETS, "nccl")
+    copies = Engine(cable)
+    copies.info = replace(copies.info, nccl_workers=0, copies=2)  # as `Replicas` say
+    with (
+        RolloutClient(serve_engine(copies, SHAPES)) as of_two,
+        writer_with(of_two, FakeNccl(cable)) as writer,
+        pytest.raises(UsageError, match=r"has 2 copies of the model .*by http or shm"),
+    ):
+        writer.push(1, BUCKETS, "nccl")
     if torch.cuda.is_available():
         return
     with WeightWriter(client) as writer, pytest.raises(UsageError, match="the trainer has no GPU"):

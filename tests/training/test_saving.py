@@ -176,12 +176,13 @@ def test_one_bucket_at_a_time(tiny_model: Path, tmp_path: Path, disk_refuses: bo
     assert len(made) == 8 and (tmp_path / "checkpoint-1").exists() == (not disk_refuses)
 
 
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
 @pytest.mark.parametrize("with_state", [True, False])
 def test_what_a_checkpoint_will_take_is_known_before(
-    tiny_model: Path, tmp_path: Path, with_state: bool
+    tiny_model: Path, tmp_path: Path, with_state: bool, dtype: str
 ) -> None:
     backend = LocalBackend(
-        load_model(tiny_model, "bfloat16", False), OptimizerConfig(1e-3, 0.0, 0.9, 0.95, 1e-8, 1.0)
+        load_model(tiny_model, dtype, False), OptimizerConfig(1e-3, 0.0, 0.9, 0.95, 1e-8, 1.0)
     )
     for parameter in backend.model.parameters():
         parameter.grad = torch.ones_like(parameter)

@@ -95,9 +95,13 @@ def model_of(path: str) -> Model:
         raise UsageError(
             f"--model {path}: {file}: {error.strerror or error}; an estimate needs the model's config.json, no more"
         ) from error
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise UsageError(f"--model {path}: {file} is not valid JSON ({error})") from error
     config = config.get("text_config", config) if isinstance(config, dict) else {}
+    sizes = ("num_attention_heads", "num_hidden_layers", "hidden_size", "vocab_size")
+    for name in sizes:
+        if not isinstance(config.get(name, 1), int) or config.get(name, 1) < 1:
+            raise UsageError(f"--model {path}: {file}: {name} is {config[name]!r}")
     if config.get("model_type") in FAMILIES:
         try:
             return from_config(config)

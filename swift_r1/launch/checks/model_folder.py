@@ -80,7 +80,7 @@ def config_of(folder: Path) -> dict[str, Any]:
     """Reads the config of a model folder; empty where it cannot be read."""
     try:
         content = json.loads(read_text(folder / "config.json"))
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return {}
     return content if isinstance(content, dict) else {}
 
@@ -108,6 +108,10 @@ def _config_faults(model: str, path: Path, flag: str, spread: int) -> list[str]:
     if why:
         return [f"{flag} {model}: {why}"]
     heads = (config.get("text_config") or config).get("num_attention_heads")
+    if isinstance(heads, int) and heads < 1:
+        return [
+            f"{flag} {model} has {heads} attention heads by its config.json (num_attention_heads)"
+        ]
     if isinstance(heads, int) and heads % spread:
         return [
             f"--sequence_parallel_size {spread} does not divide the {heads} attention heads of {flag} {model}"

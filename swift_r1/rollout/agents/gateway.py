@@ -18,7 +18,6 @@ from typing import Any, Protocol, TypeVar
 import uvicorn
 from fastapi import FastAPI
 
-from swift_r1.errors import one_line
 from swift_r1.serving.admission import check_tokens
 from swift_r1.serving.answers import LimitSizes, RequireKey, add_errors
 from swift_r1.serving.engines.base import Piece, PromptTokenizer, TokenLogprob
@@ -96,12 +95,10 @@ class AgentModel:
         check_tokens("the prompt", request.prompt_token_ids, self.vocab_size)
         check_tokens("stop_token_ids", request.sampling.stop_token_ids, self.vocab_size)
         own = request.sampling
-        if own.structural_tag is not None:
-            if not self.forces_calls:
-                raise HTTPError(
-                    400, "the trainer's own engine cannot force a call: leave tool_choice at auto"
-                )
-            _check_tag(own.structural_tag)
+        if own.structural_tag is not None and not self.forces_calls:
+            raise HTTPError(
+                400, "the trainer's own engine cannot force a call: leave tool_choice at auto"
+            )
         changed = {
             "max_tokens": min(own.max_tokens, room),
             "stop": tuple(dict.fromkeys((*self.stop, *own.stop))),
@@ -115,18 +112,6 @@ class AgentModel:
         return CompletionPieces(
             self, request.model_copy(update=update), conversation, special_tokens
         )
-
-
-def _check_tag(tag: str) -> None:
-    """Raises HTTPError (400) where vLLM could not follow a structural tag, as for a strange schema of a tool."""
-    import xgrammar  # vLLM's
-
-    try:
-        xgrammar.Grammar.from_structural_tag(tag)
-    except Exception as error:
-        raise HTTPError(
-            400, f"the model cannot be held to these tools: {one_line(error)}"
-        ) from error
 
 
 class CompletionPieces:

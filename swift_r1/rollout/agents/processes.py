@@ -50,6 +50,10 @@ def told(url: str, key: str, model: str) -> dict[str, str]:
         "OPENAI_MODEL": model,
         "ANTHROPIC_BASE_URL": url.removesuffix("/v1"),
         "ANTHROPIC_API_KEY": key,
+        "ANTHROPIC_MODEL": model,
+        # Claude Code's own, which else sends fields that change tokens and are refused: with these it does not
+        "CLAUDE_CODE_DISABLE_EXPERIMENTAL_BETAS": "1",
+        "CLAUDE_CODE_EFFORT_LEVEL": "unset",
     }
 
 

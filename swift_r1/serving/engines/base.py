@@ -42,6 +42,7 @@ class EngineInfo:
     max_images: int = 0  # of a prompt
     placeholders: frozenset[int] = frozenset()  # tokens that stand for a part of an image
     routes: bool = False  # it can tell which experts it chooses
+    copies: int = 1  # of the model
 
 
 @dataclass(frozen=True, slots=True)
@@ -279,7 +280,7 @@ class Replicas(InferenceEngine):
         self.prompts = engines[0].prompts
         self.scores_alone = engines[0].scores_alone
         # A group of their workers would need a rank for each copy: weights come as files.
-        self.info = replace(engines[0].info, nccl_workers=0, gpu=None)
+        self.info = replace(engines[0].info, nccl_workers=0, gpu=None, copies=len(engines))
 
     @property
     def dead(self) -> bool:

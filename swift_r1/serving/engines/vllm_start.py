@@ -76,8 +76,7 @@ def start_vllm(config: RolloutArguments, model_bytes: int) -> InferenceEngine:
         raise UsageError(
             f"--model {config.model}: {why} on a CPU: use the embedded engine (--use_vllm false), or a GPU"
         )
-    if is_multimodal(known):
-        _check_torchvision(config.model, known)
+    _check_torchvision(config.model, known)
     if not has_gpu and other_layers(known.get_text_config()):
         # Of layers that keep a state vLLM caches prefixes only where it reads prompts in steps (see below).
         config = replace(config, vllm_enable_prefix_caching=False)
@@ -139,13 +138,13 @@ def start_vllm(config: RolloutArguments, model_bytes: int) -> InferenceEngine:
 
 
 def _check_torchvision(model: str, known: Any) -> None:
-    """Raises UsageError where vLLM's class for a multimodal model, or its processor, needs torchvision, which is not
-    here."""
+    """Raises UsageError where vLLM's class for a model, or its processor, needs torchvision, which is not here. Some
+    that read text alone do too: they stand in one file with a multimodal one."""
     if find_spec("torchvision") is not None:
         return
     from vllm.model_executor.models.registry import ModelRegistry
 
-    (architecture,) = known.architectures
+    [architecture, *_] = known.architectures or [""]
     found: Any = ModelRegistry.models.get(architecture)
     try:
         if found is not None:

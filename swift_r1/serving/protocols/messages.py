@@ -250,7 +250,7 @@ class MessagesRequest(TokensRequest):
     top_k: int | None = Field(default=None, ge=1, lt=TOP_K_LIMIT)
     stop_sequences: Several[Stop] = ()
     stream: bool = False  # server-sent events
-    metadata: dict[str, Text] | None = None  # ignored
+    metadata: dict[Text, Text] | None = None  # ignored
     service_tier: Text | None = None  # ignored
 
     def for_chat(self, model: Served) -> dict[str, Any]:

@@ -231,8 +231,8 @@ class ResponsesRequest(RequestModel):
     top_logprobs: Literal[0] = 0
     # Accepted and ignored.
     max_tool_calls: int | None = None  # of tools that are not here; ignored, as those that follow
-    metadata: dict[str, Text] | None = None
-    client_metadata: dict[str, Text] | None = None  # of the Codex CLI
+    metadata: dict[Text, Text] | None = None
+    client_metadata: dict[Text, Text] | None = None  # of the Codex CLI
     user: Text | None = None
     safety_identifier: Text | None = None
     prompt_cache_key: Text | None = None

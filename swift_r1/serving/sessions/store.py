@@ -41,6 +41,7 @@ class SessionStore:
         # the one that was asked for last at the end
         self._sessions: OrderedDict[str, SessionState] = OrderedDict()
         self._expired: OrderedDict[str, None] = OrderedDict()
+        self._keys: OrderedDict[str, str] = OrderedDict()  # of sessions that are gone
         self.bytes = 0  # of all records
 
     def __len__(self) -> int:
@@ -85,6 +86,11 @@ class SessionStore:
         self._sessions.move_to_end(name)
         return session
 
+    def key_of(self, name: str) -> str:
+        """Returns the key of a session that is here or was; empty for others. That is no use of the session."""
+        session = self._sessions.get(name)
+        return self._keys.get(name, "") if session is None else session.key
+
     def delete(self, name: str) -> SessionState:
         """Forgets it; the caller ends what runs. Raises as `get`."""
         session = self.get(name)
@@ -98,6 +104,9 @@ class SessionStore:
     def _forget(self, session: SessionState) -> None:
         del self._sessions[session.name]
         session.on_growth = lambda _bytes: None
+        self._keys[session.name] = session.key
+        if len(self._keys) > _REMEMBERED:
+            self._keys.popitem(last=False)
         self._grow(-session.bytes - _BYTES_PER_SESSION)
 
     def check_memory(self) -> None:

@@ -130,7 +130,7 @@ class Saver:
                 if parameter.requires_grad or not has_adapters(one.model):
                     size += count * width
                 if parameter.requires_grad and self.with_state:
-                    size += count * (moments.get(optim, 8) + (4 if width < 4 else 0))
+                    size += count * (moments.get(optim, 8) + 4)  # and the float32 weight
         return size
 
     def save(
