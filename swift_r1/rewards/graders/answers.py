@@ -70,8 +70,8 @@ _CHARACTERS = str.maketrans(
 )
 # an en dash is a minus sign, except between two numbers
 _DASH = re.compile(r"(?<![\w)\]}])(?<![0-9)\]}] )[\u2012\u2013](?= ?[0-9.\\$(])")
-_BOLD = re.compile(r"\s*\*\*((?:(?!\*\*).)+)\*\*\.?\s*", re.DOTALL)
-_ODDS = re.compile(r"\s*([0-9]+) (?:in|out of) ([0-9]+)\.?\s*")
+_BOLD = re.compile(r"\A\s*\*\*((?:(?!\*\*).)+)\*\*\.?\s*\Z", re.DOTALL)
+_ODDS = re.compile(r"\A\s*([0-9]+) (?:in|out of) ([0-9]+)\.?\s*\Z")
 _MIXED = re.compile(
     r"(?<![\w.,/^}])(?<![0-9/^}] )([0-9]+)(?:\s|\\[ ,])+([0-9]+)/([0-9]+)(?![\w/]|\.[0-9])"
 )
@@ -161,11 +161,10 @@ def plain(text: str) -> str:
     """Returns an answer with full-width characters, bold type, mixed numbers and odds (1 in 6) as LaTeX has them."""
     if not text.isascii():
         text = _DASH.sub("-", text.translate(_CHARACTERS))
-    bold = _BOLD.fullmatch(text)
-    odds = _ODDS.fullmatch(text)
-    if odds is not None:
-        return f"{odds[1]}/{odds[2]}"
-    return _MIXED.sub(r"\1\\frac{\2}{\3}", text if bold is None else bold[1])
+    if "**" in text:
+        text = _BOLD.sub(r"\1", text)
+    text = _ODDS.sub(r"\1/\2", text)
+    return _MIXED.sub(r"\1\\frac{\2}{\3}", text) if "/" in text else text
 
 
 def tidied(text: str) -> str:

@@ -34,6 +34,7 @@ _NUMBER = re.compile(
     re.ASCII,
 )
 _TEXT = re.compile(r"\\(?:text[a-z]*|mathrm|mathbf|mbox)\s*\{([^{}]*)\}")
+_CALCULATION = re.compile(r"<<[^<>\n]*>>")  # GSM8K's own
 _LATEX_FRACTION = re.compile(r"\\[dt]?frac\s*\{\s*(-?[0-9]+)\s*\}\s*\{\s*([0-9]+)\s*\}")
 # Several answers: 7 or 8; x = 7, x = 8.
 _HEDGE = re.compile(r"\b(?:or|either)\b|[0-9]\s*(?:[,;](?![0-9]{3}(?![0-9]))|and\b)|\band\W*[0-9]")
@@ -133,7 +134,7 @@ def number_answer(completion: str) -> tuple[Fraction | None, bool]:
         match = next(iter(deque(_NUMBER.finditer(piece), maxlen=1)), None)
         if match is not None and (match.start() > 80 or length >= len(text)):
             start, end = match.span()
-            before = re.split(r"[.!;\n]\s", piece[max(0, start - 60) : start])[-1]
+            before = re.split(r"[.!;]\s|\n", piece[max(0, start - 60) : start])[-1]
             alone = not _JOINED.match(piece, end) and not _NOT_THE.search(before)
             return (_value(match) if alone else None), False
 
@@ -162,6 +163,8 @@ def only_number(text: str) -> Fraction | None:
 def _plain(text: str) -> str:
     """Returns a text with LaTeX's signs, thousands and fractions as plain text."""
     text = plain(text)
+    if "<<" in text:
+        text = _CALCULATION.sub("", text)
     if "\\" in text or "{" in text:
         text = _LATEX_FRACTION.sub(r" \1/\2", _TEXT.sub(r"\1", text))
         text = text.replace("{,}", ",").replace("\\!", "").replace("\\,", "").replace("\\$", "$")
