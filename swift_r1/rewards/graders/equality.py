@@ -58,7 +58,7 @@ _OPEN_SIDED = re.compile(r"\s*(?:[<>]|\\(?:le|ge|ne)(?![A-Za-z]))")
 # (E) the longest one; not: E. Or D
 _OPTION = re.compile(
     r"(?:(?i:option|choice|answer):? )?\(?([A-Z])"
-    r"(?:\)?[.:]?|(?:\)?:|\)?\. |\) )(?!(?:.*\W)?(?i:or|and|not|nor)\b\W*[A-Z]\b|.*\([A-Z]\)).+)"
+    r"(?:\)?[.:]?|(?:\)?:|\)?\. |\) )(?!\W*(?i:or|and|in)\b|(?:.*\W)?(?i:or|and|not|nor)\b\W*[A-Z]\b|.*\([A-Z]\)).+)"
 )
 # -2 < x \le 7
 _BOUNDS = re.compile(
@@ -139,11 +139,10 @@ def _last_word(text: str) -> str:
 def same_words(given: str, right: str) -> bool:
     r"""Returns whether an answer is the gold answer in words: \text{East} is east, and \text{(B)} is B, also with the
     text of option B."""
-    options = [_OPTION.fullmatch(_WORDS.sub(r"\1", text).strip()) for text in (given, right)]
-    letters = [option[1] for option in options if option]
-    bare = [_bare_word(text) for text in (given, right)]
-    if len(letters) == 2 and letters[0] == letters[1] and letters[0] in bare:
-        return True
+    option = _OPTION.fullmatch(_WORDS.sub(r"\1", right).strip())
+    other = _OPTION.fullmatch(_WORDS.sub(r"\1", given).strip()) if option else None
+    if option and other and option[1] == other[1]:
+        return option[1] in (_bare_word(given), _bare_word(right))
     if "\\text" not in right and not re.fullmatch(r"\(?[A-Z]\)?|[A-Za-z ]{3,}", right):
         return False
     word = _bare_word(given)
