@@ -227,6 +227,17 @@ def test_accuracy_reads_the_last_formula_alone(text: str, gold: str, right: bool
     assert accuracy.call([text], {"solution": [gold]}) == [float(right)]
 
 
+def test_what_sympy_cannot_rebuild_is_wrong_and_no_error() -> None:
+    gold = r"(-\infty,-1.5) \cup (1.5,\infty)"
+    for answer in (
+        r"-\infty, -1.5) \cup (1.5,\infty",
+        r"1.5 \cup 2.5",
+        r"\{1.5\} \cup 2",
+        r"[1.5,x] \cup y",
+    ):
+        assert set(values(PLACES[0] % answer, gold).values()) == {0.0}
+
+
 def test_plain_text_of_an_answer() -> None:
     assert plain("（１，２）") == "(1,2)" and plain("**4**.") == "4" and plain("1 in 6") == "1/6"
     assert plain("2 2/3") == r"2\frac{2}{3}" and plain("3–4") == "3–4" and plain("–4") == "-4"

@@ -55,8 +55,8 @@ def verified(gold: list[Any], answer: list[Any]) -> bool:
         return False
     return bool(
         _grader().verify(
-            list(map(_exact, gold)),
-            list(map(_exact, answer)),
+            gold,
+            answer,
             allow_set_relation_comp=True,
             timeout_seconds=_time_limit(),
             raise_on_error=False,
@@ -77,6 +77,11 @@ def _grader() -> ModuleType:
     spec.loader.exec_module(grader)
     for name in ("sympy_numeric_eq", "sympy_symbolic_eq"):
         setattr(grader, name, partial(_strictly, getattr(grader, name), grader))
+    compare: Callable[..., bool] = grader.sympy_expr_eq
+    # here, where the library takes what sympy raises for a difference
+    grader.sympy_expr_eq = lambda a, b, *settings, **more: compare(
+        _exact(a), _exact(b), *settings, **more
+    )
     return grader
 
 
@@ -90,10 +95,7 @@ def _exact(item: Any) -> Any:
     """Returns what the library has read with decimals as the fractions that they are: it compares them to six places."""
     from sympy import Float, Rational
 
-    decimals = () if isinstance(item, str) else item.atoms(Float)
-    return (
-        item.xreplace({number: Rational(str(number)) for number in decimals}) if decimals else item
-    )
+    return item.xreplace({number: Rational(str(number)) for number in item.atoms(Float)})
 
 
 def same_number(grader: ModuleType, a: Any, b: Any) -> bool:
