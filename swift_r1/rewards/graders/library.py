@@ -73,15 +73,13 @@ def _grader() -> ModuleType:
     spec = find_spec("math_verify.grader")
     if spec is None or spec.loader is None:
         raise ImportError("math_verify has no module grader")
-    grader = module_from_spec(spec)
+    grader: Any = module_from_spec(spec)
     spec.loader.exec_module(grader)
     for name in ("sympy_numeric_eq", "sympy_symbolic_eq"):
         setattr(grader, name, partial(_strictly, getattr(grader, name), grader))
     compare: Callable[..., bool] = grader.sympy_expr_eq
-    # here, where the library takes what sympy raises for a difference
-    grader.sympy_expr_eq = lambda a, b, *settings, **more: compare(
-        _exact(a), _exact(b), *settings, **more
-    )
+    # here, where what sympy raises means unequal
+    grader.sympy_expr_eq = lambda a, b, *rest, **more: compare(_exact(a), _exact(b), *rest, **more)
     return grader
 
 
