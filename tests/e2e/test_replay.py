@@ -553,3 +553,19 @@ def test_learning_rates_are_tried_and_nothing_is_kept(recorded, tmp_path):
     assert refused.code == 2 and "without --lr_find true" in refused.errors
     short = replay(recorded.folder, tmp_path / "short", lr_find="true", max_steps=3)
     assert short.code == 2 and "needs 8 optimizer steps" in short.errors
+
+
+def test_a_policy_that_does_not_move_is_said_to_rise_nowhere(recorded: Run, tmp_path: Path) -> None:
+    again = replay(recorded.folder, tmp_path / "again", learning_rate=0)
+    assert again.code == 0
+    assert "policy: moved 0; swift why" in again.errors
+    steps = re.findall(r"^step .*", again.errors, re.MULTILINE)
+    assert len(steps) == 10 and all(" · recorded reward " in line for line in steps)
+    assert not re.search(r"reward \d\.\d+ \([+-]", again.errors) and " · moved 0 · " in steps[-1]
+    resumed = replay(  # it goes on from its own checkpoint
+        recorded.folder,
+        tmp_path / "again",
+        learning_rate=0,
+        resume_from_checkpoint=tmp_path / "again" / "checkpoint-9",
+    )
+    assert resumed.code == 0 and "policy: moved 0; swift why" in resumed.errors

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import json
+import re
 import shutil
 import subprocess
 import sys
@@ -71,6 +72,13 @@ def test_a_path_goes_on_from_that_checkpoint(runs, finished, copy, same):
     assert ended.code == 0 and "resuming from" in ended.said
     assert "aside-checkpoint-2" in checkpoints(copy)
     same(finished, copy)
+    # the console compares its rewards with the run's first one, not with the first after the resume
+    log = map(json.loads, (copy / "logging.jsonl").read_text().splitlines())
+    rewards = {line["step"]: line["reward"] for line in log if "reward" in line}
+    shown = re.findall(r"step (\d)/4 · reward \S+ \((\S+)\)", ended.said)
+    assert [(int(step), change) for step, change in shown] == [
+        (step, f"{reward - rewards[1]:+.3f}") for step, reward in rewards.items() if step > 1
+    ]
 
 
 def test_last_begins_at_the_beginning_where_there_is_no_checkpoint(runs, finished, tmp_path, same):

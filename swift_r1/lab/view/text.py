@@ -20,6 +20,7 @@ from swift_r1.lab.diagnosis.watch import Diagnosis
 from swift_r1.lab.report.completions import spoken
 from swift_r1.lab.report.parts import facts, sparkline
 from swift_r1.lab.runs.completions import CompletionTable
+from swift_r1.lab.runs.names import names_of
 from swift_r1.lab.runs.progress import progress_of
 from swift_r1.lab.runs.query import FAILURE, CompletionQuery
 from swift_r1.lab.runs.timeline import Timeline
@@ -81,8 +82,8 @@ def show_text(runs: Sequence[RunFolder], step: int | None, prompt: str | None) -
         query = _asked(table, step, prompt)
         if len(runs) > 1:
             states = [
-                progress_of(run, log) | {"verdict": brief(log.verdict, log.past)}
-                for run, log in zip(runs, logs, strict=True)
+                progress_of(run, log) | {"run": name, "verdict": brief(log.verdict, log.past)}
+                for run, log, name in zip(runs, logs, names_of(runs), strict=True)
             ]
             rows = [[_line(state.get(name, "")) for name in _STATE] for state in states]
             console.print(_table(_STATE, rows))

@@ -141,7 +141,7 @@ async def _over_time(page: Page, prompt_id: str) -> None:
         if any(groups.values()):
             break
     else:
-        names = ", ".join(run.name for run in page.chosen)
+        names = ", ".join(page.names[run.name] for run in page.chosen)
         raise UsageError(f"{names}: no completions of {prompt_id!r}")
     runs = [run for run in page.chosen if groups[run.name]]
     most = max(len(rows) for run in runs for rows in groups[run.name].values())

@@ -39,7 +39,7 @@ async def tokens(page: Page) -> None:
     record = opened(TokenRecord, page.run.path)
     there = await asyncio.to_thread(_listed, page, record)
     if not there:
-        raise UsageError(f"{page.run.name}: {_missing(page, record)}")
+        raise UsageError(f"{page.names[page.run.name]}: {_missing(page, record)}")
     place = _place(page, there)
     one = there[place]
     rows = [one]
