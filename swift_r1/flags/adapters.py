@@ -48,7 +48,7 @@ def adapter_config(flag: str, folder: str | Path) -> Mapping[str, Any]:
         )
     try:
         content = json.loads((path / CONFIG).read_text(encoding="utf-8"))
-    except ValueError:
+    except (ValueError, RecursionError):
         content = None
     if not isinstance(content, dict):
         raise UsageError(f"{flag} {folder}: {CONFIG} is not a JSON object")

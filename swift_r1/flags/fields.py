@@ -358,6 +358,8 @@ def _json_object(word: str) -> dict[str, Any]:
         raise ValueError(
             f"must be a JSON object, and {word!r} is not JSON ({error.msg} at {error.pos})"
         ) from None
+    except RecursionError:
+        raise ValueError("must be a JSON object, and is nested too deep") from None
     if not isinstance(value, dict):
         raise ValueError(f"must be a JSON object like '{{\"a\": 1}}', not {word!r}")
     return value

@@ -80,11 +80,14 @@ def transformers_config(model: str, what: str = "the config of") -> Any:
 
     try:
         config = AutoConfig.from_pretrained(model, trust_remote_code=False)
-    except (OSError, ValueError, KeyError, RecursionError, ZeroDivisionError) as error:
+        if getattr(config.get_text_config(), "num_attention_heads", 1) == 0:
+            raise ZeroDivisionError
+    except ZeroDivisionError as error:  # transformers' own for some families
+        raise UsageError(
+            f"cannot load {what} {model}: num_attention_heads, or another size, is 0"
+        ) from error
+    except (OSError, ValueError, KeyError, RecursionError) as error:
         raise UsageError(f"cannot load {what} {model}: {one_line(error)}") from error
-    heads = getattr(config.get_text_config(), "num_attention_heads", 1)
-    if heads == 0:
-        raise UsageError(f"cannot load {what} {model}: num_attention_heads is 0")
     if getattr(config, "tie_word_embeddings", False) and (why := second_head(model)):
         raise UsageError(f"cannot load {what} {model}: {why}")
     return config

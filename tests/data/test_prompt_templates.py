@@ -44,13 +44,6 @@ def encoder(
 @pytest.mark.parametrize(
     ("name", "text"), [("r1", R1), ("qwen_math", QWEN_MATH), ("no", "What is {1} + 1?")]
 )
-def test_a_template_that_calls_itself_is_a_fault(tiny_model: Path) -> None:
-    tokenizer = AutoTokenizer.from_pretrained(tiny_model)
-    tokenizer.chat_template = "{% macro a() %}{{ a() }}{% endmacro %}{{ a() }}"
-    with pytest.raises(UsageError, match="the chat template cannot render messages of user"):
-        rendered(tokenizer, QUESTION, True)
-
-
 def test_the_published_formats(tokenizer: Any, name: str, text: str) -> None:
     made = encoder(tokenizer, template=name)
     assert made.render(QUESTION) == text
@@ -320,3 +313,10 @@ def test_a_templates_last_newline_stays(tokenizer) -> None:
         PromptEncoder(tokenizer_of_run(tokenizer, wording)).render(messages)
         == "x\nAnswer:\n<think>"
     )
+
+
+def test_a_template_that_calls_itself_is_a_fault(tiny_model: Path) -> None:
+    tokenizer = AutoTokenizer.from_pretrained(tiny_model)
+    tokenizer.chat_template = "{% macro a() %}{{ a() }}{% endmacro %}{{ a() }}"
+    with pytest.raises(UsageError, match="the chat template cannot render messages of user"):
+        rendered(tokenizer, QUESTION, True)

@@ -96,6 +96,10 @@ def faults(
             "--verifier math_verify",
             ["--verifier has no effect without one of the rewards math, math_tag"],
         ),
+        (
+            ["--lr_scheduler_kwargs", '{"a":' * 100_000],
+            ["--lr_scheduler_kwargs must be a JSON object, and is nested too deep"],
+        ),
         ("--learning_rate 2e5", ["--learning_rate must be at most 1"]),
         ("--vit_lr 20", ["--vit_lr must be at most 1"]),
         ("--aligner_lr 1.5", ["--aligner_lr must be at most 1"]),

@@ -197,14 +197,14 @@ def test_faults_of_a_config_file_name_the_file(tmp_path: Path) -> None:
         f"{name}: &{name} [{', '.join([f'*{before}'] * 10)}]\n"
         for before, name in zip("abcdefgh", "bcdefghi", strict=True)
     )
-    merged = "a: &a {x: 1}\nb: {<<: [%s]}\n" % ", ".join(["*a"] * 100_000)
+    merged = "a: &a {{x: 1}}\nb: {{<<: [{}]}}\n".format(", ".join(["*a"] * 100_000))
     for text in (bomb, "a: &a [*a]\n", "a: &a {<<: *a}\n", merged):
         config.write_text(text)
         with pytest.raises(UsageError, match="aliases make it endless, or more than 100,000"):
             parse_arguments(RlhfArguments, [str(config), *BASE], {})
     for text in ("a: " + "[" * 5000, "a: " + "[" * 5000 + "]" * 5000, "- " * 5000):
         config.write_text(text)
-        with pytest.raises(UsageError, match="not valid YAML .*nested too deep"):
+        with pytest.raises(UsageError, match=r"not valid YAML .*nested too deep"):
             parse_arguments(RlhfArguments, [str(config), *BASE], {})
     # a key may replace one that `<<` adds
     config.write_text("_: &a {beta: 0.1}\n<<: *a\nbeta: 0.2\n")

@@ -387,7 +387,7 @@ def test_every_list_of_a_request_keeps_its_first_fault_alone() -> None:
 
 def test_bodies_are_bounded_by_count(quick_url: str) -> None:
     names = json.dumps({"model": "none"} | {f"n{number}": 1 for number in range(20_000)})
-    objects = '{"model":"none","messages":[%s]}' % ",".join(["{}"] * 200_001)
+    objects = '{{"model":"none","messages":[{}]}}'.format(",".join(["{}"] * 200_001))
     with httpx.Client(base_url=quick_url, trust_env=False, timeout=60) as http:
         for path in ("/v1/chat/completions", "/v1/rollouts", "/v1/weights/begin"):
             for content, said in ((names, "10000 names"), (objects, "200000 objects")):

@@ -72,7 +72,7 @@ def read_servers(path: str) -> list[McpServer]:
         content = json.loads(Path(path).expanduser().read_text(encoding="utf-8"))
     except OSError as error:
         raise UsageError(f"--mcp_servers {path}: {error.strerror}") from error
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise UsageError(f"--mcp_servers {path} is not JSON: {error}") from error
     servers = content.get("mcpServers") if isinstance(content, dict) else None
     if not isinstance(servers, dict) or not servers:

@@ -14,7 +14,7 @@ import psutil
 import pytest
 
 from swift_r1.rollout.agents.parent import Order
-from swift_r1.rollout.agents.processes import AgentProcesses, EpisodeExit
+from swift_r1.rollout.agents.processes import AgentProcesses, EpisodeExit, told
 from tests.conftest import until
 from tests.rollout.agents.conftest import PLUGIN, Stage
 
@@ -141,6 +141,14 @@ def test_more_episodes_than_a_process_has_files_for(tmp_path: Path) -> None:
     assert {(one.code, one.raised, one.stdout) for one in asyncio.run(run())} == {
         (0, None, f"{few}\n")
     }
+
+
+def test_claude_code_is_told_what_it_must_not_send() -> None:
+    about = told("http://127.0.0.1:1/v1/sessions/a/v1", "key", "policy")
+    assert about["ANTHROPIC_BASE_URL"] == "http://127.0.0.1:1/v1/sessions/a"
+    assert (about["ANTHROPIC_API_KEY"], about["ANTHROPIC_MODEL"]) == ("key", "policy")
+    assert about["CLAUDE_CODE_DISABLE_EXPERIMENTAL_BETAS"] == "1"  # context_management
+    assert about["CLAUDE_CODE_EFFORT_LEVEL"] == "unset"  # output_config
 
 
 def test_the_gateway_is_reached_without_the_proxy_that_is_kept(
