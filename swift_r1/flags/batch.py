@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -23,6 +24,10 @@ BATCH = (
     "num_mini_batches",
 )
 """The flags that size a round and an optimizer step, counted for a number of processes."""
+LEAST_BATCH = 16
+"""Completions of an optimizer step where nothing says how many; ms-swift's number."""
+MOST_TIMES = 2
+"""The factor above which a step that is made larger, so that it holds whole groups, is refused."""
 SIZES = (*BATCH, "chord_sft_per_device_train_batch_size")
 """All that `batch_sizes` depend on."""
 
@@ -101,6 +106,18 @@ def round_faults(args: RlhfArguments, given: frozenset[str], world: World) -> It
         micro_batches = size // micro_batch
     elif (chosen := args.chosen_accumulation(given, processes)) is not None:
         accumulation = micro_batches = chosen
+        groups = args.num_generations
+        if micro_batch * chosen > MOST_TIMES * max(micro_batch, LEAST_BATCH, groups):
+            fits = [n for n in range(2, 2 * groups) if not micro_batch % n or not n % micro_batch]
+            near = sorted(fits, key=lambda size: abs(size - groups))[:2]
+            yield (
+                f"--num_generations {groups}: a micro-batch of {micro_batch} ({across}) has no whole groups, and a step of "
+                f"{chosen} of them, which has, would be of {micro_batch * chosen} completions, {chosen} times as many: "
+                + whole_groups(args.per_device_train_batch_size, processes, groups)
+                + f"; or --num_generations {' or '.join(map(str, near))}; or, if it is meant, "
+                f"--gradient_accumulation_steps {chosen}"
+            )
+            return
     # a part of an optimizer step: all of it is generated at once
     if accumulation % micro_batches == 0:
         micro_batches = accumulation
@@ -133,6 +150,12 @@ def round_faults(args: RlhfArguments, given: frozenset[str], world: World) -> It
             f"--max_tokens_per_micro_batch {most} is less than one completion may take with its prompt: {longest} "
             "tokens (--max_length and --max_completion_length)"
         )
+
+
+def whole_groups(size: int, processes: int, groups: int) -> str:
+    """Says which sizes near `--per_device_train_batch_size` make a micro-batch of whole groups."""
+    near = _near_multiples(size, groups // math.gcd(groups, processes))
+    return f"{near} for --per_device_train_batch_size"
 
 
 def _near_multiples(value: int, divisor: int) -> str:

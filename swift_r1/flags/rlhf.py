@@ -23,7 +23,7 @@ from swift_r1.flags.algorithm import (
     PPOArguments,
     algorithm_faults,
 )
-from swift_r1.flags.batch import BATCH, began_with, round_faults
+from swift_r1.flags.batch import BATCH, LEAST_BATCH, began_with, round_faults, whole_groups
 from swift_r1.flags.data import DataArguments, data_faults, pixels_of
 from swift_r1.flags.distillation import POLICY, DistillationArguments
 from swift_r1.flags.eval_tasks import PROMPT_FLAGS, EvalTask, limited, read_tasks
@@ -46,8 +46,6 @@ from swift_r1.flags.world import ProcessArguments, World
 from swift_r1.record.reporters import TrackerFlags, chosen_trackers
 
 DEFAULT_EVAL_LIMIT = 64  # held-out prompts
-LEAST_BATCH = 16
-"""Completions of an optimizer step where nothing says how many; ms-swift's number."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -240,7 +238,9 @@ class RlhfArguments(
             accumulation = micro_batches = accumulated
             chosen.append(
                 f"--gradient_accumulation_steps {accumulated}: a micro-batch of {micro_batch} has no whole groups of "
-                f"{self.num_generations}, and a step has at least {LEAST_BATCH} completions"
+                f"{self.num_generations}, and a step has at least {LEAST_BATCH} completions: it has "
+                f"{micro_batch * accumulated}, {accumulated} times as many; for less, "
+                + whole_groups(self.per_device_train_batch_size, processes, self.num_generations)
             )
         if self.generation_batch_size is not None:
             micro_batches = self.generation_batch_size // micro_batch
@@ -249,7 +249,8 @@ class RlhfArguments(
             micro_batches = accumulation
             chosen.append(
                 f"{wanted} micro-batches were to be generated at once, less than a step of {accumulation}: its weights "
-                "generate all of it at once"
+                f"generate all of it at once, {micro_batch * accumulation} completions, {accumulation / wanted:g} times as "
+                "many"
             )
         sizes = (
             self.per_device_train_batch_size,

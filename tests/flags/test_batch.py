@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import math
+import re
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 
 import pytest
@@ -103,3 +106,71 @@ def test_the_newest_checkpoint_that_can_be_read_says_what_the_run_began_with(tmp
     record(version, parse(tmp_path, "--per_device_train_batch_size 4", 2))
     newest = began_with(tmp_path, True, "last")
     assert newest is not None and newest[1] == 2
+
+
+@pytest.mark.parametrize(
+    ("words", "processes", "parts"),
+    [
+        (
+            "--num_generations 7 --per_device_train_batch_size 32",
+            1,
+            ["224 completions, 7 times as many: use 28 or 35 for", "--num_generations 8 or 4;"],
+        ),
+        (
+            "--num_generations 7 --per_device_train_batch_size 4",
+            8,
+            ["224 completions, 7 times as many: use 7 for", "--gradient_accumulation_steps 7"],
+        ),
+        (
+            "--num_generations 16 --per_device_train_batch_size 12",
+            1,
+            ["48 completions, 4 times as many: use 16 for", "--num_generations 12 or 24;"],
+        ),
+        (
+            "--rlhf_type ppo --num_generations 8 --per_device_train_batch_size 7",
+            1,
+            ["56 completions, 8 times as many: use 8 for", "--num_generations 7 or 14;"],
+        ),
+    ],
+)
+def test_a_step_that_whole_groups_would_multiply_is_refused(tmp_path, words, processes, parts):
+    with pytest.raises(UsageError) as caught:
+        parse(tmp_path, words, processes)
+    assert all(part in str(caught.value) for part in parts), caught.value
+    chosen = re.search(r"--gradient_accumulation_steps \d+", str(caught.value))
+    meant = parse(tmp_path, f"{words} {chosen[0]}", processes)
+    assert meant.chosen == () and meant.generation_batch_size % meant.num_generations == 0
+    for flag, near in re.findall(r"(?:use|or (--num_generations)) ([\d or]+)", str(caught.value)):
+        for size in near.split(" or "):
+            flag = flag or "--per_device_train_batch_size"
+            args = parse(tmp_path, re.sub(rf"{flag} \d+", f"{flag} {size}", words), processes)
+            asked = max(args.per_device_train_batch_size * processes, args.num_generations)
+            assert args.completions_per_step <= 2 * max(16, asked)
+
+
+def test_what_ms_swift_takes_is_taken(tmp_path):
+    """Its step without `--gradient_accumulation_steps` is the micro-batches that hold 16 completions or more."""
+    for size, groups, processes in product(range(1, 26, 2), (2, 3, 6, 8, 9, 12, 16), (1, 3)):
+        step = size * processes * math.ceil(16 / (size * processes))
+        if step % groups == 0:
+            words = f"--per_device_train_batch_size {size} --num_generations {groups}"
+            assert parse(tmp_path, words, processes).completions_per_step <= step
+
+
+@pytest.mark.parametrize(
+    ("words", "line"),
+    [
+        (
+            "--num_generations 8 --per_device_train_batch_size 20",
+            "it has 40, 2 times as many; for less, use 16 or 24 for --per_device_train_batch_size",
+        ),
+        (
+            "--num_generations 8 --per_device_train_batch_size 32 --gradient_accumulation_steps 8 --generation_batch_size "
+            "32",
+            "256 completions, 8 times as many",
+        ),
+    ],
+)
+def test_a_batch_that_grows_is_said_with_its_factor(tmp_path, words, line):
+    (said,) = parse(tmp_path, words, 1).chosen
+    assert line in said
