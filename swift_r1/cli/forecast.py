@@ -75,6 +75,7 @@ def _run_trainer(args_json: Path, world: World, environ: Mapping[str, str]) -> i
 
 
 def _say(folder: Path, file: Path | None, world: World) -> int:
+    from swift_r1.lab.diagnosis.warm_start import warm_start
     from swift_r1.lab.forecast.outlook import outlook
     from swift_r1.lab.forecast.show import show, to_json
     from swift_r1.lab.forecast.verdict import verdict
@@ -86,7 +87,9 @@ def _say(folder: Path, file: Path | None, world: World) -> int:
     args = arguments_of(content)
     rows = read_json_lines(folder / "completions.jsonl")
     seen = outlook(rows, rehearsal, args, Plan(**content["plan"]))
-    judged = verdict(seen, args)
+    command, flags, plan = content["command"], content["args"], content["plan"]
+    commands = warm_start(command, flags, plan, seen.cost.answer)
+    judged = verdict(seen, args, commands, plan["answered"])
     images = any(IMAGES in row for row in rows)
     memory = _memory(args, world, seen.cost.peak_gib, images)
     show(seen, judged, memory, Terminal(width=max(100, Terminal().width)))

@@ -121,6 +121,7 @@ def prepared(
             data = check_inputs(args, world, os.environ, run_folder_faults(args, world))
     data_hash = dataset_hash(data.train)
     plan = make_plan(args, world.size, None if args.streaming else len(data.train))
+    plan = replace(plan, answered=data.answered)
     memory = gpu_memory(os.environ, world.nproc_per_node) if gpu else None
     args = as_it_began(args) if gpu else args
     images = most_images(data.train, data.eval)

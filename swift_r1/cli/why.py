@@ -4,18 +4,18 @@ folders."""
 from __future__ import annotations
 
 import json
-import shlex
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from swift_r1.errors import EXIT_FINDING, EXIT_OK, UsageError
-from swift_r1.flags.fields import Scope, as_words, flag, spellings
-from swift_r1.flags.parser import Command, is_flag, parse_arguments, spelling, without_flag
+from swift_r1.flags.fields import Scope, flag, spellings
+from swift_r1.flags.parser import Command, is_flag, parse_arguments, spelling
 from swift_r1.lab.diagnosis.causes import WARM_START
 from swift_r1.lab.diagnosis.past import DETECTORS
 from swift_r1.lab.diagnosis.verdict import headline
+from swift_r1.lab.diagnosis.warm_start import warm_start
 from swift_r1.lab.diagnosis.watch import Diagnosis
 from swift_r1.record.folder import find_runs
 from swift_r1.record.metrics import standard_json
@@ -42,8 +42,6 @@ swift why output --json
 swift why output/model/v0-20261121-120000 --try true
 swift why output/model/v0-20261121-120000 --try true --learning_rate 1e-6 --rounds 8
 """
-_RIGHT = "right.jsonl"
-_WORDING = ("system", "prompt_template", "response_prefix")  # of both commands alike
 _TRIES = Scope(lambda args: args.trial, "without --try true")
 
 
@@ -140,17 +138,6 @@ def _report(folder: RunFolder, log: Diagnosis, verdict: Verdict | None) -> dict[
     }
 
 
-def _warm_start(run: RunFolder) -> list[list[str]]:
-    """Returns the commands that teach the run's model its own right answers."""
-    words = without_flag(run.command[2:], "resume_from_checkpoint")
-    wording = {name: run.args.get(name) for name in ("model", *_WORDING)}
-    given = as_words({name: value for name, value in wording.items() if value})
-    return [
-        ["swift", "sample", *words, "--output_file", _RIGHT],
-        ["swift", "sft", *given, "--dataset", _RIGHT],
-    ]
-
-
 def _failure(folder: RunFolder) -> str | None:
     """Returns what ended the run last; None where nothing failed."""
     failures = [str(event.get("text")) for event in folder.events if event.get("kind") == "failed"]
@@ -167,7 +154,9 @@ def _lines(folder: RunFolder, log: Diagnosis, verdict: Verdict | None) -> Iterat
             yield f"  {number}. {cause.name}: {cause.evidence}"
             yield f"     try: {cause.advice}"
             if WARM_START in cause.advice:
-                yield from (f"     $ {shlex.join(words)}" for words in _warm_start(folder))
+                seconds = log.past.answer_seconds
+                commands = warm_start(folder.command, folder.args, folder.plan, seconds)
+                yield from (f"     $ {line}" for line in commands)
     explained = {cause.evidence for cause in verdict.causes} if verdict is not None else set()
     for finding in log.findings.values():
         if finding.evidence in explained:

@@ -43,6 +43,11 @@ class LoadedData:
     drops: Drops = field(default_factory=Drops)
     prepared: Mapping[str, str] = field(default_factory=dict, compare=False)
 
+    @property
+    def answered(self) -> bool:
+        """Returns whether every row has an answer, which `swift sft` learns; of streamed rows that is not known."""
+        return 0 < self.drops.seen - self.drops.broken - self.drops.filtered <= self.drops.answered
+
     def and_those(self, other: LoadedData) -> LoadedData:
         """Returns the rows of two tasks."""
         drops = Drops()

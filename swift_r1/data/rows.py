@@ -61,17 +61,20 @@ _SHOWN = 3
 
 @dataclass
 class Drops:
-    """How many rows were left out, and where the first three are and what is wrong with them."""
+    """How many rows were left out, and where the first three are and what is wrong with them; `answered` of the others
+    have an answer behind their prompt, which `swift sft` learns."""
 
     seen: int = 0
     broken: int = 0
     filtered: int = 0
+    answered: int = 0
     examples: list[str] = field(default_factory=list)
 
     def merge(self, other: Drops) -> None:
         self.seen += other.seen
         self.broken += other.broken
         self.filtered += other.filtered
+        self.answered += other.answered
         self.examples += other.examples[: _SHOWN - len(self.examples)]
 
 
@@ -118,7 +121,7 @@ def results(
         rows: list[tuple[Row, bytes]] = []
         if fault is None:
             try:
-                rows = _training_rows(source, raw, columns, use, rules)
+                rows = _training_rows(source, raw, columns, use, rules, drops)
             except UsageError:
                 raise
             except RowFault as error:
@@ -142,9 +145,15 @@ def results(
 
 
 def _training_rows(
-    source: Source, raw: RawRow, columns: Mapping[str, str], use: ToolUse, rules: ImageRules
+    source: Source,
+    raw: RawRow,
+    columns: Mapping[str, str],
+    use: ToolUse,
+    rules: ImageRules,
+    drops: Drops,
 ) -> list[tuple[Row, bytes]]:
-    """Returns what a raw row becomes, each with its JSON. Raises RowFault, or what the preprocessor raises."""
+    """Returns what a raw row becomes, each with its JSON; counts the answers. Raises RowFault, or what the preprocessor
+    raises."""
     preprocess = source.of_subset.get(raw.subset or "", source.preprocess)
     renamed = _renamed(raw, columns)
     renames = {**getattr(preprocess, "origin_columns", {}), **columns}
@@ -154,7 +163,11 @@ def _training_rows(
         row |= {old: raw.row[old] for old in raw.row if old.lower() in given and old not in row}
         _refuse_unread(row)
         images = take_images(row)
+        last = _messages(row)[-1:]
         row["messages"] = _conversation(row) if source.whole else _prompt_messages(row)
+        drops.answered += any(
+            one["role"] == "assistant" and isinstance(one.get("content"), str) for one in last
+        )
         if images:
             row["messages"], row[COLUMN] = place_images(
                 row["messages"], images, rules, source.folders

@@ -35,6 +35,7 @@ class Plan:
         max_tokens_per_round: upper bound of completion tokens in a round.
         max_tokens_per_micro_batch: upper bound of prompt and completion tokens in one forward pass, None
             where `--max_length` does not bound the prompt.
+        answered: every row has an answer, which `swift sft` learns.
     """
 
     world_size: int
@@ -52,6 +53,7 @@ class Plan:
     epochs: float | None
     max_tokens_per_round: int
     max_tokens_per_micro_batch: int | None
+    answered: bool = False
 
     @property
     def max_tokens(self) -> int:

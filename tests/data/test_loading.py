@@ -8,6 +8,7 @@ import os
 import re
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -273,6 +274,51 @@ def test_the_reference_answer_is_not_in_the_prompt(tmp_path: Path) -> None:
         row = load_rows(arguments(dataset=[file], columns=columns)).train[0]
         assert row["messages"] == [{"role": "user", "content": "q"}]
         assert row["answer"] == "secret", "for the rewards"
+
+
+PLAIN = {"question": "1+1?"}
+CHAT = [{"role": "user", "content": "1+1?"}]
+
+
+@pytest.mark.parametrize(
+    ("rows", "answered"),
+    [
+        ([PLAIN | {"answer": "2"}, PLAIN | {"solution": "2"}], True),
+        ([{"messages": [*CHAT, {"role": "assistant", "content": "2"}]}], True),
+        ([PLAIN | {"gold": "2"}], False),
+        ([PLAIN | {"answer": "2"}, PLAIN], False),
+        ([PLAIN | {"answer": 2}], False),
+        ([{"messages": CHAT, "answer": "2"}], False),
+        ([{"nothing": "2"}, PLAIN | {"answer": "2"}], True),  # left out by both
+    ],
+)
+def test_rows_are_answered_where_sft_can_learn_all_of_them(
+    tmp_path: Path, rows: list[dict[str, Any]], answered: bool
+) -> None:
+    path = jsonl(tmp_path / "rows.jsonl", rows)
+    flags = arguments(dataset=[path])
+    assert load_rows(flags).answered is answered
+    assert load_rows(flags).answered is answered  # from the cache
+    try:
+        learned = len(load_rows(replace(flags, whole=True)).train)
+    except UsageError:
+        learned = 0
+    usable = sum("nothing" not in row for row in rows)
+    assert (learned == usable) is answered
+
+
+def test_an_answer_that_its_preprocessor_takes_is_none_to_learn() -> None:
+    def load(count: int | None = None) -> Any:
+        return ({"question": "reach it", "target": str(n)} for n in range(count or 8))
+
+    class Takes(ResponsePreprocessor):
+        def preprocess(self, row: dict[str, Any]) -> Any:
+            row["target"] = row.pop("response")
+            return super().preprocess(row)
+
+    for name, preprocess in (("keeps", ResponsePreprocessor()), ("takes", Takes())):
+        register_dataset(DatasetMeta(dataset_name=name, loader=load, preprocess_func=preprocess))
+        assert load_rows(arguments(dataset=[name])).answered is (name == "keeps")
 
 
 @pytest.mark.parametrize(

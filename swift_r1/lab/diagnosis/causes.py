@@ -90,6 +90,7 @@ def _in_order(past: Past, trend: Trend, signs: Signs) -> Iterator[Cause]:
         _reward_relative,
         _reward_constant,
         _answers_of_other_rows,
+        _answers_first,
         _never_ends,
         "template broken",
         _no_variety,
@@ -388,6 +389,11 @@ def _sampling_differs(past: Past) -> Cause | None:
     return None
 
 
+def _answers_first(past: Past) -> Cause | None:
+    """Nothing is earned, whatever keeps it from that, and the rows have answers to learn from."""
+    return _task_never_done(past) if past.rounds >= 3 and past.answers_first else None
+
+
 def _no_signal(past: Past) -> Cause | None:
     """A few groups with a signal are hardly better than none."""
     silent = _mean(past, "frac_reward_zero_std")
@@ -403,8 +409,8 @@ def _no_signal(past: Past) -> Cause | None:
         f"{silent:.0%} of the groups have equal rewards{left}{level}",
         "harder prompts, --dynamic_sample true"
         if harder
-        else "easier prompts, a solved example in the prompt, more --num_generations, --dynamic_sample true; "
-        f"{WARM_START}",
+        else f"{past.answers_first}easier prompts, a solved example in the prompt, more --num_generations, "
+        f"--dynamic_sample true; {WARM_START}",
         {"dynamic_sample": True},
     )
 
@@ -494,8 +500,9 @@ def _task_never_done(past: Past) -> Cause | None:
         return None
     return Cause(
         "no signal",
-        f"reward {past.right.removeprefix('rewards/')} is {fmean(values):.2g} on average: only other rewards can rise",
-        f"easier prompts, a solved example in the prompt, more --num_generations; {WARM_START}",
+        f"reward {past.right.removeprefix('rewards/')} is {fmean(values):.2g} on average"
+        + ": only other rewards can rise" * (len(past.rewards) > 1),
+        f"{past.answers_first}easier prompts, a solved example in the prompt, more --num_generations; {WARM_START}",
         remedy(past, "no signal"),
     )
 

@@ -87,14 +87,6 @@ def entropy_collapse(past: Past, rounds: int) -> Sign | None:
     )
 
 
-def _earned_nothing(past: Past) -> bool:
-    """Returns whether the first function has given 0 for every completion since the first."""
-    earned = [past.log.get(f"{past.right}/{name}").values for name in ("mean", "std")]
-    if any(value and not math.isnan(value) for values in earned for value in values):
-        return False
-    return all(0.0 in values for values in earned)
-
-
 @detector(
     "no signal",
     8,
@@ -112,11 +104,11 @@ def _earned_nothing(past: Past) -> bool:
 )
 def no_signal(past: Past, rounds: int) -> Sign | None:
     """Groups are all right or all wrong: their advantages are 0. With a critic they may differ from each other."""
-    advice = (
+    advice = past.answers_first + (
         "easier prompts, a solved example in the prompt, more --num_generations, a reward for the format or for a part "
         "of the answer, --dynamic_sample true; swift forecast tells before a run"
     )
-    if past.rounds >= NEVER and len(past.rewards) > 1 and _earned_nothing(past):
+    if past.rounds >= NEVER and len(past.rewards) > 1 and past.earned_nothing:
         return Sign(
             f"reward {past.right.removeprefix('rewards/')} was 0 for every completion since the first: only other "
             "rewards can rise",

@@ -15,6 +15,9 @@ from typing import Any, NamedTuple
 from swift_r1.record.folder import RunFolder
 from swift_r1.record.metric_log import MetricLog
 
+ANSWERS_FIRST = (
+    "swift sft first, on the answers that the rows have; then the run, from its checkpoint"
+)
 FIRST = 3  # rounds at a run's beginning that later ones are compared with
 
 
@@ -117,6 +120,29 @@ class Past:
     @property
     def rewards(self) -> list[str]:
         return [f"rewards/{name}" for name in self.log.rewards()]
+
+    @property
+    def answers_first(self) -> str:
+        """Returns the beginning of an advice to a run that earns little and whose rows have answers; else nothing."""
+        earned = self.values(f"{self.right}/mean", 0)
+        little = bool(earned) and fmean(earned) <= 0.5
+        return f"{ANSWERS_FIRST}; " if little and self.plan.get("answered") else ""
+
+    @property
+    def answer_seconds(self) -> float:
+        """Returns what a completion has taken, with its reward; NaN where that is not known."""
+        count = _count(self.plan.get("completions_per_round"))
+        phases = [self.of_rounds(name) for name in ("time/generate", "time/reward")]
+        seconds = sum(fmean(value for _, value in phase) for phase in phases if phase)
+        return seconds / count if seconds and count else math.nan
+
+    @property
+    def earned_nothing(self) -> bool:
+        """Returns whether the first function has given 0 for every completion since the first."""
+        earned = [self.log.get(f"{self.right}/{name}").values for name in ("mean", "std")]
+        if any(value and not math.isnan(value) for values in earned for value in values):
+            return False
+        return all(0.0 in values for values in earned)
 
     def values(self, name: str, after: float, until: float = math.inf) -> list[float]:
         """Returns a metric's known values of the steps after one, until another."""

@@ -83,6 +83,7 @@ class Cost:
     seconds: Mapping[str, float]
     step: float | None
     hours: float | None  # of the plan, without start, evaluations and checkpoints
+    answer: float  # seconds of one completion and its rewards
     tokens: float  # generated for a step
     peak_gib: float | None  # that one rank held
     fault: str | None
@@ -309,13 +310,15 @@ def _cost(
     generated = times * plan.completions_per_round / updates  # completions for a step
     # The first part pays for what an engine does once, where there are others.
     parts = found["parts"][1:] or found["parts"]
-    seconds = {
-        name: generated * median(part[name] / (part["prompts"] * count) for part in parts)
+    each = {
+        name: median(part[name] / (part["prompts"] * count) for part in parts)
         for name in ("generate", "reward")
     }
+    seconds = {name: generated * one for name, one in each.items()}
+    answer = sum(each.values())
     tokens = generated * _mean([row["tokens"] for row in rows])
     if found["fault"] is not None:
-        return Cost(seconds, None, None, tokens, None, found["fault"])
+        return Cost(seconds, None, None, answer, tokens, None, found["fault"])
     # the first step pays for memory
     before = seconds["generate"] + seconds["reward"]
     last = found["steps"][-1]
@@ -331,6 +334,7 @@ def _cost(
         seconds,
         step,
         step * plan.total_steps / 3600,
+        answer,
         tokens,
         last["memory/peak_gib"],
         None,

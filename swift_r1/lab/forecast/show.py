@@ -38,7 +38,10 @@ def show(found: Outlook, verdict: ForecastVerdict, memory: str, console: Console
         else []
     )
     lines += [f"memory: {memory}", *_outcome(found), "", f"Verdict: {verdict.text}"]
-    lines += [f"- {one.evidence}\n  {one.advice}" for one in verdict.changes[:SHOWN]]
+    for number, one in enumerate(verdict.changes):
+        if number < SHOWN or one.commands:
+            shown = (f"$ {command}" for command in one.commands)
+            lines.append("\n  ".join((f"- {one.evidence}", one.advice, *shown)))
     console.print(Text("\n".join(lines)), soft_wrap=True)
 
 

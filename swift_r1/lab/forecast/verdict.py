@@ -6,12 +6,13 @@ The thresholds and their reasons are in docs/forecast.md.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 from swift_r1.flags.rlhf import RlhfArguments
-from swift_r1.lab.diagnosis.causes import EQUAL_DIFFER, NOISE
+from swift_r1.lab.diagnosis.causes import EQUAL_DIFFER, NEVER, NOISE, WARM_START
+from swift_r1.lab.diagnosis.past import ANSWERS_FIRST
 from swift_r1.lab.forecast.outlook import Outlook
 from swift_r1.lab.forecast.statistics import rounds_of_sampling
 from swift_r1.training.evaluation.statistics import MeanEstimate
@@ -37,11 +38,12 @@ Level = Literal[
 
 @dataclass(frozen=True, slots=True)
 class Improvement:
-    """A change that would help, and what says so."""
+    """A change that would help, what says so, and the commands of it that can be told."""
 
     kind: str
     evidence: str
     advice: str
+    commands: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,8 +66,11 @@ def interval(one: MeanEstimate) -> str:
     return f"95 %: {100 * one.low:.1f} to {100 * one.high:.1f}"
 
 
-def verdict(found: Outlook, args: RlhfArguments) -> ForecastVerdict:
-    """Returns the level, in a sentence with its evidence, and what to change."""
+def verdict(
+    found: Outlook, args: RlhfArguments, warm_start: Sequence[str] = (), answered: bool = False
+) -> ForecastVerdict:
+    """Returns the level, in a sentence with its evidence, and what to change. `warm_start` are its commands, `answered`
+    says whether the rows have answers to learn."""
     level = level_of(found)
     task = found.rewards[0]
     own = found.own_signal
@@ -88,7 +93,12 @@ def verdict(found: Outlook, args: RlhfArguments) -> ForecastVerdict:
         + what,
         "learnable": what,
     }
-    return ForecastVerdict(level, f"{level}: {texts[level]}", tuple(_changes(found, args, level)))
+    warm = [*_warm_start(found, warm_start, answered)] if level != "learned already" else []
+    changes = [*warm * answered, *_changes(found, args, level), *warm * (not answered)]
+    changes.sort(
+        key=lambda one: one.kind not in ("invalid", "noise")
+    )  # what breaks or blinds the run
+    return ForecastVerdict(level, f"{level}: {texts[level]}", tuple(changes))
 
 
 def level_of(found: Outlook) -> Level:
@@ -122,6 +132,19 @@ def _noises(found: Outlook) -> Iterator[str]:
                 f"{percent(one.equal_differ)} of the completions that equal another of their prompt get another value "
                 f"from {one.name}"
             )
+
+
+def _warm_start(found: Outlook, commands: Sequence[str], answered: bool) -> Iterator[Improvement]:
+    """Yields it where next to nothing earns anything."""
+    task = found.rewards[0]
+    if task.positive <= NEVER and not math.isnan(task.mean):
+        yield Improvement(
+            "warm start",
+            f"{percent(task.positive)} of the {len(found.prompts) * found.completions:,} completions earn something from "
+            f"{task.name}",
+            ANSWERS_FIRST if answered else WARM_START,
+            tuple(commands),
+        )
 
 
 def _changes(found: Outlook, args: RlhfArguments, level: Level) -> Iterator[Improvement]:

@@ -16,6 +16,7 @@ from swift_r1.cli.replay import ReplayArguments
 from swift_r1.cli.why import WhyArguments
 from swift_r1.flags import RlhfArguments
 from swift_r1.flags.fields import spellings
+from swift_r1.flags.forecast import SampleArguments
 from swift_r1.lab.diagnosis.past import DETECTORS, Detector, Sign
 from swift_r1.lab.diagnosis.watch import Diagnosis
 from tests.lab.runs.made import write_rows
@@ -117,10 +118,15 @@ def rows_of(
 
 
 def diagnosed(
-    folder: Path, rows: Sequence[Mapping[str, Any]], steps: int = 1, **args: Any
+    folder: Path,
+    rows: Sequence[Mapping[str, Any]],
+    steps: int = 1,
+    answered: bool = False,
+    **args: Any,
 ) -> Diagnosis:
     folder.mkdir(exist_ok=True)
     plan = {
+        "answered": answered,
         "optimizer_steps_per_round": steps,
         "prompts_per_round": 32,
         "prompts_per_epoch": 10_000,
@@ -338,7 +344,8 @@ def test_the_page_and_the_advice_are_of_these_detectors(tmp_path: Path) -> None:
     code = "".join(
         path.read_text() for path in (ROOT / "swift_r1" / "lab" / "diagnosis").glob("*.py")
     )
-    known = {*spellings(RlhfArguments), *spellings(ReplayArguments), *spellings(WhyArguments)}
+    commands = (RlhfArguments, SampleArguments, ReplayArguments, WhyArguments)
+    known = {name for command in commands for name in spellings(command)}
     # of the benchmark
     known |= {"only", "processes", "runs", "record", "parallel", "collapses"}
     assert set(re.findall(r"--([a-z_]+)", code + page)) <= known

@@ -129,7 +129,30 @@ def test_what_a_step_costs() -> None:
 
 def test_nothing_ever_passes() -> None:
     _, level, changes = seen(rows([[0.0] * 16] * 24))
-    assert (level, changes) == ("nothing to learn from", ["constant", "constant"])
+    assert (level, changes) == ("nothing to learn from", ["constant", "constant", "warm start"])
+
+
+def test_where_nothing_is_earned_the_answers_of_the_rows_come_first() -> None:
+    """Before cut completions, which a warm start mends too, and behind a reward that is invalid."""
+    made = rows([[0.0] * 16] * 24, finish_reason="length")
+    args, plan = run()
+    figures = outlook(made, FOUND, args, plan)
+    said = verdict(figures, args, ["swift sft --model m", "swift sample"], answered=True)
+    assert [one.kind for one in said.changes][:2] == ["warm start", "truncated"]
+    assert said.changes[0].advice.startswith("swift sft first")
+    console = Terminal(file=io.StringIO(), width=200)
+    show(figures, said, "", console)
+    shown = console.file.getvalue()
+    assert "0 % of the 384 completions earn something from task" in shown
+    assert shown.index("$ swift sft --model m") < shown.index("cut off at")
+    said = verdict(figures, args, ["swift sample"])
+    assert said.changes[0].kind == "truncated" and said.changes[-1].commands == ("swift sample",)
+    assert figures.cost.answer == pytest.approx((12.8 + 1.28) / (8 * 16))
+    invalid = {"task": {"count": 200, "cause": "boom"}}
+    figures = outlook(made, FOUND | {"invalid": invalid}, args, plan)
+    assert verdict(figures, args, (), answered=True).changes[0].kind == "invalid"
+    passing = outlook(rows(HALF), FOUND, args, plan)
+    assert "warm start" not in [one.kind for one in verdict(passing, args, (), True).changes]
 
 
 def test_everything_passes() -> None:
@@ -140,7 +163,7 @@ def test_most_prompts_are_too_hard() -> None:
     figures, level, changes = seen(rows([[0.0] * 15 + [1.0], *[[0.0] * 16] * 23]))
     assert level == "hardly anything to learn from"
     assert figures.own_signal.value == pytest.approx(0.5 / 24)
-    assert changes == ["constant", "hard", "groups", "resample"]
+    assert changes == ["constant", "hard", "groups", "resample", "warm start"]
 
 
 def test_all_pass_and_the_form_differs() -> None:

@@ -1,0 +1,77 @@
+"""The commands of a warm start, for a model whose completions earn nothing, ready to be run."""
+
+from __future__ import annotations
+
+import math
+import shlex
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from swift_r1.flags.fields import as_words
+from swift_r1.flags.parser import without_flag
+
+RIGHT = "right.jsonl"
+_WARM = "output/warm"
+_STEPS = 20
+_MOST_PROMPTS = 256
+_ANSWERS = 16  # of `swift sample` to a prompt
+_WORDING = ("system", "prompt_template", "response_prefix")
+_ROWS = (
+    "dataset",
+    "columns",
+    "external_plugins",
+    "custom_dataset_info",
+    "use_hf",
+    "agent_template",
+)
+_MODEL = ("train_type", "torch_dtype", "deepspeed", "fsdp")
+_OF_FORECAST = ("json", "num_prompts", "num_completions")
+_OTHERS = ("resume_from_checkpoint", "output_dir", *_OF_FORECAST)
+
+
+def warm_start(
+    command: Sequence[str], args: Mapping[str, Any], plan: Mapping[str, Any], seconds: float
+) -> list[str]:
+    """Returns the commands, with what each costs: those that teach the rows' answers, where they have some, and those
+    that teach the model's own right ones.
+
+    Args:
+        command: that of the run, as it was typed.
+        args: its flags, resolved.
+        seconds: what an answer takes; NaN where that is not known.
+    """
+    if args.get("mixture"):
+        return []  # of several tasks, each with its own rows
+    words = list(command[2:])
+    for name in _OTHERS:
+        words = without_flag(words, name)
+    begin = {name: args.get(name) for name in ("model", *_WORDING, *_MODEL) if args.get(name)}
+    rows = {name: args.get(name) for name in _ROWS if args.get(name)}
+    sized = {"max_steps": _STEPS, "per_device_train_batch_size": 8}
+    lines = []
+    if plan.get("answered"):
+        learn = begin | rows | sized | {"output_dir": _WARM, "add_version": False}
+        checkpoint = f"{_WARM}/checkpoint-{_STEPS}"
+        name = "model" if args.get("train_type") in (None, "full") else "adapters"
+        again = [*without_flag(words, name), f"--{name}", checkpoint]
+        lines += [
+            f"{shlex.join(['swift', 'sft', *as_words(learn)])}  # {_STEPS * 8} answers",
+            shlex.join(["swift", "rlhf", *again]),
+        ]
+    prompts = min(plan.get("dataset_size") or _MOST_PROMPTS, _MOST_PROMPTS)
+    count = prompts * _ANSWERS
+    sample = [*words, "--num_prompts", str(prompts), "--output_file", RIGHT]
+    cost = f"{count:,} answers" + ("" if math.isnan(seconds) else f", {about(count * seconds)}")
+    return [
+        *lines,
+        f"{shlex.join(['swift', 'sample', *sample])}  # {cost}",
+        shlex.join(["swift", "sft", *as_words(begin | {"dataset": [RIGHT]})]),
+    ]
+
+
+def about(seconds: float) -> str:
+    """Returns a time in words that are no more exact than it is."""
+    if seconds < 90:
+        return f"about {max(1, round(seconds))} s"
+    minutes = seconds / 60
+    return f"about {minutes:.0f} min" if minutes < 90 else f"about {minutes / 60:.1f} h"
