@@ -109,12 +109,12 @@ def round_faults(args: RlhfArguments, given: frozenset[str], world: World) -> It
         groups = args.num_generations
         if micro_batch * chosen > MOST_TIMES * max(micro_batch, LEAST_BATCH, groups):
             fits = [n for n in range(2, 2 * groups) if not micro_batch % n or not n % micro_batch]
-            near = sorted(fits, key=lambda size: abs(size - groups))[:2]
+            nearest = sorted(fits, key=lambda number: abs(number - groups))[:2]
             yield (
                 f"--num_generations {groups}: a micro-batch of {micro_batch} ({across}) has no whole groups, and a step of "
                 f"{chosen} of them, which has, would be of {micro_batch * chosen} completions, {chosen} times as many: "
                 + whole_groups(args.per_device_train_batch_size, processes, groups)
-                + f"; or --num_generations {' or '.join(map(str, near))}; or, if it is meant, "
+                + f"; or --num_generations {' or '.join(map(str, nearest))}; or, if it is meant, "
                 f"--gradient_accumulation_steps {chosen}"
             )
             return

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, ClassVar, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from swift_r1.flags.fields import flag
 from swift_r1.flags.rlhf import RlhfArguments
 from swift_r1.flags.sft import SftArguments
 from swift_r1.flags.world import World
+
+if TYPE_CHECKING:
+    from swift_r1.flags.plan import Plan
 
 FORECAST_FILE = "forecast.json"
 """Beside `completions.jsonl`, whose `step` is the part that a completion was sampled in: `parts` (of each its `prompts`
@@ -117,6 +121,14 @@ class SampleArguments(TriedArguments):
     def resolved(self, given: frozenset[str], world: World, environ: Mapping[str, str]) -> Self:
         args = super().resolved(given, world, environ)
         return replace(args, output_file=str(Path(self.output_file).expanduser().absolute()))
+
+
+def prompts_at_a_time(num_prompts: int, num_completions: int, plan: Plan) -> list[int]:
+    """Returns the prompts that are answered at a time, until all are: as many completions as a round has, since the
+    engine's speed depends on it. A `num_prompts` of 0 is all of a pass."""
+    count = min(num_prompts or sys.maxsize, plan.prompts_per_epoch or num_prompts)
+    at_once = min(count, max(1, round(plan.completions_per_round / num_completions)))
+    return [min(at_once, count - first) for first in range(0, count, at_once)]
 
 
 def arguments_of(args_json: Mapping[str, Any]) -> RlhfArguments:

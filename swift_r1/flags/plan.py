@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from swift_r1.errors import UsageError
 from swift_r1.flags.engine import changed_flags
+from swift_r1.flags.forecast import SampleArguments, prompts_at_a_time
 from swift_r1.flags.mixture import Task
 from swift_r1.flags.rlhf import RlhfArguments
 
@@ -228,9 +229,11 @@ def _count(number: int, noun: str, plural: str = "s") -> str:
     return f"{number:,} {noun}{plural if number != 1 else ''}"
 
 
-def plan_table(plan: Plan, args: RlhfArguments) -> Table:
-    """Returns the plan as a table for people."""
+def plan_table(plan: Plan, args: RlhfArguments, seconds: float | None = None) -> Table:
+    """Returns the plan as a table for people; `seconds` are those of `swift sample`, at most."""
     from rich.table import Table
+
+    from swift_r1.runtime.terminal import duration
 
     is_ppo = args.rlhf_type == "ppo"
     what = "completion" if args.generates else "row"
@@ -274,6 +277,21 @@ def plan_table(plan: Plan, args: RlhfArguments) -> Table:
         rows["in all"] = (
             f"{_count(plan.total_steps, 'optimizer step')}, {plan.warmup_steps:,} of them warm-up"
         )
+    if isinstance(args, SampleArguments):
+        for name in ("a round", "an optimizer step", "steps per round", "in all"):
+            del rows[name]
+        parts = prompts_at_a_time(args.num_prompts, args.num_completions, plan)
+        count = sum(parts) * args.num_completions
+        most = count * args.max_completion_length
+        rows["answers"] = (
+            f"{_count(sum(parts), 'prompt')} x {_count(args.num_completions, 'answer')} = {count:,}, "
+            f"{parts[0] * args.num_completions:,} at a time, at most {most:,} new tokens{per_turn}"
+        )
+        rows["time"] = (
+            f"at most about {duration(max(1, seconds))}, by the figures of swift estimate; "
+            if seconds
+            else ""
+        ) + f"measured after the first {_count(parts[0], 'prompt')}"
     if args.colocates and (changed := changed_flags(args) | args.vllm_engine_kwargs):
         rows["engine"] = ", ".join(
             f"{name.removeprefix('vllm_')} {value}" for name, value in changed.items()
@@ -308,7 +326,7 @@ def plan_table(plan: Plan, args: RlhfArguments) -> Table:
         )
     if args.evaluates:
         rows["evaluation"] = evaluation_of(args)
-    if plan.max_tokens_per_micro_batch:
+    if plan.max_tokens_per_micro_batch and args.command != "sample":
         rows["a micro-batch"] = (
             f"at most {plan.max_tokens_per_micro_batch:,} tokens, prompts included"
         )

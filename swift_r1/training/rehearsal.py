@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import logging
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from itertools import cycle, islice
@@ -12,13 +13,19 @@ from statistics import fmean
 from typing import Any
 
 from swift_r1.flags import Plan
-from swift_r1.flags.forecast import FORECAST_FILE, ForecastArguments
+from swift_r1.flags.forecast import (
+    FORECAST_FILE,
+    ForecastArguments,
+    SampleArguments,
+    prompts_at_a_time,
+)
 from swift_r1.record.metrics import standard_json
 from swift_r1.record.recorder import Recorder
 from swift_r1.rollout.prompts import Positions
 from swift_r1.rollout.recheck import Recheck
 from swift_r1.rollout.rounds import RoundSampler
 from swift_r1.rollout.scoring import ScoredRound, completion_row, reward_metrics
+from swift_r1.runtime.terminal import duration
 from swift_r1.training.loop import Trainer
 from swift_r1.training.memory import out_of_memory
 
@@ -36,7 +43,7 @@ def rehearse(trainer: Trainer, args: ForecastArguments) -> None:
     trial = Trial(**parts_of(trainer) | {"recorder": steps, "books": books})
     found = []
     parts = []
-    for prompts, scored in sampled(trainer, args.num_prompts, args.num_completions):
+    for prompts, scored in sampled(trainer, args):
         seconds = trainer.stopwatch.take()
         parts.append(
             {
@@ -81,7 +88,7 @@ def rehearse(trainer: Trainer, args: ForecastArguments) -> None:
 
 
 def sampled(
-    trainer: Trainer, wanted: int, num_completions: int
+    trainer: Trainer, args: ForecastArguments | SampleArguments
 ) -> Iterator[tuple[int, ScoredRound | None]]:
     """Yields the completions and rewards of the first prompts that the run would take, a part of them at a time: how
     many prompts it has, and on rank 0 what became of them. Collective."""
@@ -91,18 +98,20 @@ def sampled(
     trainer.publish()
     trainer.device.to_generate()
     trainer.stopwatch.take()
-    count = min(wanted, plan.prompts_per_epoch or wanted)
-    # As many completions at once as a round has: the engine's speed depends on it.
-    at_once = min(count, max(1, round(plan.completions_per_round / num_completions)))
-    trainer.recorder.phase("sampling", count * num_completions)
-    for number, first in enumerate(range(0, count, at_once)):
-        prompts = min(at_once, count - first)
-        own = replace(plan, prompts_per_round=prompts, num_generations=num_completions)
+    parts = prompts_at_a_time(args.num_prompts, args.num_completions, plan)
+    count = sum(parts)
+    trainer.recorder.phase("sampling", count * args.num_completions)
+    began = time.monotonic()
+    done = 0
+    for number, prompts in enumerate(parts):
+        own = replace(plan, prompts_per_round=prompts, num_generations=args.num_completions)
         scored = replace(sampler, plan=own, recorder=Recorder()).sample(number, 0)
         # what a log without a terminal sees
-        done = first + prompts
-        if scored is not None and 4 * first // count < 4 * done // count:
-            logger.info("%d of %d prompts are answered and judged", done, count)
+        before, done = done, done + prompts
+        if scored is not None and (not before or 4 * before // count < 4 * done // count):
+            left = (time.monotonic() - began) * (count - done) / done
+            more = f", about {duration(left)} left" if done < count else ""
+            logger.info("%d of %d prompts are answered and judged%s", done, count, more)
         yield prompts, scored
     trainer.recorder.phase_end()
 

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Sequence
 from itertools import groupby
 from pathlib import Path
@@ -28,7 +27,7 @@ def write_samples(trainer: Trainer, args: SampleArguments) -> None:
     if trainer.ranks.is_rank0:
         draft.write_bytes(b"")  # what one that was stopped has left is not added to
     counts = dict.fromkeys(("prompts", "solved", "answers", "cut", "good", "kept"), 0)
-    for _, scored in sampled(trainer, args.num_prompts or sys.maxsize, args.num_completions):
+    for _, scored in sampled(trainer, args):
         if scored is None:
             continue
         rows = []

@@ -104,6 +104,8 @@ def test_rows_of_a_model_that_sft_reads(tiny_model: Path, tmp_path: Path) -> Non
     print(done.stdout, done.stderr)
     assert done.returncode == 0
     assert "8 answers to 2 prompts" in done.stdout
+    assert "2 prompts x 4 answers = 8, 8 at a time, at most 384 new tokens" in done.stdout
+    assert "at most about " in done.stdout and "an optimizer step" not in done.stdout
     rows = [json.loads(line) for line in file.read_text().splitlines()]
     assert rows and all(row["messages"][-1]["role"] == "assistant" for row in rows)
     assert all(row["reward"] >= 0 for row in rows)

@@ -1,12 +1,16 @@
 """The plan: what the batch flags come to."""
 
+import io
 import shlex
 from dataclasses import replace
 
 import pytest
+from rich.console import Console
 
+from swift_r1.cli.sample import ALWAYS
 from swift_r1.errors import UsageError
 from swift_r1.flags import RlhfArguments, make_plan, parse_arguments
+from swift_r1.flags.forecast import SampleArguments
 from swift_r1.flags.plan import evaluation_of, plan_table, rollouts_from
 
 ISSUE = shlex.split("""
@@ -173,3 +177,28 @@ def test_the_table_says_what_is_evaluated_and_when() -> None:
 def test_an_empty_dataset_has_no_plan() -> None:
     with pytest.raises(ValueError, match="empty"):
         make_plan(arguments("--per_device_train_batch_size", "8"), 1, 0)
+
+
+@pytest.mark.parametrize(
+    ("flags", "answers"),
+    [
+        ("", "100 prompts x 16 answers = 1,600, 32 at a time, at most 76,800 new tokens"),
+        ("--num_prompts 5", "5 prompts x 16 answers = 80, 32 at a time, at most 3,840 new tokens"),
+        (
+            "--num_prompts 1 --num_completions 2",
+            "1 prompt x 2 answers = 2, 2 at a time, at most 96 new tokens",
+        ),
+    ],
+)
+def test_a_plan_of_sample_says_its_answers_and_its_time(flags, answers, tmp_path) -> None:
+    words = (
+        f"--model m --dataset d --reward_funcs a --output_file {tmp_path / 'rows.jsonl'} "
+        f"--per_device_train_batch_size 32 --max_completion_length 48 {flags}"
+    )
+    args = parse_arguments(SampleArguments, words.split(), {}, recorded=ALWAYS)
+    plan = make_plan(args, 1, 100)
+    console = Console(file=io.StringIO(), width=200)
+    console.print(plan_table(plan, args, 700.4))
+    shown = console.file.getvalue()
+    assert answers in shown and "at most about 11 min 40 s" in shown
+    assert "optimizer step" not in shown and "a round" not in shown

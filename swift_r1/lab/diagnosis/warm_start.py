@@ -42,6 +42,8 @@ def warm_start(
     """
     if args.get("mixture"):
         return []  # of several tasks, each with its own rows
+    from swift_r1.runtime.terminal import duration
+
     words = list(command[2:])
     for name in _OTHERS:
         words = without_flag(words, name)
@@ -61,17 +63,11 @@ def warm_start(
     prompts = min(plan.get("dataset_size") or _MOST_PROMPTS, _MOST_PROMPTS)
     count = prompts * _ANSWERS
     sample = [*words, "--num_prompts", str(prompts), "--output_file", RIGHT]
-    cost = f"{count:,} answers" + ("" if math.isnan(seconds) else f", {about(count * seconds)}")
+    cost = f"{count:,} answers" + (
+        "" if math.isnan(seconds) else f", about {duration(count * seconds)}"
+    )
     return [
         *lines,
         f"{shlex.join(['swift', 'sample', *sample])}  # {cost}",
         shlex.join(["swift", "sft", *as_words(begin | {"dataset": [RIGHT]})]),
     ]
-
-
-def about(seconds: float) -> str:
-    """Returns a time in words that are no more exact than it is."""
-    if seconds < 90:
-        return f"about {max(1, round(seconds))} s"
-    minutes = seconds / 60
-    return f"about {minutes:.0f} min" if minutes < 90 else f"about {minutes / 60:.1f} h"

@@ -16,9 +16,9 @@ from swift_r1.flags.fields import flag_specs
 from swift_r1.flags.forecast import arguments_of
 from swift_r1.flags.rlhf import RlhfArguments
 from swift_r1.fleet.run_file import ROLLOUT, TRAIN, RunFile
-from swift_r1.lab.estimate.chips import Chip
+from swift_r1.lab.estimate.chips import CHIPS, Chip
 from swift_r1.lab.estimate.flags import EstimateArguments
-from swift_r1.lab.estimate.layout import Layout
+from swift_r1.lab.estimate.layout import Layout, estimate_layout
 from swift_r1.lab.estimate.model import model_of, with_tower
 from swift_r1.lab.estimate.roles import Job, ServerRole
 from swift_r1.lab.estimate.work import CPU, GPU, QUANTILES, Efficiency, Round
@@ -161,6 +161,19 @@ def layout_of(args: RlhfArguments, world_size: int, run_file: RunFile | None = N
 
         urls = servers_of(args.vllm_server_file).urls
     return Layout(world_size, stage, "server", max(1, len(urls)))
+
+
+def sampling_seconds(
+    args: RlhfArguments, world_size: int, parts: Sequence[int], group: int
+) -> float:
+    """Returns the seconds in which the cores of this machine answer prompts, so many in each of `parts`, with a `group`
+    of completions that are as long as they may be. Raises UsageError: there is no config of the model."""
+    chip = with_cores(CHIPS["cpu"], usable_cores(None, TRAIN) / world_size)
+    longest = AverageLengths(PROMPT_TOKENS, args.max_completion_length)
+    round_ = replace(round_of(args, longest), prompts=parts[0], group=group)
+    job = Job(args, model_of(args.model), round_, chip, CPU, per_node=world_size)
+    layout = Layout(world_size, None, "embedded", world_size)
+    return len(parts) * estimate_layout(job, layout).phases["generate"]
 
 
 def _others(run_file: RunFile | None) -> tuple[ServerRole, ...]:

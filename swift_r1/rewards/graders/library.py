@@ -65,7 +65,7 @@ def verified(gold: list[Any], answer: list[Any]) -> bool:
 
 
 @cache
-def _grader() -> ModuleType:
+def _grader() -> Any:
     """Returns the library's grader, in a copy whose numbers are equal only where `same_number` has no objection.
 
     It takes any two numbers for equal that differ by less than 10^-15, and sympy simplifies ln(1 + 10^-70) to 0.

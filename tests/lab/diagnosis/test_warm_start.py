@@ -14,7 +14,7 @@ from swift_r1.cli import sample, why
 from swift_r1.flags import RlhfArguments, parse_arguments
 from swift_r1.flags.forecast import SampleArguments
 from swift_r1.flags.sft import ALWAYS, SftArguments
-from swift_r1.lab.diagnosis.warm_start import about, warm_start
+from swift_r1.lab.diagnosis.warm_start import warm_start
 from tests.lab.diagnosis.test_detectors import diagnosed, rows_of
 
 GIVEN = (
@@ -59,7 +59,7 @@ def test_the_answers_of_the_rows_come_first() -> None:
     assert learn[1] == "160 answers"
     assert again[0].endswith("--model output/warm/checkpoint-20") and " m " not in again[0]
     assert "--num_prompts 256 --output_file right.jsonl" in tried[0]
-    assert tried[1] == "4,096 answers, about 34 min"
+    assert tried[1] == "4,096 answers, about 34 min 8 s"
     assert own[0].endswith("--dataset right.jsonl")
 
 
@@ -80,14 +80,6 @@ def test_the_flags_of_the_forecast_are_not_the_run_s() -> None:
     words = [*shlex.split(GIVEN), "--num_prompts", "4", "--num_completions=2", "--json", "f.json"]
     lines = warm_start(["swift", "forecast", *words], {"model": "m"}, {"answered": True}, 1.0)
     assert not re.search("--json|num_completions|num_prompts 4", "".join(lines))
-
-
-@pytest.mark.parametrize(
-    ("seconds", "words"),
-    [(0.1, "about 1 s"), (75.0, "about 75 s"), (700.0, "about 12 min"), (9000.0, "about 2.5 h")],
-)
-def test_a_time_is_as_exact_as_it_is(seconds: float, words: str) -> None:
-    assert about(seconds) == words
 
 
 def test_why_names_the_answers_first(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

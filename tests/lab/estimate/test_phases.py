@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
+from swift_r1.flags import RlhfArguments, parse_arguments
 from swift_r1.lab.estimate import wire
 from swift_r1.lab.estimate.chips import Chip, chip_of
+from swift_r1.lab.estimate.job import sampling_seconds
 from swift_r1.lab.estimate.model import Model, from_config
 from swift_r1.lab.estimate.phases import (
     KERNELS,
@@ -254,3 +257,17 @@ def test_bytes_of_a_completion_on_the_wire() -> None:
     assert BYTES_PER_TOKEN * count == pytest.approx(sent, rel=0.1)
     round_ = Round(1, 1, 100, count, count)
     assert completion_bytes(round_) == pytest.approx(sent + 100 * 7 + 400, rel=0.1)
+
+
+def test_seconds_of_sampling(model_folder: Path) -> None:
+    """As many parts as there are, one after another; the longer the answers may be, the longer."""
+    args = parse_arguments(
+        RlhfArguments,
+        f"--model {model_folder} --dataset d --reward_funcs r --max_completion_length 64".split(),
+        {},
+        recorded={"rlhf_type": "grpo"},
+    )
+    one = sampling_seconds(args, 1, [4], 8)
+    assert one > 0
+    assert sampling_seconds(args, 1, [4, 4, 1], 8) == pytest.approx(3 * one)
+    assert sampling_seconds(replace(args, max_completion_length=256), 1, [4], 8) > 2 * one
