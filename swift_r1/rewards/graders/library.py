@@ -77,7 +77,7 @@ def _grader() -> Any:
     spec.loader.exec_module(grader)
     for name in ("sympy_numeric_eq", "sympy_symbolic_eq"):
         setattr(grader, name, partial(_strictly, getattr(grader, name), grader))
-    compare: Callable[..., bool] = grader.sympy_expr_eq
+    compare = grader.sympy_expr_eq
     # here, where what sympy raises means unequal
     grader.sympy_expr_eq = lambda a, b, *rest, **more: compare(_exact(a), _exact(b), *rest, **more)
     return grader
