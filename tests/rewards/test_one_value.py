@@ -228,14 +228,8 @@ def test_accuracy_reads_the_last_formula_alone(text: str, gold: str, right: bool
 
 
 def test_what_sympy_cannot_rebuild_is_wrong_and_no_error() -> None:
-    gold = r"(-\infty,-1.5) \cup (1.5,\infty)"
-    for answer in (
-        r"-\infty, -1.5) \cup (1.5,\infty",
-        r"1.5 \cup 2.5",
-        r"\{1.5\} \cup 2",
-        r"[1.5,x] \cup y",
-    ):
-        assert set(values(PLACES[0] % answer, gold).values()) == {0.0}
+    found = values(PLACES[0] % r"(2,12) \cup (12102.5)", r"(2,12) \cup (12,102)")
+    assert set(found.values()) == {0.0}
 
 
 def test_plain_text_of_an_answer() -> None:
