@@ -18,7 +18,7 @@ from swift_r1.models.policy import Critic, ModelInputs
 from swift_r1.models.routing import routing_of
 from swift_r1.models.vision import Vision, packs_images
 from swift_r1.rollout.trajectory import TokenSequence
-from swift_r1.serving.engines.checks import narrowed, own_logprobs, tolerance
+from swift_r1.serving.engines.checks import last_bit, narrowed, own_logprobs, tolerance
 from swift_r1.serving.engines.decoding import other_layers
 from swift_r1.serving.engines.transformers import TransformersEngine
 from swift_r1.training.backends.base import Backend
@@ -30,6 +30,10 @@ logger = logging.getLogger(__name__)
 
 _HEAD_TOLERANCE = 0.05
 """Largest difference (nats) between fused and plain log-probs of the same hidden states that bf16 rounding explains."""
+_ROUNDINGS = 2
+"""Times what one rounding changes, in 16 bits: more of the whole than `tolerance` is explained by that. SmolLM2 changes
+by 0.29 nats, and after 20 steps of `swift sft` by 0.21, where two kinds of attention differ by 0.12; wrong positions
+change it by 3."""
 
 
 def check_logprobs(backend: Backend) -> None:
@@ -50,8 +54,12 @@ def check_logprobs(backend: Backend) -> None:
         ours = backend.logprobs(inputs, 1.0).logps.view(2, 16)[:, :-1]
         with backend.callable_model():
             head = (ours - own_logprobs(model, token_ids)).abs().max().item()
-            whole = (ours - own_logprobs(model, token_ids, "eager")).abs().mean().item()
-    if not (head <= _HEAD_TOLERANCE and whole <= tolerance(model)):
+            own = own_logprobs(model, token_ids, "eager")
+            whole = (ours - own).abs().mean().item()
+            explained = tolerance(model)
+            if model.dtype != torch.float32:
+                explained = max(explained, _ROUNDINGS * last_bit(model, token_ids, own))
+    if not (head <= _HEAD_TOLERANCE and whole <= explained):
         raise UsageError(
             f"{type(model).__name__} computes its logits in a way we do not know: its own log-probs differ from ours "
             f"by {max(head, whole):.3g} nats; this architecture is not supported yet"

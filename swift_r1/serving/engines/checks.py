@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -61,6 +61,18 @@ def own_logprobs(model: nn.Module, token_ids: Tensor, attention: str | None = No
         model.train(training)
     logprobs: Tensor = logits.log_softmax(-1).gather(-1, token_ids[:, 1:, None]).squeeze(-1)
     return logprobs
+
+
+def last_bit(model: nn.Module, token_ids: Tensor, logprobs: Tensor) -> float:
+    """Returns how much a model's log-probs (of its eager attention) change on average when its embeddings change in
+    their last bit, which is what a rounding does: the probes are no text, and what it says to them may hang on that."""
+
+    def change(_module: nn.Module, _given: Any, made: Tensor) -> Tensor:
+        signs = torch.arange(made.shape[-1], device=made.device) % 2 * 2 - 1
+        return made * (1 + torch.finfo(made.dtype).eps * signs).to(made.dtype)
+
+    with cast(PreTrainedModel, model).get_input_embeddings().register_forward_hook(change):
+        return (logprobs - own_logprobs(model, token_ids, "eager")).abs().mean().item()
 
 
 def _text_config(model: nn.Module) -> PretrainedConfig:
