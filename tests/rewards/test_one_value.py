@@ -86,6 +86,12 @@ def test_one_value_is_read_with_its_unit(answer: str) -> None:
         ("2516_8", ["2516_{8}"], ["2516_9"]),
         ("50%", ["50"], ["5000%"]),
         ("-5", ["–5", "−5"], ["5"]),
+        (
+            r"\frac{3}{5}",
+            ["3/5"],
+            [r"\frac{3}{5}?", r"\frac{3}{5}\text{ million}", r"\frac35\text{ dozen}"],
+        ),
+        (r"6\text{ million}", [r"6 \text{ million}"], ["6", r"6\text{ thousand}"]),
     ],
 )
 def test_golds_in_words_and_other_spellings(gold: str, right: list[str], wrong: list[str]) -> None:

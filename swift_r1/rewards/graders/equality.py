@@ -106,6 +106,8 @@ def contradict(given: str, right: str) -> bool:
         return True
     if _COMPOUND.search(given) or _COMPOUND.search(right):
         return True
+    if _multipliers(given) != _multipliers(right):
+        return True
     bases = [match[1] for text in (given, right) if (match := _BASE.search(text))]
     if len(set(bases)) > 1:
         return True
@@ -117,8 +119,6 @@ def contradict(given: str, right: str) -> bool:
     right_word = _last_word(right)
     if word and right_word:
         return sorted(word) != sorted(right_word)  # 2xy is 2yx
-    if any(len(part) > 1 and part in MULTIPLIERS for part in f"{word} {right_word}".split()):
-        return True
 
     given, right = _without_name(given, right)
     brackets, inner = _inside(given)
@@ -126,6 +126,12 @@ def contradict(given: str, right: str) -> bool:
     if not brackets or not right_brackets or brackets == right_brackets:
         return False
     return len(_parts(inner)) > 1 or len(_parts(right_inner)) > 1
+
+
+def _multipliers(text: str) -> list[str]:
+    """Returns the words of a text such as million; a letter k is none."""
+    words = re.findall(r"(?<![\\A-Za-z])[A-Za-z]{2,}", _WORDS.sub(r" \1", text))
+    return [word for word in (word.lower().rstrip("s") for word in words) if word in MULTIPLIERS]
 
 
 def _last_word(text: str) -> str:
