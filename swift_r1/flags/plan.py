@@ -282,10 +282,10 @@ def plan_table(plan: Plan, args: RlhfArguments, seconds: float | None = None) ->
             del rows[name]
         parts = prompts_at_a_time(args.num_prompts, args.num_completions, plan)
         count = sum(parts) * args.num_completions
-        most = count * args.max_completion_length
+        tokens = count * args.max_completion_length
         rows["answers"] = (
             f"{_count(sum(parts), 'prompt')} x {_count(args.num_completions, 'answer')} = {count:,}, "
-            f"{parts[0] * args.num_completions:,} at a time, at most {most:,} new tokens{per_turn}"
+            f"{parts[0] * args.num_completions:,} at a time, at most {tokens:,} new tokens{per_turn}"
         )
         rows["time"] = (
             f"at most about {duration(max(1, seconds))}, by the figures of swift estimate; "
