@@ -12,7 +12,9 @@ from swift_r1.flags.parser import without_flag
 
 RIGHT = "right.jsonl"
 _WARM = "output/warm"
-_STEPS = 20
+_STEPS = 40
+_BATCH = 8
+_RATE = 2e-5  # of all weights: in so few steps the default teaches a small model little
 _MOST_PROMPTS = 256
 _ANSWERS = 16  # of `swift sample` to a prompt
 _WORDING = ("system", "prompt_template", "response_prefix")
@@ -49,15 +51,17 @@ def warm_start(
         words = without_flag(words, name)
     begin = {name: args.get(name) for name in ("model", *_WORDING, *_MODEL) if args.get(name)}
     rows = {name: args.get(name) for name in _ROWS if args.get(name)}
-    sized = {"max_steps": _STEPS, "per_device_train_batch_size": 8}
+    full = args.get("train_type") in (None, "full")
+    sized = {"max_steps": _STEPS, "per_device_train_batch_size": _BATCH}
+    sized |= {"learning_rate": _RATE} if full else {}
     lines = []
     if plan.get("answered"):
         learn = begin | rows | sized | {"output_dir": _WARM, "add_version": False}
         checkpoint = f"{_WARM}/checkpoint-{_STEPS}"
-        name = "model" if args.get("train_type") in (None, "full") else "adapters"
+        name = "model" if full else "adapters"
         again = [*without_flag(words, name), f"--{name}", checkpoint]
         lines += [
-            f"{shlex.join(['swift', 'sft', *as_words(learn)])}  # {_STEPS * 8} answers",
+            f"{shlex.join(['swift', 'sft', *as_words(learn)])}  # {_STEPS * _BATCH} answers",
             shlex.join(["swift", "rlhf", *again]),
         ]
     prompts = min(plan.get("dataset_size") or _MOST_PROMPTS, _MOST_PROMPTS)

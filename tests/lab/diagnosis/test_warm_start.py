@@ -56,8 +56,8 @@ def test_the_answers_of_the_rows_come_first() -> None:
     learn, again, tried, own = commands()
     assert "--dataset a.jsonl 'b#9' --external_plugins my.py" in learn[0]
     assert learn[0].endswith("--output_dir output/warm --add_version false")
-    assert learn[1] == "160 answers"
-    assert again[0].endswith("--model output/warm/checkpoint-20") and " m " not in again[0]
+    assert learn[1] == "320 answers"
+    assert again[0].endswith("--model output/warm/checkpoint-40") and " m " not in again[0]
     assert "--num_prompts 256 --output_file right.jsonl" in tried[0]
     assert tried[1] == "4,096 answers, about 34 min 8 s"
     assert own[0].endswith("--dataset right.jsonl")
@@ -73,7 +73,7 @@ def test_adapters_go_on_as_adapters() -> None:
     args = {"model": "m", "train_type": "lora"}
     learn, again, *_ = warm_start(["swift", "rlhf", *GIVEN.split()], args, {"answered": True}, 1.0)
     assert "--train_type lora" in learn and "--model m" in again
-    assert again.endswith("--adapters output/warm/checkpoint-20")
+    assert again.endswith("--adapters output/warm/checkpoint-40")
 
 
 def test_the_flags_of_the_forecast_are_not_the_run_s() -> None:

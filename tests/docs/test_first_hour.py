@@ -1,0 +1,125 @@
+"""The task that docs/first-hour.md ends with: its rows, its reward and its commands."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from swift_r1.cli.main import main
+from swift_r1.plugins import load_plugins
+from swift_r1.rewards import orms
+from tests import forks
+from tests.conftest import save_tiny_model
+from tests.docs.shown import Shown, commands, fences, files
+
+PAGE = "docs/first-hour.md"
+SHOWN = [one for fence in fences(PAGE) if fence.language == "bash" for one in commands(fence)]
+OF_THE_TASK = [one for one in SHOWN if "shop" in str(one) or "--compare" in one.words]
+SALES = "SELECT count(*) FROM sales"
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """With the file that the page shows, and a tiny model under every name of one."""
+    folder = tmp_path_factory.mktemp("first-hour")
+    (folder / "shop.py").write_text(files(PAGE)["shop.py"])
+    (folder / "models").mkdir()
+    save_tiny_model(folder / "models" / "smollm2-135m", kind="qwen2", max_position_embeddings=4096)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def plugin(folder: Path) -> Iterator[dict[str, Any]]:
+    with pytest.MonkeyPatch.context() as patched:
+        patched.chdir(folder)
+        [loaded] = load_plugins(["shop.py"])
+        yield vars(loaded.module)
+
+
+def test_held_out_questions_name_what_no_training_question_names(plugin: dict[str, Any]) -> None:
+    train, held_out = ([*plugin["questions"](split)] for split in ("train", "eval"))
+    assert (len(train), len(held_out)) == (472, 304)
+
+    def named(rows: list[dict[str, str]]) -> set[str]:
+        cities = "|".join(plugin["CITIES"] + plugin["HELD_OUT"])
+        return {one for row in rows for one in re.findall(rf"\d+|{cities}", row["question"])}
+
+    assert named(train).isdisjoint(named(held_out))
+    assert all(named([row]) for row in held_out)
+    assert len({row["question"] for row in train + held_out}) == 776
+
+
+def test_the_reward_tells_right_queries_from_all_others(plugin: dict[str, Any]) -> None:
+    rows = [*plugin["questions"]("eval")][::9]
+    reward = orms["same_rows"]()
+    answers = [row["answer"] for row in rows]
+    assert reward(answers, answer=answers) == [1.0] * len(rows)
+    assert reward([f"\n{one};" for one in answers], answer=answers) == [1.0] * len(rows)
+    assert not any(reward([*answers[1:], answers[0]], answer=answers))
+    nearly = [re.sub(" > ", " >= ", re.sub(" < ", " <= ", one)) for one in answers]
+    assert not any(
+        value
+        for value, one, other in zip(reward(nearly, answer=answers), answers, nearly, strict=True)
+        if one != other
+    )
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "Here is the query:",
+        "DELETE FROM sales",
+        "ATTACH 'file.db' AS other",
+        "PRAGMA user_version = 3",
+        f"{SALES}; {SALES}",
+        f"{SALES}, sales AS b, sales AS c",
+        "WITH RECURSIVE n(x) AS (SELECT 1 UNION ALL SELECT x + 1 FROM n) SELECT count(*) FROM n",
+        "SELECT length(zeroblob(1000000000))",
+        "SELECT load_extension('x.so')",
+    ],
+)
+def test_what_is_no_short_reading_query_earns_nothing(
+    plugin: dict[str, Any], text: str, folder: Path
+) -> None:
+    before = sorted(folder.iterdir())
+    assert orms["same_rows"]()([text], answer=[SALES]) == [0.0]
+    assert plugin["results"](plugin["TABLES"][0], [text])[0] in (None, [])
+    assert sorted(folder.iterdir()) == before
+
+
+@pytest.mark.parametrize("command", [one for one in OF_THE_TASK if one.words[1] == "rlhf"], ids=str)
+def test_check_takes_the_flags_of_the_run(
+    command: Shown, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(folder)
+    words = list(command.words[2:])
+    words[words.index("--model") + 1] = "models/smollm2-135m"
+    assert main(["check", *words]) == 0
+
+
+@pytest.mark.long
+@pytest.mark.timeout(1800)
+def test_the_commands_follow_one_another(folder: Path) -> None:
+    """As they stand, but for a tiny model and fewer steps, questions and tokens: each finds what those before it left."""
+    fewer = {
+        "--max_steps": "2",
+        "--max_completion_length": "8",
+        "--per_device_train_batch_size": "8",
+    }
+    for command in OF_THE_TASK:
+        words = [re.sub(r"checkpoint-\d+", "checkpoint-2", word) for word in command.words[1:]]
+        for flag, value in fewer.items():
+            if flag in words:
+                words[words.index(flag) + 1] = value
+        if words[0] == "eval" and "--compare" not in words:
+            words += ["--eval_limit", "4"]
+        done = forks.run(
+            ["-m", "swift_r1", *words], cwd=folder, environ={"OMP_NUM_THREADS": "1"}, timeout=600
+        )
+        assert done.returncode == 0, f"{command}: {done.stdout}{done.stderr}"
+    assert (folder / "output" / "rlhf" / "checkpoint-2" / "model.safetensors").exists()
