@@ -52,7 +52,7 @@ def warm_start(
     begin = {name: args.get(name) for name in ("model", *_WORDING, *_MODEL) if args.get(name)}
     rows = {name: args.get(name) for name in _ROWS if args.get(name)}
     full = args.get("train_type") in (None, "full")
-    sized = {"max_steps": _STEPS, "per_device_train_batch_size": _BATCH}
+    sized: dict[str, Any] = {"max_steps": _STEPS, "per_device_train_batch_size": _BATCH}
     sized |= {"learning_rate": _RATE} if full else {}
     lines = []
     if plan.get("answered"):
