@@ -27,9 +27,9 @@ def values(text: str, gold: str) -> dict[str, float | None]:
 
 
 NOT_17 = (
-    r"17 or 18|16 or 17|16 (or 17)|either 16 or 17|not 17|x > 17|\ge 17|x \ne 17|17?|17+|at least 17|no more than 17|17 or more"
+    r"17 or 18|16 or 17|either 16 or 17|not 17|x > 17|\ge 17|x \ne 17|17?|17+|at least 17|no more than 17|17 or more"
     r"|between 16 and 17|16-17|16–17|from 16 to 17|16 and 17|16, 17|17!|17k|17 thousand|17 million people|17 dozen"
-    r"|17x|17 x|17\pi|17^2|17\sqrt{2}|\sqrt{17}|17 squared|17 feet 10 inches|10 feet 17 inches|1 in 17|about 17"
+    r"|16 (or 17)|17x|17 x|17\pi|17^2|17\sqrt{2}|\sqrt{17}|17 squared|17 feet 10 inches|10 feet 17 inches|1 in 17|about 17"
     r"|maybe 17|isn't 17|17/2|17 1/2|1 17/18|17:30|12:17|-17|–17|−17|17 and a half|16 dollars and 17 cents|half of 17"
     r"|17 thirds|minus 17|\text{not }17|17\text{ or more}|17\text{ million dollars}|5\text{ feet }17\text{ inches}"
     r"|17千|不是17|至少17|大约17|17或18|17多个|17以上|\pm 17|over 17|f(17)|17th|17 \times 10^2|-(17)"
