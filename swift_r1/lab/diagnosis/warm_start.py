@@ -49,9 +49,11 @@ def warm_start(
     words = list(command[2:])
     for name in _OTHERS:
         words = without_flag(words, name)
-    begin = {name: args.get(name) for name in ("model", *_WORDING, *_MODEL) if args.get(name)}
-    rows = {name: args.get(name) for name in _ROWS if args.get(name)}
     full = args.get("train_type") in (None, "full")
+    begin = {name: args.get(name) for name in ("model", *_WORDING, *_MODEL) if args.get(name)}
+    if full:
+        begin.pop("train_type", None)
+    rows = {name: args.get(name) for name in _ROWS if args.get(name)}
     sized: dict[str, Any] = {"max_steps": _STEPS, "per_device_train_batch_size": _BATCH}
     sized |= {"learning_rate": _RATE} if full else {}
     lines = []

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from swift_r1.flags.rlhf import RlhfArguments
-from swift_r1.lab.diagnosis.causes import EQUAL_DIFFER, NEVER, NOISE, WARM_START
+from swift_r1.lab.diagnosis.causes import EQUAL_DIFFER, NEVER, NOISE, RIGHT_ANSWERS, WARM_START
 from swift_r1.lab.diagnosis.past import ANSWERS_FIRST
 from swift_r1.lab.forecast.outlook import Outlook
 from swift_r1.lab.forecast.statistics import rounds_of_sampling
@@ -142,7 +142,7 @@ def _warm_start(found: Outlook, commands: Sequence[str], answered: bool) -> Iter
             "warm start",
             f"{percent(task.positive)} of the {len(found.prompts) * found.completions:,} completions earn something from "
             f"{task.name}",
-            ANSWERS_FIRST if answered else WARM_START,
+            f"{ANSWERS_FIRST}; or {RIGHT_ANSWERS}" if answered else WARM_START,
             tuple(commands),
         )
 
