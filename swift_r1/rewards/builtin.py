@@ -22,7 +22,7 @@ from swift_r1.rewards.orm import ORM, Rewards, orms
 
 _THOUGHT_THEN = {next_: re.compile(rf"</think>\s*{next_}") for next_ in ("<answer>", "Action:")}
 _END = "</answer>"
-_WORDS = re.compile(r"(?=.*[A-Za-z]{2})[-\w.,:;%'!?() ]*")
+_WORDS = re.compile(r"(?=.*[A-Za-z]{2})[-\w.,:;%'!? ]*")
 _FORMULA = re.compile(r"(?<!\\)\$\$?[^$]+(?<!\\)\$\$?|\\\(.+?\\\)|\\\[.+?\\\]", re.DOTALL)
 # before a formula, where another answer stands before it; behind it, where something follows that may be the answer
 _LIST = re.compile(r"^[^A-Za-z]*[,;/][^A-Za-z]*$|\b(?:or|and|either)\W*$")

@@ -65,21 +65,20 @@ def facts(values: Mapping[str, Any]) -> str:
 
 
 def passage(text: str, look: Look = AS_WRITTEN, answer: tuple[int, int] | None = None) -> str:
-    """Returns what a model wrote; a long thought is folded, unless it holds the answer or the words."""
+    """Returns what a model wrote; a long thought, which no answer is read from, is folded unless it holds the words."""
     kept = text[: KEPT if look.whole else CARD]
     if answer is not None and answer[1] > len(kept):
         answer = None
     end = kept.find(_THOUGHT_END) + len(_THOUGHT_END)
     start = end if end > _LONG_THOUGHT else 0
-    inside = answer is not None and answer[0] < start
-    after = None if answer is None or inside else (answer[0] - start, answer[1] - start)
+    after = None if answer is None else (answer[0] - start, answer[1] - start)
     left = len(text) - len(kept)
     more = f"<b class=unseen>… {left:,} more characters</b>" if left else ""
     said = _block(kept[start:], look, after, more)
     if not start:
         return said
-    thought = _block(kept[:start], look, answer if inside else None)
-    seen = " open" if inside or matches(kept[:start], look.words) else ""
+    thought = _block(kept[:start], look, None)
+    seen = " open" if matches(kept[:start], look.words) else ""
     return f'<details class="thought"{seen}><summary>thought, {start:,} characters</summary>{thought}</details>{said}'
 
 

@@ -111,7 +111,7 @@ QUALIFIER = re.compile(
     r"|least|most|up to|(?:max|min)(?:imum)? of|between|within|over|under|above|below|beyond|exceed(?:s|ing)?|about"
     r"|around|approx(?:imately)?|roughly|nearly|almost|circa|close to|maybe|perhaps|possibly|probably|likely|might"
     r"|may|could|unsure|unknown|(?:or|and) (?:more|less|fewer|greater|larger|smaller|higher|lower|up|so))\b"
-    r"|\?|n['\u2019]t\b|(?<=[0-9])(?:st|nd|rd|th)\b|\u4e0d|\u5e76\u975e|\u81f3\u5c11|\u81f3\u591a|\u5927\u7ea6|\u7ea6\u4e3a|\u5de6\u53f3|\u6216|\u5927\u4e8e|\u5c0f\u4e8e|\u5927\u65bc|\u5c0f\u65bc|\u8d85\u8fc7"
+    r"|\?|\(\s*(?:or|and)\b|n['\u2019]t\b|(?<=[0-9])(?:st|nd|rd|th)\b|\u4e0d|\u5e76\u975e|\u81f3\u5c11|\u81f3\u591a|\u5927\u7ea6|\u7ea6\u4e3a|\u5de6\u53f3|\u6216|\u5927\u4e8e|\u5c0f\u4e8e|\u5927\u65bc|\u5c0f\u65bc|\u8d85\u8fc7"
     r"|\u591a\u4e8e|\u5c11\u4e8e|\u4ee5\u4e0a|\u4ee5\u4e0b|\u53ef\u80fd|\u4e4b\u95f4",
     re.IGNORECASE,
 )

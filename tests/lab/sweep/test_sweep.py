@@ -104,7 +104,7 @@ def test_a_failing_run_does_not_end_the_others_and_a_hopeless_point_is_stopped(
     tiny_model: Path, tmp_path: Path
 ) -> None:
     points = [
-        {"name": "broken", "learning_rate": 1e30, "max_skipped_steps": 0, "max_steps": 20},
+        {"name": "broken", "weight_decay": 1e30, "max_skipped_steps": 0, "max_steps": 20},
         {"name": "down", "reward_weights": [-1.0], "max_steps": 5000},
     ]
     rule = {"stop_after": 2, "stop_below": -0.001}

@@ -214,9 +214,8 @@ def test_the_graded_answer_is_marked_and_a_long_thought_folded() -> None:
     assert html.endswith('so \\boxed{<b class="answer" title="the answer">7</b>} it is</pre>')
     assert '<details class="thought" open>' in completion(long, Look(words="NEEDLE"))
     inside = f"<think>{'word ' * 200}<answer>7</answer></think>"
-    assert '<details class="thought" open>' in completion(
-        {"completion": inside, "rewards/countdown": 1.0}
-    )
+    html = completion({"completion": inside, "rewards/countdown": 0.0})
+    assert '<details class="thought"><summary>' in html and 'class="answer"' not in html
 
 
 def test_the_searched_words_are_in_view_and_marked() -> None:
