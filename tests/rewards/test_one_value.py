@@ -42,6 +42,14 @@ def test_what_is_not_one_value_is_not_cut_to_a_number(answer: str) -> None:
         assert set(values(place % answer, "17").values()) == {0.0}, place
 
 
+@pytest.mark.parametrize(
+    "answer", [r"2,2\text{ or }1,2", "1,2 and 2,2", "1,2 or 1,2", "1, 2, and 1"]
+)
+def test_lists_are_not_joined_to_the_one_that_is_right(answer: str) -> None:
+    for place in PLACES:
+        assert not any(values(place % answer, "1,2").values()), place
+
+
 UNITS = r"17|$17$|17.|17.0|$17|17 dollars|**17**|17个|17美元|１７|\text{17}|17\text{ cm}|17%"
 
 

@@ -55,6 +55,7 @@ _COMPOUND = re.compile(
 _BASE = re.compile(r"[0-9A-F]_\{?([0-9]+)\}?$")
 # > 5, which is no 5
 _OPEN_SIDED = re.compile(r"\s*(?:[<>]|\\(?:le|ge|ne)(?![A-Za-z]))")
+_ITEM_END = re.compile(r"(,|\b(?:or|and)\b)")
 # (E) the longest one; not: E. Or D
 _OPTION = re.compile(
     r"(?:(?i:option|choice|answer):? )?\(?([A-Z])"
@@ -97,7 +98,7 @@ def equal(given: str, right: str) -> bool:
 def contradict(given: str, right: str) -> bool:
     r"""Returns whether two tidied answers differ by what the library drops: the unit, the name behind a number, a
     letter's case, the brackets of a pair, an interval or a set, words such as "at least"; or one has several
-    quantities (5 feet 10 inches)."""
+    quantities (5 feet 10 inches), or lists that it joins (1,2 or 2,2)."""
     if [word.lower() for word in QUALIFIER.findall(given)] != [
         word.lower() for word in QUALIFIER.findall(right)
     ]:
@@ -107,6 +108,10 @@ def contradict(given: str, right: str) -> bool:
     if _COMPOUND.search(given) or _COMPOUND.search(right):
         return True
     if _multipliers(given) != _multipliers(right):
+        return True
+    items = [_ITEM_END.split(_WORDS.sub(r" \1 ", text)) for text in (given, right)]
+    joined = any("," in own and not {"or", "and"}.isdisjoint(own) for own in items)
+    if joined and len({sum(map(_is_item, own)) for own in items}) > 1:
         return True
     bases = [match[1] for text in (given, right) if (match := _BASE.search(text))]
     if len(set(bases)) > 1:
@@ -126,6 +131,10 @@ def contradict(given: str, right: str) -> bool:
     if not brackets or not right_brackets or brackets == right_brackets:
         return False
     return len(_parts(inner)) > 1 or len(_parts(right_inner)) > 1
+
+
+def _is_item(text: str) -> bool:
+    return text.strip() not in ("", ",", "or", "and")
 
 
 def _multipliers(text: str) -> list[str]:
