@@ -66,7 +66,6 @@ SECONDS: dict[str, float] = {
     "tests/lab/report/test_report.py": 30,
     "tests/lab/runs/test_completions.py": 11,
     "tests/lab/runs/test_damaged.py": 12,
-    "tests/lab/sweep/test_sweep.py": 5,
     "tests/lab/view/test_answer_sources.py": 6,
     "tests/lab/view/test_completion_html.py": 6,
     "tests/lab/view/test_completion_pages.py": 43,

@@ -10,7 +10,7 @@ from text import MADE, table
 
 from swift_r1.cli.main import main
 from swift_r1.errors import EXIT_CODES, SwiftError
-from swift_r1.lab.runs.catalogue import CHECKPOINT, OTHERS, RUN, WrittenFile
+from swift_r1.lab.runs.catalogue import CHECKPOINT, EVALUATION, RUN, WrittenFile
 from swift_r1.rewards.monitor import InvalidRewardMonitor
 from swift_r1.rewards.types import InvalidReward, RewardBatch, RewardColumn
 from swift_r1.serving.server import bind
@@ -25,7 +25,6 @@ or later, here or on another machine: see [seeing-a-run.md](seeing-a-run.md).
 - [The folder of a run](#the-folder-of-a-run)
 - [A checkpoint](#a-checkpoint)
 - [An evaluation](#an-evaluation)
-- [A sweep](#a-sweep)
 - [Rollout servers](#rollout-servers)
 - [Exit codes](#exit-codes)
 
@@ -41,7 +40,6 @@ _CHECKPOINT = """## A checkpoint
 ([checkpoints.md](checkpoints.md)).
 """
 _EVALUATION = "`swift eval` writes to `--output_dir` (default: `output/eval/<model>`); see [evaluation.md](evaluation.md)."
-_SWEEP = "`swift sweep` writes to its `output_dir`; see [sweep.md](sweep.md)."
 _SERVERS = """## Rollout servers
 
 `swift rollout` leaves nothing behind. While it runs, it keeps weights and sockets in its own folders below `/dev/shm`
@@ -61,8 +59,7 @@ _NOTES = {
 
 def page() -> str:
     parts = [_INTRODUCTION, _files(RUN), "", *_fields(RUN), _CHECKPOINT, _files(CHECKPOINT), ""]
-    for title, about in (("An evaluation", _EVALUATION), ("A sweep", _SWEEP)):
-        parts += [f"## {title}", "", about, "", _files(OTHERS[title]), ""]
+    parts += ["## An evaluation", "", _EVALUATION, "", _files(EVALUATION), ""]
     rows = ((str(code), why, _said(code)) for code, why in EXIT_CODES.items())
     return "\n".join(
         [*parts, _SERVERS, _CODES, table(("code", "meaning", "for example"), rows), ""]

@@ -71,7 +71,6 @@ _COMMAND_PAGES = {
         "sft": "sft.md",
         "sample": "sft.md",
         "replay": "replay.md",
-        "sweep": "sweep.md",
         "report": "seeing-a-run.md",
         "examples": "../examples/README.md",
     },

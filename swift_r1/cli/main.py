@@ -40,7 +40,6 @@ COMMANDS = {
     "view": "show runs, live or finished, in the browser or the terminal",
     "why": "tell what is wrong with a run, on what evidence, and what to try",
     "replay": "train again on a recorded run's completions, with different flags",
-    "sweep": "train at the points of a grid, with seeds, and compare them",
     "report": "write the results of runs into one file that you can send",
     "demo": "watch a small model learn from scratch in a few minutes",
     "init": "write a starter folder: plugin, data and flags for a task",

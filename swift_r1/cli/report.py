@@ -14,7 +14,6 @@ from swift_r1.cli.view import check_packages
 from swift_r1.errors import EXIT_OK, UsageError
 from swift_r1.flags.fields import flag
 from swift_r1.flags.parser import Command, parse_arguments
-from swift_r1.lab.report.blocks import Section
 from swift_r1.record.folder import RunFolder, find_runs
 from swift_r1.runtime.processes import say
 from swift_r1.runtime.visible import visible
@@ -80,16 +79,13 @@ def run(words: Sequence[str]) -> int:
     return EXIT_OK
 
 
-def write_report(
-    folders: Sequence[RunFolder], file: Path, form: str, first: Sequence[Section] = ()
-) -> Sequence[str]:
-    """Writes the report of these runs to `file`, sections of others first; returns what could not be read, a line each.
-    Raises UsageError: it cannot be written, is there and is no report, or the extra is not installed."""
-    check_packages()
+def write_report(folders: Sequence[RunFolder], file: Path, form: str) -> Sequence[str]:
+    """Writes the report of these runs to `file`; returns what could not be read, a line each. Raises UsageError: it
+    cannot be written, or is there and is no report."""
     _check(file)
     from swift_r1.lab.report.build import build
 
-    report = build(folders, first)
+    report = build(folders)
     if form == "md":
         from swift_r1.lab.report.markdown import markdown
 

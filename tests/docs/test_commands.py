@@ -116,9 +116,6 @@ def folder(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path
     }
     (tmp_path / "run.yaml").write_text(yaml.safe_dump(run))
     (tmp_path / "config.yaml").write_text(yaml.safe_dump(flags))
-    (tmp_path / "sweep.yaml").write_text(
-        yaml.safe_dump({"grid": {"learning_rate": [3e-5, 3e-4]}, "flags": flags})
-    )
     (tmp_path / "servers.txt").write_text("http://127.0.0.1:8000\n")
     monkeypatch.chdir(tmp_path)
     return tmp_path

@@ -21,7 +21,7 @@ RUNS = frozenset(
     {"check", "why", "report", "estimate", "plugins", "examples", "init", "doctor", "merge-lora"}
 )
 """Commands of `swift` that load no model, or a tiny one, and end by themselves."""
-DRY = frozenset({"launch", "sweep"})
+DRY = frozenset({"launch"})
 """Those that a dry run, which goes as far as starting something, stands for."""
 
 NOT_RUN = {
@@ -45,6 +45,7 @@ NOT_RUN = {
     "pytest": "tests of their own",
     "examples/": "hours: tests/examples checks their flags, and runs their miniatures",
     ".ci/run": "all of the tests",
+    "wandb": "a service and its key",
     "sqlite3": "a file that a judge leaves: tests/rewards",
     "scripts/": "it would install, build or tag",
     "podman": "containers",

@@ -18,7 +18,6 @@ from swift_r1.flags import RlhfArguments, RolloutArguments
 from swift_r1.flags.evaluation import EvalArguments
 from swift_r1.flags.fields import spellings
 from swift_r1.flags.rlhf import CheckArguments
-from swift_r1.lab.sweep.flags import SweepArguments
 
 ROOT = Path(__file__).resolve().parents[2]
 PLUGINS = (ROOT / "docs" / "plugins.md").read_text()
@@ -34,7 +33,6 @@ COMMANDS = (
         RolloutArguments,
         CheckArguments,
         EvalArguments,
-        SweepArguments,
         ViewArguments,
         ReportArguments,
     ),

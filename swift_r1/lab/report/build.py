@@ -59,9 +59,8 @@ class Opened:
         return [f"{self.folder.name}: {text}" for text in dict.fromkeys(found)]
 
 
-def build(folders: Sequence[RunFolder], first: Sequence[Section] = ()) -> Report:
-    """Reads all that the report says, after the sections that come `first`. Raises UsageError without the package
-    duckdb."""
+def build(folders: Sequence[RunFolder]) -> Report:
+    """Reads all that the report says. Raises UsageError without the package duckdb."""
     with ExitStack() as tables:
         runs = [_open(folder, tables) for folder in folders]
         alike: dict[str, list[Opened]] = {}
@@ -104,7 +103,7 @@ def build(folders: Sequence[RunFolder], first: Sequence[Section] = ()) -> Report
         problems = [text for run in runs for text in run.problems]
     title = f"Report: {', '.join(groups)}"
     own = [Section(name, blocks) for name, blocks in sections.items() if blocks]
-    return Report(title, [*first, *own], summary, problems)
+    return Report(title, own, summary, problems)
 
 
 def _open(folder: RunFolder, tables: ExitStack) -> Opened:

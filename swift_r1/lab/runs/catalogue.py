@@ -1,4 +1,4 @@
-"""Every file that a run, a launch, a sweep or an evaluation writes: docs/files.md is made of it, and tests hold the
+"""Every file that a run, a launch or an evaluation writes: docs/files.md is made of it, and tests hold the
 folders of runs against it. A new file gets an entry here."""
 
 from __future__ import annotations
@@ -97,7 +97,7 @@ RUN: Sequence[WrittenFile] = (
         "logging.jsonl",
         "one line every `--logging_steps` steps and one per evaluation; keys in [metrics.md](metrics.md)",
         _LINES,
-        "`swift view`, `report`, `why`, `sweep`, model cards",
+        "`swift view`, `report`, `why`, model cards",
     ),
     WrittenFile(
         "completions.jsonl",
@@ -249,7 +249,7 @@ RUN: Sequence[WrittenFile] = (
         "summary.json",
         "result of the run; written last, so a run without it did not end by itself",
         "JSON",
-        "`swift view`, `sweep`, `launch`, scripts",
+        "`swift view`, `launch`, scripts",
         {
             "steps": "optimizer steps",
             "seconds": "seconds of the training loop, with evaluations",
@@ -327,36 +327,24 @@ CHECKPOINT: Sequence[WrittenFile] = (
     ),
 )
 
-OTHERS: Mapping[str, Sequence[WrittenFile]] = {
-    "An evaluation": (
-        WrittenFile(
-            "completions.jsonl",
-            "every completion, written as it arrives",
-            _LINES,
-            "the same command, to continue",
-        ),
-        WrittenFile(
-            "report.json",
-            "figures with intervals, settings, versions, the command",
-            "JSON",
-            "`--compare`",
-        ),
-        WrittenFile(
-            "settings.json", "settings that the completions depend on", "JSON", "the same command"
-        ),
-        WrittenFile(
-            "compare.json", "result of `swift eval --compare`: differences with intervals", "JSON"
-        ),
-        WrittenFile("server.log", "log of the server that it started", "text"),
+EVALUATION = (
+    WrittenFile(
+        "completions.jsonl",
+        "every completion, written as it arrives",
+        _LINES,
+        "the same command, to continue",
     ),
-    "A sweep": (
-        WrittenFile(
-            "sweep.json",
-            "settings, runs, points and their order",
-            "JSON",
-            "the same command, to continue",
-        ),
-        WrittenFile("report.html", "`swift report` of all runs", "HTML"),
-        WrittenFile("<point>/", "run of one point and seed, with its output in `output.log`"),
+    WrittenFile(
+        "report.json",
+        "figures with intervals, settings, versions, the command",
+        "JSON",
+        "`--compare`",
     ),
-}
+    WrittenFile(
+        "settings.json", "settings that the completions depend on", "JSON", "the same command"
+    ),
+    WrittenFile(
+        "compare.json", "result of `swift eval --compare`: differences with intervals", "JSON"
+    ),
+    WrittenFile("server.log", "log of the server that it started", "text"),
+)

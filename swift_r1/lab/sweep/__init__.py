@@ -1,1 +1,0 @@
-"""`swift sweep`: runs of `swift rlhf` at several points and seeds, on one machine."""
