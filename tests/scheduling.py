@@ -58,7 +58,6 @@ SECONDS: dict[str, float] = {
     "tests/fleet/test_manifests.py": 8,
     "tests/fleet/test_nodes.py": 10,
     "tests/fuzz/test_fuzz.py": 10,
-    "tests/lab/estimate/test_split.py": 4,
     "tests/lab/evaluation/test_in_training.py": 5,
     "tests/lab/evaluation/test_servers.py": 15,
     "tests/lab/evaluation/test_swift_eval.py": 6,

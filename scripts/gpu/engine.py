@@ -16,7 +16,6 @@ from typing import Any
 
 import torch
 from chip import copied, shown
-from expected import of_engine
 from shapes import DTYPE, REHEARSES, model_folder
 
 from swift_r1.models.loading import load_model
@@ -64,7 +63,6 @@ def main() -> None:
         size = sum(file.stat().st_size for file in model.glob("*.safetensors"))
         bandwidth = copied()
         first, *others = (SHM, HTTP) if REHEARSES else (IPC, SHM, HTTP)
-        shown(of_engine(model, DTYPE, LOADS, PROMPT, NEW, (first, *others)))
         part.push(first, size)
         for load in LOADS:
             part.generate(load, size / bandwidth)

@@ -14,7 +14,6 @@ from typing import Any
 from parts import PARTS, Part
 from runner import Outcome
 
-ESTIMATED = "estimated: "  # expected.py
 BAD = ("failed", "timed out", "killed")
 
 
@@ -83,7 +82,6 @@ class Report:
             lines.append(
                 f"| {name} | {known.get(name, '')} | {one.state} | {one.seconds:.0f} | {why} |"
             )
-        lines += self._compared()
         for title, names in (
             ("Figures", self._with("figures")),
             ("What went wrong", self._with("tail")),
@@ -97,21 +95,6 @@ class Report:
                     lines += [f"### {name}", *(f"    {line}" for line in one.tail)]
         return "\n".join(lines) + "\n"
 
-    def _compared(self) -> list[str]:
-        """A table of what was estimated beside what was measured, if that was."""
-        rows = []
-        for name, one in self.outcomes.items():
-            for figure, value in one.figures.items():
-                if not figure.startswith(ESTIMATED):
-                    continue
-                own = figure.removeprefix(ESTIMATED)
-                measured = one.figures.get(own)
-                ratio = f"{value / measured:.2f}" if measured else ""
-                shown = "" if measured is None else f"{measured:.4g}"
-                rows.append(f"| {name} | {own} | {value:.4g} | {shown} | {ratio} |")
-        head = ["| part | figure | estimated | measured | ratio |", "|---|---|---|---|---|"]
-        return ["", "## Estimated and measured", *head, *rows] if rows else []
-
     def _with(self, what: str) -> list[str]:
         return [name for name, one in self.outcomes.items() if getattr(one, what)]
 
@@ -120,8 +103,7 @@ def _flat(figures: dict[str, Any]) -> str:
     def said(value: Any) -> str:
         return f"{value:.4g}" if isinstance(value, float) else str(value)
 
-    shown = {name: one for name, one in figures.items() if not name.startswith(ESTIMATED)}
-    return ", ".join(f"{name} {said(value)}" for name, value in shown.items())
+    return ", ".join(f"{name} {said(value)}" for name, value in figures.items())
 
 
 def name_of_chip() -> str:

@@ -18,7 +18,6 @@ from typing import Any
 
 import torch
 from chip import shown
-from expected import of_step
 from shapes import DTYPE, REHEARSES, model_folder
 
 from swift_r1.models import block_functions, logprobs
@@ -36,7 +35,6 @@ LONG, SHORT = ((1, 4, 16, 16), (2, 2, 8, 8)) if REHEARSES else ((8, 8, 128, 512)
 def main() -> None:
     shape = sys.argv[1]
     work = made(shape, LONG)
-    shown(of_step(model_folder(shape), DTYPE, LONG, work.micro))
     step, backend = stepper("ours", work)
     seconds = timed(step, STEPS)
     parameters = sum(weight.numel() for weight in backend.model.parameters())

@@ -57,7 +57,6 @@ _PAGES = {
     "Forecast": "forecast.md",
     "Sample": "sft.md",
     "Supervised training": "sft.md",
-    "Estimate": "estimate.md",
 }
 """What explains the flags of a group; a new group needs an entry."""
 _COMMAND_PAGES = {
@@ -76,7 +75,6 @@ _COMMAND_PAGES = {
     },
     **{
         "forecast": "forecast.md",
-        "estimate": "estimate.md",
         "check": "plugins.md",
         "rollout": "server.md",
     },

@@ -33,7 +33,6 @@ COMMANDS = {
     "sft": "teach a model answers (supervised), as a warm start",
     "sample": "write a model's right answers as rows for swift sft",
     "forecast": "estimate what a run would learn from, before it starts",
-    "estimate": "estimate a run's memory, time and GPU layout for hardware you do not have at hand",
     "launch": "start a run and its servers from one file, on this machine or many",
     "rollout": "serve a model and take its weight updates",
     "eval": "evaluate a model on benchmarks, and compare two evaluations",

@@ -13,7 +13,6 @@ from typing import NoReturn
 from swift_r1.cli.memory import print_estimate
 from swift_r1.cli.view import check_packages
 from swift_r1.errors import SwiftError
-from swift_r1.flags.forecast import SampleArguments, prompts_at_a_time
 from swift_r1.flags.parser import parse_arguments
 from swift_r1.flags.plan import Plan, make_plan, micro_batch_tokens, plan_table
 from swift_r1.flags.rlhf import RlhfArguments
@@ -193,13 +192,7 @@ def environment_of(
     if is_first_node:
         from swift_r1.runtime.terminal import Terminal
 
-        seconds = None
-        if isinstance(args, SampleArguments) and not gpu and not args.use_vllm:
-            from swift_r1.lab.estimate.job import sampling_seconds
-
-            parts = prompts_at_a_time(args.num_prompts, args.num_completions, plan)
-            seconds = sampling_seconds(args, world.size, parts, args.num_completions)
-        Terminal(soft_wrap=False).print(plan_table(plan, args, seconds))
+        Terminal(soft_wrap=False).print(plan_table(plan, args))
     return environ
 
 

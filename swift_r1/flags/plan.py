@@ -229,11 +229,9 @@ def _count(number: int, noun: str, plural: str = "s") -> str:
     return f"{number:,} {noun}{plural if number != 1 else ''}"
 
 
-def plan_table(plan: Plan, args: RlhfArguments, seconds: float | None = None) -> Table:
-    """Returns the plan as a table for people; `seconds` are those of `swift sample`, at most."""
+def plan_table(plan: Plan, args: RlhfArguments) -> Table:
+    """Returns the plan as a table for people."""
     from rich.table import Table
-
-    from swift_r1.runtime.terminal import duration
 
     is_ppo = args.rlhf_type == "ppo"
     what = "completion" if args.generates else "row"
@@ -287,11 +285,6 @@ def plan_table(plan: Plan, args: RlhfArguments, seconds: float | None = None) ->
             f"{_count(sum(parts), 'prompt')} x {_count(args.num_completions, 'answer')} = {count:,}, "
             f"{parts[0] * args.num_completions:,} at a time, at most {tokens:,} new tokens{per_turn}"
         )
-        rows["time"] = (
-            f"at most about {duration(max(1, seconds))}, by the figures of swift estimate; "
-            if seconds
-            else ""
-        ) + f"measured after the first {_count(parts[0], 'prompt')}"
     if args.colocates and (changed := changed_flags(args) | args.vllm_engine_kwargs):
         rows["engine"] = ", ".join(
             f"{name.removeprefix('vllm_')} {value}" for name, value in changed.items()

@@ -27,7 +27,6 @@ from swift_r1.sandboxes.providers import PROVIDERS
 if TYPE_CHECKING:
     from swift_r1.flags.rlhf import RlhfArguments
 
-NO_SERVER = "--use_vllm true needs --vllm_server_host, --vllm_server_base_url, --vllm_server_file, or --vllm_mode colocate"
 
 GYM_SCHEDULER = "gym_scheduler"
 TOOL_SCHEDULER = "tool_scheduler"
@@ -575,7 +574,10 @@ def _url_faults(args: RlhfArguments) -> Iterator[str]:
             yield "--sleep_level is for a server that shares the trainer's GPUs: with it give --vllm_server_base_url"
         return
     if not urls and not hosts:
-        yield NO_SERVER
+        yield (
+            "--use_vllm true needs --vllm_server_host, --vllm_server_base_url, --vllm_server_file, or "
+            "--vllm_mode colocate"
+        )
         return
     if not urls and len(hosts) != len(ports) and 1 not in (len(hosts), len(ports)):
         yield f"--vllm_server_host has {len(hosts)} values and --vllm_server_port {len(ports)}: one port, or as many"

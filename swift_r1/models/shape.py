@@ -42,7 +42,6 @@ class ModelShape:
     vocabulary: int
     dtype: str
     tower: int = 0  # numbers among the weights of what reads images, where that is loaded
-    patch: int = 0  # side in pixels of what the tower takes as one position
 
     @property
     def total(self) -> int:
@@ -142,7 +141,6 @@ def shape_of(model: str, towers: bool = False) -> ModelShape:
     sizes = {name: parameter.numel() for name, parameter in empty.named_parameters()}
     for name in tied_names(empty):
         sizes.pop(name, None)
-    patch = getattr(getattr(empty.config, "vision_config", None), "patch_size", 0)
     return ModelShape(
         weights=tuple(sizes.items()),
         linear=tuple(
@@ -156,5 +154,4 @@ def shape_of(model: str, towers: bool = False) -> ModelShape:
         vocabulary=text.vocab_size,
         dtype=str(empty.config.dtype or float32).removeprefix("torch."),
         tower=sum(size for name, size in sizes.items() if part_of_model(name) != "llm"),
-        patch=int(patch[0] if isinstance(patch, list | tuple) else patch),
     )

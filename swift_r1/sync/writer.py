@@ -103,19 +103,6 @@ def parent_of(index: int, fanout: int) -> int | None:
     return index // fanout - 1 if index >= fanout else None
 
 
-def levels_of(servers: int, fanout: int) -> int:
-    """Returns the number of levels of the tree of so many servers; 1 where all get the weights from rank 0."""
-    if not fanout:
-        return 1
-    levels = 0
-    width = 1
-    while servers > 0:
-        width *= fanout
-        servers -= width
-        levels += 1
-    return levels
-
-
 @dataclass(eq=False)
 class Link:
     """A server's place in the tree, for one push: whom the weights come from, None for rank 0, and to how many it

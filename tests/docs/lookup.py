@@ -20,7 +20,6 @@ from swift_r1.flags.forecast import ForecastArguments, SampleArguments
 from swift_r1.flags.parser import Command, parse_arguments
 from swift_r1.flags.rlhf import CheckArguments
 from swift_r1.flags.sft import ALWAYS, SftArguments
-from swift_r1.lab.estimate.flags import EstimateArguments
 from tests.docs.shown import ROOT, Shown
 from tests.docs.ways import NOT_RUN, SHELL
 
@@ -88,10 +87,6 @@ def look_up(command: Shown) -> None:
             parse_arguments(SftArguments, flags, command.environ, recorded=ALWAYS)
         case ["swift", "sample", *flags] if "--dataset" in flags:
             parse_arguments(SampleArguments, flags, command.environ, recorded=sample.ALWAYS)
-        case ["swift", "estimate", *flags]:
-            assert {word[2:] for word in flags if word.startswith("--")} <= spellings(
-                EstimateArguments
-            ).keys()
         case ["swift", name, *_]:
             parse_arguments(COMMANDS[name], filled(command), command.environ)
         case ["make", *rest]:

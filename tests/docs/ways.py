@@ -17,9 +17,7 @@ class Way(Enum):
     RESOLVED = "its flags, files and targets are looked up, and it is not run"
 
 
-RUNS = frozenset(
-    {"check", "why", "report", "estimate", "plugins", "examples", "init", "doctor", "merge-lora"}
-)
+RUNS = frozenset({"check", "why", "report", "plugins", "examples", "init", "doctor", "merge-lora"})
 """Commands of `swift` that load no model, or a tiny one, and end by themselves."""
 DRY = frozenset({"launch"})
 """Those that a dry run, which goes as far as starting something, stands for."""
@@ -35,7 +33,6 @@ NOT_RUN = {
     "swift replay": "needs the checkpoint of a run: tests/e2e/test_replay.py",
     "swift why output/my-run/v0-20261122-120000 --try": "needs the tokens of a run: tests/e2e/test_replay.py",
     "swift eval": "benchmarks of a hub: tests/lab/evaluation",
-    "swift estimate run.yaml --measured": "a run of a real model: tests/lab/estimate",
     "swift check --env": "packages that make install leaves out: make test-agents",
     "swift check --external_plugins calculator.py": "its page's rows: tests/plugins/tools",
     "make": "it would install, train or test",

@@ -190,7 +190,7 @@ def test_an_empty_dataset_has_no_plan() -> None:
         ),
     ],
 )
-def test_a_plan_of_sample_says_its_answers_and_its_time(flags, answers, tmp_path) -> None:
+def test_a_plan_of_sample_says_its_answers(flags, answers, tmp_path) -> None:
     words = (
         f"--model m --dataset d --reward_funcs a --output_file {tmp_path / 'rows.jsonl'} "
         f"--per_device_train_batch_size 32 --max_completion_length 48 {flags}"
@@ -198,7 +198,7 @@ def test_a_plan_of_sample_says_its_answers_and_its_time(flags, answers, tmp_path
     args = parse_arguments(SampleArguments, words.split(), {}, recorded=ALWAYS)
     plan = make_plan(args, 1, 100)
     console = Console(file=io.StringIO(), width=200)
-    console.print(plan_table(plan, args, 700.4))
+    console.print(plan_table(plan, args))
     shown = console.file.getvalue()
-    assert answers in shown and "at most about 11 min 40 s" in shown
+    assert answers in shown
     assert "optimizer step" not in shown and "a round" not in shown

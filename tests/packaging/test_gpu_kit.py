@@ -248,29 +248,6 @@ def test_every_layout_can_be_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
     assert command == "rollout" and parse_arguments(RolloutArguments, words, {}).port == 8000
 
 
-@pytest.mark.parametrize(
-    ("name", "gib", "chip"),
-    [
-        ("NVIDIA H200", 140, "h200"),
-        ("NVIDIA H20", 96, "h20"),
-        ("NVIDIA H100 80GB HBM3", 79, "h100"),
-        ("NVIDIA A100-SXM4-40GB", 39, "a100-40"),
-        ("NVIDIA A100-SXM4-80GB", 79, "a100"),
-        ("NVIDIA GeForce RTX 4090", 24, "rtx4090"),
-        ("NVIDIA L40S", 45, "l40s"),
-        ("Tesla T4", 15, None),
-    ],
-)
-def test_a_driver_names_the_chip(
-    monkeypatch: pytest.MonkeyPatch, name: str, gib: int, chip: str | None
-) -> None:
-    monkeypatch.syspath_prepend(str(KIT))
-    expected: Any = __import__("expected")
-    del sys.modules["expected"]
-    found = expected.chip_named(name, gib * 2.0**30)
-    assert (found and found.name) == chip
-
-
 @pytest.mark.long
 def test_a_rehearsal_runs_the_parts_themselves(tmp_path: Path) -> None:
     """Short ones and one that cannot run; `make gpu GPU_ARGS=--rehearse` takes a quarter of an hour."""
@@ -296,11 +273,8 @@ def test_a_rehearsal_runs_the_parts_themselves(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stdout + logs
     assert found["rates"]["state"] == "passed" and found["rates"]["figures"]["bf16 TFLOP/s"] > 0
     assert found["train-0.5b"]["state"] == "passed" and found["train-0.5b"]["figures"]["MFU"] > 0
-    figures = found["train-0.5b"]["figures"]
     [page] = tmp_path.glob("rehearsal-*.md")
-    for name in ("train s", "peak GiB"):
-        ratio = figures[f"estimated: {name}"] / figures[name]
-        assert f"{figures[name]:.4g} | {ratio:.2f} |" in page.read_text()
+    assert "**train-0.5b**" in page.read_text()
     if find_spec("flash_attn") is None:
         assert found["flash"] == found["flash"] | {
             "state": "skipped",
