@@ -15,7 +15,7 @@ from swift_r1.cli.rlhf import environment_of, start
 from swift_r1.data.images import images_of, rewards_column
 from swift_r1.errors import UsageError, one_line
 from swift_r1.flags.batch import processes_of
-from swift_r1.flags.fields import Scope, flag, flag_specs, shown_value
+from swift_r1.flags.fields import flag_specs, shown_value
 from swift_r1.flags.parser import is_flag, parse_arguments
 from swift_r1.flags.plan import Plan, make_plan
 from swift_r1.flags.rlhf import RlhfArguments
@@ -40,7 +40,6 @@ Trains again on the completions of a run. RUN is its folder; the run must have h
 run's own (args.json), changed by those given here. Nothing is generated: neither server nor data is needed. Without a
 change the weights become the run's, bit for bit. Rewards are the recorded ones, unless --reward_funcs is given.
 
---lr_find true tries learning rates instead: a table, and the rate that it proposes.
 --max_steps ends it earlier, and --resume_from_checkpoint RUN/checkpoint-N starts it there. The folder is
 RUN-replay/vN-<time>, or one in --output_dir; `swift report RUN REPLAY` compares the two. See docs/replay.md."""
 _EXAMPLES = """
@@ -84,33 +83,11 @@ _RUN = [
 """Flags of the recorded run that a replay has at their default; --torch_dtype says what the last two do."""
 
 
-_FINDS = Scope(lambda args: args.lr_find, "without --lr_find true")
-
-
 @dataclass(frozen=True, kw_only=True)
 class ReplayArguments(RlhfArguments):
     """Replay."""
 
     command: ClassVar[str] = "replay"
-    lr_find: bool = flag(
-        False,
-        "try learning rates: one pass with a rate that rises from step to step, a table, and a proposal; nothing is saved",
-        may_change=True,
-    )
-    lr_find_min: float | None = flag(
-        None,
-        "lowest of them (default: a hundredth of --learning_rate)",
-        _FINDS,
-        more_than=0,
-        may_change=True,
-    )
-    lr_find_max: float | None = flag(
-        None,
-        "highest of them (default: a thousand times --learning_rate)",
-        _FINDS,
-        more_than=0,
-        may_change=True,
-    )
 
     @property
     def normalizes_rounds(self) -> bool:
@@ -120,25 +97,7 @@ class ReplayArguments(RlhfArguments):
         )
         return over_batch or self.rlhf_type == "ppo"
 
-    @property
-    def rates(self) -> tuple[float, float] | None:
-        """What `--lr_find` tries, the lowest and the highest; None without it."""
-        if not self.lr_find:
-            return None
-        rate = self.peak_learning_rate
-        return self.lr_find_min or rate / 100, self.lr_find_max or rate * 1000
-
-    def to_dict(self) -> dict[str, Any]:
-        """Returns the flags of the run that it is of."""
-        run = flag_specs(RlhfArguments)
-        return {name: value for name, value in super().to_dict().items() if name in run}
-
     def faults(self, given: frozenset[str], world: World) -> Iterator[str]:
-        rates = self.rates
-        if rates is not None and not rates[0] < rates[1]:
-            yield f"--lr_find_min {rates[0]:g} is not below --lr_find_max {rates[1]:g}"
-        if rates is not None and not self.log_rollout_offpolicy_metrics:
-            yield "--log_rollout_offpolicy_metrics false leaves out what --lr_find goes by"
         whys = {name: why_not_replayed(name) for name in sorted(given)}
         wrong = {name for name, why in whys.items() if why is not None}
         yield from (f"--{name} {whys[name]}" for name in sorted(wrong))
@@ -148,8 +107,6 @@ class ReplayArguments(RlhfArguments):
         args = replace(
             super().resolved(frozenset(flag_specs(type(self))), world, environ), given=given
         )
-        if self.lr_find:
-            args = replace(args, save_strategy="no", log_tokens="none", report_to=[], view=False)
         by_ratio = "warmup_ratio" in given and "warmup_steps" not in given
         return replace(args, warmup_steps=None) if by_ratio else args
 
@@ -253,7 +210,6 @@ def run(words: Sequence[str]) -> int:
         _scored_anew(args),
         plan.scheduled_steps,
         plan.dataset_size,
-        args.rates,
     )
     own_dtype = recorded.content["own_dtype"] and "torch_dtype" not in args.given
     args_json = write_args(
@@ -442,10 +398,7 @@ def _about(
     where = "" if checkpoint is None else f" after {checkpoint.name}"
     yield f"the completions of {recorded.path}{where}, {rewards}, up to step {args.max_steps}"
     yield from changes
-    if args.rates is not None:
-        low, high = args.rates
-        yield f"learning rates from {low:g} to {high:g} are tried, and nothing is saved"
-    elif changes or _scored_anew(args):
+    if changes or _scored_anew(args):
         yield (
             "once weights differ from the run's, its completions are no longer the policy's own (off-policy): "
             "rollout/ess_token, ess_seq, ratio_mean and ratio_max say how far off"

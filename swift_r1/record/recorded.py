@@ -69,8 +69,6 @@ class Replay:
     scored_anew: bool  # by the reward functions; else with the recorded rewards
     scheduled_steps: int  # of the learning-rate schedule
     dataset_size: int | None  # as of `arguments.plan.Plan`
-    # `--lr_find`: the lowest and the highest learning rate that are tried; None: it is a replay
-    rates: Sequence[float] | None = None
 
 
 class WholeCompletion(NamedTuple):

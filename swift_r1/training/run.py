@@ -62,7 +62,6 @@ from swift_r1.training.evaluation.evaluate import Evaluator, eval_sets
 from swift_r1.training.inputs import Inputs, open_inputs
 from swift_r1.training.loop import Trainer
 from swift_r1.training.model_checks import choose_batching
-from swift_r1.training.rate_finder import find_rate
 from swift_r1.training.recorded import RecordedRounds
 from swift_r1.training.rehearsal import rehearse
 from swift_r1.training.sampling import write_samples
@@ -138,9 +137,6 @@ def run(args: RlhfArguments, start: Start, stop: StopRequest) -> int:
             return EXIT_OK
         if isinstance(args, SampleArguments):
             write_samples(trainer, args)
-            return EXIT_OK
-        if start.replay is not None and start.replay.rates is not None:
-            find_rate(trainer, *start.replay.rates)
             return EXIT_OK
         stop.in_order(lambda text: trainer.recorder.event("stopping", text))
         summary = trainer.run()

@@ -537,24 +537,6 @@ def test_the_folder_comes_first(tmp_path):
         assert done.returncode == 2 and "the folder of the recorded run comes first" in done.stderr
 
 
-def test_learning_rates_are_tried_and_nothing_is_kept(recorded, tmp_path):
-    before = contents(recorded.folder)
-    run = replay(
-        recorded.folder, tmp_path / "found", lr_find="true", lr_find_min=1e-6, lr_find_max=1.0
-    )
-    assert run.code == 0
-    assert contents(recorded.folder) == before
-    assert not list(run.folder.glob("checkpoint-*")) and not (run.folder / "summary.json").exists()
-    found = re.search(r"it breaks at (\S+) \(.+\): --learning_rate (\S+) is proposed", run.errors)
-    assert found is not None
-    breaks, proposed = map(float, found.groups())
-    assert 1e-5 < proposed < breaks < 1
-    refused = replay(recorded.folder, tmp_path / "no", lr_find_max=1.0)
-    assert refused.code == 2 and "without --lr_find true" in refused.errors
-    short = replay(recorded.folder, tmp_path / "short", lr_find="true", max_steps=3)
-    assert short.code == 2 and "needs 8 optimizer steps" in short.errors
-
-
 def test_a_policy_that_does_not_move_is_said_to_rise_nowhere(recorded: Run, tmp_path: Path) -> None:
     again = replay(recorded.folder, tmp_path / "again", learning_rate=0)
     assert again.code == 0

@@ -462,7 +462,7 @@ def _policy_does_not_move(past: Past) -> Cause | None:
     return Cause(
         "policy does not move",
         f"{evidence}; learning rate too low: {rate:.2g}{warms}",
-        f"--learning_rate {max(rate, told) * factor:.1g}; swift replay --lr_find true on the recorded tokens",
+        f"--learning_rate {max(rate, told) * factor:.1g}",
         {"learning_rate": float(f"{max(rate, told) * factor:.1g}")},
     )
 
