@@ -8,7 +8,7 @@ process leads a session.
 
 A program starts as from the command line, except that modules are there already. Where it would become another Python
 program by `exec`, it runs that one in this process; torch's elastic launcher is replaced by forks, one per rank. Where
-it starts one that imports torch (`swift sample` its trainer), that one is forked from it. A run
+it starts one that imports torch (`swift forecast` its trainer), that one is forked from it. A run
 draws no curves at its end, which would take longer than most runs of tests.
 """
 

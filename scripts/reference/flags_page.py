@@ -55,7 +55,6 @@ _PAGES = {
     "Server": "server.md",
     "Check": "plugins.md",
     "Forecast": "forecast.md",
-    "Sample": "sft.md",
     "Supervised training": "sft.md",
 }
 """What explains the flags of a group; a new group needs an entry."""
@@ -68,7 +67,6 @@ _COMMAND_PAGES = {
     },
     **{
         "sft": "sft.md",
-        "sample": "sft.md",
         "replay": "replay.md",
         "report": "seeing-a-run.md",
         "examples": "../examples/README.md",

@@ -31,8 +31,7 @@ from swift_r1.runtime.visible import harmless, log_visibly
 COMMANDS = {
     "rlhf": "train a model with GRPO or PPO",
     "sft": "teach a model answers (supervised), as a warm start",
-    "sample": "write a model's right answers as rows for swift sft",
-    "forecast": "estimate what a run would learn from, before it starts",
+    "forecast": "say what a run would learn from, and keep right answers for swift sft",
     "launch": "start a run and its servers from one file, on this machine or many",
     "rollout": "serve a model and take its weight updates",
     "eval": "evaluate a model on benchmarks, and compare two evaluations",
@@ -52,7 +51,6 @@ COMMANDS = {
 LOAD_MODELS = (
     "rlhf",
     "sft",
-    "sample",
     "forecast",
     "rollout",
     "eval",

@@ -34,7 +34,7 @@ def main(argv: Sequence[str]) -> int:
     stop = StopRequest().listen()
     try:
         with large_imports():
-            from swift_r1.flags.forecast import TriedArguments, arguments_of
+            from swift_r1.flags.forecast import ForecastArguments, arguments_of
             from swift_r1.lab.diagnosis.watch import LiveDiagnosis
             from swift_r1.lab.report.card import model_card
             from swift_r1.record.recorded import Replay
@@ -55,7 +55,7 @@ def main(argv: Sequence[str]) -> int:
             diagnosis=LiveDiagnosis,
         )
         args = arguments_of(content)
-        return run(args.tried if isinstance(args, TriedArguments) else args, start, stop)
+        return run(args.tried if isinstance(args, ForecastArguments) else args, start, stop)
     except SwiftError as error:
         print(f"swift {_command(content)}: {harmless(str(error))}", file=sys.stderr)
         return error.exit_code

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from swift_r1.errors import UsageError
 from swift_r1.flags.engine import changed_flags
-from swift_r1.flags.forecast import SampleArguments, prompts_at_a_time
+from swift_r1.flags.forecast import ForecastArguments, prompts_at_a_time
 from swift_r1.flags.mixture import Task
 from swift_r1.flags.rlhf import RlhfArguments
 
@@ -275,13 +275,11 @@ def plan_table(plan: Plan, args: RlhfArguments) -> Table:
         rows["in all"] = (
             f"{_count(plan.total_steps, 'optimizer step')}, {plan.warmup_steps:,} of them warm-up"
         )
-    if isinstance(args, SampleArguments):
-        for name in ("a round", "an optimizer step", "steps per round", "in all"):
-            del rows[name]
-        parts = prompts_at_a_time(args.num_prompts, args.num_completions, plan)
+    if isinstance(args, ForecastArguments):
+        parts = prompts_at_a_time(args, plan)
         count = sum(parts) * args.num_completions
         tokens = count * args.max_completion_length
-        rows["answers"] = (
+        rows["sampled first"] = (
             f"{_count(sum(parts), 'prompt')} x {_count(args.num_completions, 'answer')} = {count:,}, "
             f"{parts[0] * args.num_completions:,} at a time, at most {tokens:,} new tokens{per_turn}"
         )
@@ -319,7 +317,7 @@ def plan_table(plan: Plan, args: RlhfArguments) -> Table:
         )
     if args.evaluates:
         rows["evaluation"] = evaluation_of(args)
-    if plan.max_tokens_per_micro_batch and args.command != "sample":
+    if plan.max_tokens_per_micro_batch:
         rows["a micro-batch"] = (
             f"at most {plan.max_tokens_per_micro_batch:,} tokens, prompts included"
         )

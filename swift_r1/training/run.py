@@ -22,9 +22,9 @@ from swift_r1.algorithms.rewards import Composition
 from swift_r1.data.conversations import Conversation
 from swift_r1.data.prompts import Wording, tokenizer_of_run
 from swift_r1.data.vocabulary import vocabulary_of
-from swift_r1.errors import EXIT_OK, SwiftError, UsageError, describe, one_line
+from swift_r1.errors import SwiftError, UsageError, describe, one_line
 from swift_r1.flags import Plan, RlhfArguments, make_plan
-from swift_r1.flags.forecast import ForecastArguments, SampleArguments, TriedArguments
+from swift_r1.flags.forecast import ForecastArguments
 from swift_r1.flags.mixture import Task
 from swift_r1.flags.sft import SftArguments
 from swift_r1.flags.training import seconds_of
@@ -63,8 +63,7 @@ from swift_r1.training.inputs import Inputs, open_inputs
 from swift_r1.training.loop import Trainer
 from swift_r1.training.model_checks import choose_batching
 from swift_r1.training.recorded import RecordedRounds
-from swift_r1.training.rehearsal import rehearse
-from swift_r1.training.sampling import write_samples
+from swift_r1.training.rehearsal import Rehearsal
 from swift_r1.training.setup import Context, ModelFacts, Start
 from swift_r1.training.sft import AnsweredRounds, AnswerEvaluator, alone
 from swift_r1.training.shared_device import SharedDevice
@@ -132,14 +131,10 @@ def run(args: RlhfArguments, start: Start, stop: StopRequest) -> int:
         if start.checkpoint is not None:
             trainer.resume(start.checkpoint)
         start_up.close()
-        if isinstance(args, ForecastArguments):
-            rehearse(trainer, args)
-            return EXIT_OK
-        if isinstance(args, SampleArguments):
-            write_samples(trainer, args)
-            return EXIT_OK
         stop.in_order(lambda text: trainer.recorder.event("stopping", text))
         summary = trainer.run()
+        if isinstance(args, ForecastArguments):
+            return summary.exit_code
         if ranks.is_rank0:
             _tell_end(context, plan, summary)
         trainer.recorder.finish(asdict(summary))
@@ -256,7 +251,8 @@ def _build(context: Context, plan: Plan, data: Inputs, eval_sizes: Sequence[int]
         args, ranks.device, rollouts, [model for *_, model in models], frozen, stopwatch
     )
     learning_rate = setup.schedule_of(args, plan, args.peak_learning_rate)
-    return Trainer(
+    kind = Rehearsal if isinstance(args, ForecastArguments) else Trainer
+    return kind(
         args=args,
         plan=plan,
         ranks=ranks,
@@ -522,7 +518,7 @@ def _open_saver(
         own_dtype=context.start.own_dtype,
         model_card=context.start.model_card,
     )
-    if context.ranks.is_rank0 and not isinstance(args, TriedArguments):
+    if context.ranks.is_rank0 and not isinstance(args, ForecastArguments):
         saves = -(-plan.total_steps // args.save_steps) if args.save_strategy == "steps" else 1
         lacking = saver.lack_of_room(min(saves, args.save_total_limit or saves), args.optim)
         if lacking is not None:

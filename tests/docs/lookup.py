@@ -8,7 +8,6 @@ from importlib.util import find_spec
 from itertools import pairwise
 from pathlib import Path
 
-from swift_r1.cli import sample
 from swift_r1.cli.demo import DemoArguments
 from swift_r1.cli.replay import ReplayArguments
 from swift_r1.cli.view import ViewArguments
@@ -16,7 +15,7 @@ from swift_r1.cli.why import WhyArguments
 from swift_r1.flags import RlhfArguments, RolloutArguments
 from swift_r1.flags.evaluation import EvalArguments
 from swift_r1.flags.fields import spellings
-from swift_r1.flags.forecast import ForecastArguments, SampleArguments
+from swift_r1.flags.forecast import ForecastArguments
 from swift_r1.flags.parser import Command, parse_arguments
 from swift_r1.flags.rlhf import CheckArguments
 from swift_r1.flags.sft import ALWAYS, SftArguments
@@ -41,7 +40,6 @@ COMMANDS: dict[str, type[Command]] = {
     "eval": EvalArguments,
     "forecast": ForecastArguments,
     "replay": ReplayArguments,
-    "sample": SampleArguments,
     "view": ViewArguments,
 }
 
@@ -85,8 +83,6 @@ def look_up(command: Shown) -> None:
             assert {word[2:] for word in flags if word.startswith("--")} <= known
         case ["swift", "sft", *flags]:
             parse_arguments(SftArguments, flags, command.environ, recorded=ALWAYS)
-        case ["swift", "sample", *flags] if "--dataset" in flags:
-            parse_arguments(SampleArguments, flags, command.environ, recorded=sample.ALWAYS)
         case ["swift", name, *_]:
             parse_arguments(COMMANDS[name], filled(command), command.environ)
         case ["make", *rest]:

@@ -16,7 +16,7 @@ _STEPS = 40
 _BATCH = 8
 _RATE = 2e-5  # of all weights: in so few steps the default teaches a small model little
 _MOST_PROMPTS = 256
-_ANSWERS = 16  # of `swift sample` to a prompt
+_ANSWERS = 16  # of `swift forecast` to a prompt
 _WORDING = ("system", "prompt_template", "response_prefix")
 _ROWS = (
     "dataset",
@@ -27,7 +27,13 @@ _ROWS = (
     "agent_template",
 )
 _MODEL = ("train_type", "torch_dtype", "deepspeed", "fsdp")
-_OF_FORECAST = ("json", "num_prompts", "num_completions")
+_OF_FORECAST = (
+    "num_prompts",
+    "num_completions",
+    "output_file",
+    "n_best_to_keep",
+    "reward_threshold",
+)
 _OTHERS = ("resume_from_checkpoint", "output_dir", *_OF_FORECAST)
 
 
@@ -74,6 +80,6 @@ def warm_start(
     )
     return [
         *lines,
-        f"{shlex.join(['swift', 'sample', *sample])}  # {cost}",
+        f"{shlex.join(['swift', 'forecast', *sample])}  # {cost}",
         shlex.join(["swift", "sft", *as_words(begin | {"dataset": [RIGHT]})]),
     ]

@@ -264,7 +264,9 @@ RUN: Sequence[WrittenFile] = (
             "last_evaluation": "every figure of the last evaluation",
         },
     ),
-    WrittenFile("forecast.json", "result of `swift forecast`, in a folder that it removes", "JSON"),
+    WrittenFile(
+        "sampled.jsonl", "answers of `swift forecast`, in a folder that it removes", _LINES
+    ),
     WrittenFile("tensorboard/", "TensorBoard's files (`--report_to`, `--logging_dir`)"),
     WrittenFile("wandb/", "wandb's files"),
     WrittenFile("swanlab/", "SwanLab's files"),

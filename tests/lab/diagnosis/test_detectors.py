@@ -16,7 +16,7 @@ from swift_r1.cli.replay import ReplayArguments
 from swift_r1.cli.why import WhyArguments
 from swift_r1.flags import RlhfArguments
 from swift_r1.flags.fields import spellings
-from swift_r1.flags.forecast import SampleArguments
+from swift_r1.flags.forecast import ForecastArguments
 from swift_r1.lab.diagnosis.past import DETECTORS, Detector, Sign
 from swift_r1.lab.diagnosis.watch import Diagnosis
 from tests.lab.runs.made import write_rows
@@ -344,7 +344,7 @@ def test_the_page_and_the_advice_are_of_these_detectors(tmp_path: Path) -> None:
     code = "".join(
         path.read_text() for path in (ROOT / "swift_r1" / "lab" / "diagnosis").glob("*.py")
     )
-    commands = (RlhfArguments, SampleArguments, ReplayArguments, WhyArguments)
+    commands = (RlhfArguments, ForecastArguments, ReplayArguments, WhyArguments)
     known = {name for command in commands for name in spellings(command)}
     # of the benchmark
     known |= {"only", "processes", "runs", "record", "parallel", "collapses"}

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from swift_r1.cli import sample, why
+from swift_r1.cli import why
 from swift_r1.flags import RlhfArguments, parse_arguments
-from swift_r1.flags.forecast import SampleArguments
+from swift_r1.flags.forecast import ForecastArguments
 from swift_r1.flags.sft import ALWAYS, SftArguments
 from swift_r1.lab.diagnosis.warm_start import warm_start
 from tests.lab.diagnosis.test_detectors import diagnosed, rows_of
@@ -47,7 +47,7 @@ def commands(more: str = "", seconds: float = 0.5, **plan: Any) -> list[tuple[st
             rlhf = parse_arguments(RlhfArguments, flags, {})
             assert rlhf.reward_funcs == ["right"] and rlhf.resume_from_checkpoint is None
         else:
-            parse_arguments(SampleArguments, flags, {}, recorded=sample.ALWAYS)
+            parse_arguments(ForecastArguments, flags, {})
         found.append((command, cost))
     return found
 
@@ -64,7 +64,7 @@ def test_the_answers_of_the_rows_come_first() -> None:
 
 
 def test_rows_without_answers_are_sampled() -> None:
-    assert [one.split()[1] for one, _ in commands(answered=False)] == ["sample", "sft"]
+    assert [one.split()[1] for one, _ in commands(answered=False)] == ["forecast", "sft"]
     few = commands(answered=False, dataset_size=10, seconds=math.nan)[0]
     assert "--num_prompts 10" in few[0] and few[1] == "160 answers"
 
@@ -77,9 +77,16 @@ def test_adapters_go_on_as_adapters() -> None:
 
 
 def test_the_flags_of_the_forecast_are_not_the_run_s() -> None:
-    words = [*shlex.split(GIVEN), "--num_prompts", "4", "--num_completions=2", "--json", "f.json"]
+    words = [
+        *shlex.split(GIVEN),
+        "--num_prompts",
+        "4",
+        "--num_completions=2",
+        "--output_file",
+        "f.jsonl",
+    ]
     lines = warm_start(["swift", "forecast", *words], {"model": "m"}, {"answered": True}, 1.0)
-    assert not re.search("--json|num_completions|num_prompts 4", "".join(lines))
+    assert not re.search("f.jsonl|num_completions|num_prompts 4", "".join(lines))
 
 
 def test_why_names_the_answers_first(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -92,7 +99,7 @@ def test_why_names_the_answers_first(tmp_path: Path, capsys: pytest.CaptureFixtu
     assert [cause.name for cause in found.causes].count("no signal") == 1
     assert why.run([str(tmp_path / "yes")]) != 0
     shown = capsys.readouterr().out
-    assert shown.index("$ swift sft --model m ") < shown.index("$ swift sample")
+    assert shown.index("$ swift sft --model m ") < shown.index("$ swift forecast")
     assert "--num_prompts 256" in shown and "4,096 answers" in shown
     assert all("swift sft first" in one for one in re.findall("sign: no signal.*\n.*", shown))
 
