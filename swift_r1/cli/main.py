@@ -62,6 +62,7 @@ _OF_EXTRAS = ("torch", "transformers", "accelerate", "peft")
 MS_SWIFT_COMMANDS = (
     "pt",
     "infer",
+    "sample",
     "app",
     "deploy",
     "export",
