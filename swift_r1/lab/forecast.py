@@ -95,9 +95,9 @@ def step_lines(step: Row, plan: Plan) -> Iterator[tuple[str, str, str]]:
 
 
 def earns_nothing(rows: Sequence[Row], args: RlhfArguments) -> bool:
-    """Says whether next to no answer earns anything from the first reward function."""
-    earned = [(row["rewards"][args.reward_funcs[0]] or 0.0) > 0 for row in rows]
-    return fmean(earned) <= NEVER
+    """Says whether next to no answer earns anything from the first reward function, whose values are valid."""
+    known = [value for row in rows if (value := row["rewards"][args.reward_funcs[0]]) is not None]
+    return bool(known) and fmean(value > 0 for value in known) <= NEVER
 
 
 def _compared(row: Row, args: RlhfArguments) -> Hashable:

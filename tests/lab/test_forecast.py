@@ -110,6 +110,7 @@ def test_values_that_are_missing_and_steps_that_are_compared_whole() -> None:
 def test_what_earns_next_to_nothing() -> None:
     assert earns_nothing(rows([(0.0, 1.0)] * 200, [(None, 1.0)]), arguments())
     assert not earns_nothing(rows([(0.0, 1.0)] * 9, [(0.5, 0.0)]), arguments())
+    assert not earns_nothing(rows([(None, 1.0)] * 8), arguments())
 
 
 def test_a_step_costs_what_its_line_says() -> None:
