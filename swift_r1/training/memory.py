@@ -81,7 +81,6 @@ def estimate(
     shape: ModelShape,
     world_size: int,
     libraries: float,
-    stage: int | None,
     *,
     card: float | None = None,
     critic: ModelShape | None = None,
@@ -90,11 +89,10 @@ def estimate(
 
     Args:
         libraries: bytes that the process holds before it loads a model.
-        stage: of ZeRO; None for plain torch. FSDP2 shards as stage 3 does.
         card: bytes of the GPU that trains; None on a CPU.
         critic: of PPO, all of whose weights are trained.
     """
-    _, (offloads_optimizer, offloads_weights) = zero_of(args)
+    stage, (offloads_optimizer, offloads_weights) = zero_of(args)
     fsdp = read_fsdp(args.fsdp) if args.fsdp else None
     width = WIDTHS[args.torch_dtype or shape.dtype]
     ranks = world_size if stage is not None else 1
@@ -391,7 +389,6 @@ def estimated(
 ) -> MemoryEstimate:
     """Estimates the memory of these flags on this machine, on GPUs of `card` bytes, or with None on its CPUs. What this
     process holds counts as libraries then, so it must be asked early."""
-    stage, _ = zero_of(args)
     more = {
         "trainer": True,
         "adapters": args.train_type != "full",
@@ -402,7 +399,7 @@ def estimated(
     )
     libraries = own if card is None else CONTEXT_BYTES
     critic = shape_of(args.critic_model) if args.critic_model else None
-    return estimate(args, shape, world.size, libraries, stage, card=card, critic=critic)
+    return estimate(args, shape, world.size, libraries, card=card, critic=critic)
 
 
 def card_of(gpu: bool, memory: GpuMemory | None) -> float | None:

@@ -57,8 +57,8 @@ def args_of(model="m", **flags):
     )
 
 
-def parts(shape, world=1, stage=None, **flags):
-    return estimate(args_of(**flags), shape, world, libraries=0.0, stage=stage).parts
+def parts(shape, world=1, **flags):
+    return estimate(args_of(**flags), shape, world, libraries=0.0).parts
 
 
 def test_the_shape_is_the_models(shape, tiny_model_untied):
@@ -90,7 +90,7 @@ def test_chunks_of_logits_are_as_large_as_the_card_allows(shape):
     found = {}
     for card in (None, 24, 80, 141):
         about = {} if card is None else {"card": float(card * gib)}
-        most = estimate(args, wide, 1, libraries=0.0, stage=None, **about)
+        most = estimate(args, wide, 1, libraries=0.0, **about)
         found[card] = most.phases["training"]["logits"] - shape.head * (8 if card is None else 4)
     chunks = {24: int(0.72 * gib), 80: 2 * gib, 141: 2 * gib}
     expected = {card: chunk * (KEPT_CHUNKS + 1 + 2 * 2 / 4) for card, chunk in chunks.items()}
@@ -114,7 +114,7 @@ def test_a_gpu_holds_what_an_h200_held(chunk, measured, tmp_path):
         num_generations=8,
         share_prompt="false",
     )
-    found = estimate(args, small, 1, libraries=0.0, stage=None, card=chunk / 0.03 + 1)
+    found = estimate(args, small, 1, libraries=0.0, card=chunk / 0.03 + 1)
     held = sum(found.parts.values()) + sum(
         size for name, size in found.phases["training"].items() if "slack" not in name
     )
@@ -127,14 +127,14 @@ def test_the_fewest_flags_that_make_a_run_fit(shape):
 
     def flags(limit):
         def fits(other):
-            return estimate(other, shape, 1, 0.0, None, card=80.0 * GIB).peak <= limit
+            return estimate(other, shape, 1, 0.0, card=80.0 * GIB).peak <= limit
 
         return flags_that_fit(args, fits, on_gpu=True)
 
     peaks = sorted(
-        estimate(one, shape, 1, 0.0, None, card=80.0 * GIB).peak for _, one in changes(args, True)
+        estimate(one, shape, 1, 0.0, card=80.0 * GIB).peak for _, one in changes(args, True)
     )
-    whole = estimate(args, shape, 1, 0.0, None, card=80.0 * GIB).peak
+    whole = estimate(args, shape, 1, 0.0, card=80.0 * GIB).peak
     assert flags(whole * 0.9) == ("--gradient_checkpointing true",)
     two = flags(peaks[0] * 0.9)
     assert len(two) == 2 and two[0] != two[1]
@@ -152,21 +152,22 @@ def test_parts_are_what_tensors_take(shape):
     assert parts(shape, torch_dtype="float32")["optimizer"] == 8 * total
     assert parts(shape, optim="adamw_8bit")["optimizer"] == 6 * total
     assert parts(shape, beta=0.1)["reference"] == 2 * total
-    assert parts(shape, world=2, stage=2)["optimizer"] == 6 * total
-    assert parts(shape, world=2, stage=3)["weights"] == total
+    assert parts(shape, world=2, deepspeed="zero2")["optimizer"] == 6 * total
+    assert parts(shape, world=2, deepspeed="zero3")["weights"] == total
     assert (
-        parts(shape, world=4, stage=3, zero_hpz_partition_size=2)["second copy of weights"] == total
+        parts(shape, world=4, deepspeed="zero3", zero_hpz_partition_size=2)[
+            "second copy of weights"
+        ]
+        == total
     )
     assert parts(shape, world=2) == full  # DDP
-    fsdp = parts(shape, world=2, stage=3, fsdp="fsdp2")
+    fsdp = parts(shape, world=2, fsdp="fsdp2")
     assert (fsdp["weights"], fsdp["optimizer"]) == (total, 6 * total)
     assert fsdp["gradients"] == 2 * total + 6 * max(
         shape.head, (total - shape.head) // shape.layers
     )
     deep, keeps = dataclasses.replace(shape, layers=8), '{"fsdp": "shard_grad_op"}'
-    gathered = [
-        parts(deep, world=2, stage=3, fsdp=one)["gathered weights"] for one in ("fsdp2", keeps)
-    ]
+    gathered = [parts(deep, world=2, fsdp=one)["gathered weights"] for one in ("fsdp2", keeps)]
     assert gathered[0] < gathered[1] == 2 * total
     lora = parts(shape, train_type="lora", beta=0.1)
     assert (
@@ -186,23 +187,19 @@ def test_parts_are_what_tensors_take(shape):
 
 def test_flags_that_help_are_those_that_save_most(shape):
     args = args_of(per_device_train_batch_size=64, gradient_checkpointing=False)
-    peaks = {
-        flag: estimate(other, shape, 1, libraries=0.0, stage=None).peak
-        for flag, other in changes(args)
-    }
+    peaks = {flag: estimate(other, shape, 1, libraries=0.0).peak for flag, other in changes(args)}
     best = sorted(peaks, key=peaks.__getitem__)[:2]
     line = advice(args, shape, World(), None)
-    found = estimate(args, shape, 1, libraries=0.0, stage=None)
+    found = estimate(args, shape, 1, libraries=0.0)
     assert f"the largest part is {found.largest} (" in line
     assert line.index(best[0]) < line.index(best[1])
 
 
 def test_what_would_be_shown_as_nothing_is_no_advice(shape):
     args = args_of(per_device_train_batch_size=1, gradient_checkpointing=False)
-    found = estimate(args, shape, 1, libraries=0.0, stage=None)
+    found = estimate(args, shape, 1, libraries=0.0)
     savings = [
-        found.peak - estimate(other, shape, 1, libraries=0.0, stage=None).peak
-        for _, other in changes(args)
+        found.peak - estimate(other, shape, 1, libraries=0.0).peak for _, other in changes(args)
     ]
     assert found.peak / 20 < max(savings) < 0.005 * GIB
     assert advice(args, shape, World(), None).endswith("; no flag would save much")
@@ -270,8 +267,8 @@ def test_what_reads_images_is_counted_where_rows_have_some(tmp_path, capsys):
 def test_the_critic_and_an_offloaded_reference_are_counted(shape):
     """The critic in full, also beside adapters; its own head left out where the model has one of its own."""
     args = args_of(rlhf_type="ppo", kl_coef=0.1)
-    alone = estimate(args, shape, 1, libraries=0, stage=None)
-    found = estimate(args, shape, 1, libraries=0, stage=None, critic=shape)
+    alone = estimate(args, shape, 1, libraries=0)
+    found = estimate(args, shape, 1, libraries=0, critic=shape)
     size = shape.total - shape.head  # not tied
     assert found.parts["critic's weights"] == 2 * size
     assert found.parts["critic's gradients"] == 4 * size
@@ -283,21 +280,21 @@ def test_the_critic_and_an_offloaded_reference_are_counted(shape):
         shape,
         1,
         libraries=0,
-        stage=None,
         critic=shape,
     )
     assert (
         beside_adapters.parts["critic's optimizer"] == 12 * size
         and "reference" not in beside_adapters.parts
     )
-    two = estimate(args, shape, 2, libraries=0, stage=3, critic=shape)
+    two = estimate(
+        dataclasses.replace(args, deepspeed="zero3"), shape, 2, libraries=0, critic=shape
+    )
     assert two.parts["critic's weights"] == size and two.parts["critic's optimizer"] == 6 * size
     away = estimate(
         dataclasses.replace(args, offload_ref_model=True),
         shape,
         1,
         libraries=0,
-        stage=None,
         critic=shape,
         card=80.0 * GIB,
     )
