@@ -42,7 +42,7 @@ MESSAGE_BYTES = 1 << 20
 DESCRIPTORS = 4
 ELASTIC, WORKER = "swift_r1.launch.elastic", "swift_r1.cli.rank"
 FORKED = {
-    "swift_r1": ("rlhf", "replay"),
+    "swift_r1": ("rlhf",),
     ELASTIC: (),
     WORKER: (),
     "swift_r1.lab.view.checkpoint_worker": (),

@@ -227,27 +227,6 @@ def _arguments(recorded: RecordedRun, words: Sequence[str]) -> ReplayArguments:
     return parse_arguments(ReplayArguments, words, recorded=flags)
 
 
-@dataclass(frozen=True, slots=True)
-class ReplaySpan:
-    """The optimizer steps of a replay: those after `begin` up to `end`, in rounds of `per_round`."""
-
-    begin: int
-    end: int
-    per_round: int
-
-
-def span_of(recorded: RecordedRun, words: Sequence[str], rounds: int) -> ReplaySpan:
-    """Returns the steps of a replay with the flags in `words` that ends after so many rounds, or where the record ends.
-    Raises UsageError: it cannot be replayed so."""
-    args = _arguments(recorded, words)
-    world, _ = World.from_environment({**os.environ, **args.process_variables})
-    _, checkpoint = _start(recorded, args, _changes(recorded, args, world))
-    args, plan = _planned(recorded, args, world, checkpoint)
-    step, _, begun = _begins(checkpoint)
-    per_round = plan.optimizer_steps_per_round
-    return ReplaySpan(step, min(args.max_steps, step - begun + rounds * per_round), per_round)
-
-
 def _scored_anew(args: ReplayArguments) -> bool:
     return not args.given.isdisjoint({"reward_funcs", "reward_model"})
 

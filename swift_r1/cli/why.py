@@ -9,9 +9,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from swift_r1.errors import EXIT_FINDING, EXIT_OK, UsageError
-from swift_r1.flags.fields import Scope, flag, spellings
-from swift_r1.flags.parser import Command, is_flag, parse_arguments, spelling
+from swift_r1.errors import EXIT_FINDING, EXIT_OK
+from swift_r1.flags.fields import flag
+from swift_r1.flags.parser import Command, parse_arguments
 from swift_r1.lab.diagnosis.causes import WARM_START
 from swift_r1.lab.diagnosis.past import DETECTORS
 from swift_r1.lab.diagnosis.verdict import headline
@@ -26,23 +26,15 @@ if TYPE_CHECKING:
     from swift_r1.record.folder import RunFolder
 
 _USAGE = """swift why RUN ... [--json]
-swift why RUN --try true [--flag value ...]
 
 Says whether the reward of a run rises, by how much, and if not, why not: what keeps it from rising, on what
 evidence, and what to try. Then come the signs of trouble that the run has reported while it trained
 (diagnosis.jsonl). RUN is the folder of a run, or one that holds runs: still training, ended, or killed.
-docs/diagnosis.md lists what it looks for. Exit code 0 if nothing is found, 6 if something is.
-
---try turns the advice against the first cause that has flags into those flags, or takes the flags of `swift rlhf` that
-are given. It replays the first rounds with and without them (the run must have had --log_tokens all), compares the two,
-says what that shows and what only a new run can show, and prints the command of that run."""
+docs/diagnosis.md lists what it looks for. Exit code 0 if nothing is found, 6 if something is."""
 _EXAMPLES = """
 swift why output/model/v0-20261121-120000
 swift why output --json
-swift why output/model/v0-20261121-120000 --try true
-swift why output/model/v0-20261121-120000 --try true --learning_rate 1e-6 --rounds 8
 """
-_TRIES = Scope(lambda args: args.trial, "without --try true")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,15 +44,6 @@ class WhyArguments(Command):
     command: ClassVar[str] = "why"
     runs: list[str] = flag([], "folders of runs, or that hold runs", positional=True, required=True)
     json: bool = flag(False, "print a JSON list, an object for each run")
-    trial: bool = flag(
-        False,
-        "replay the run's first rounds with the flags of the advice, or with those given",
-        aliases=("try",),
-    )
-    rounds: int = flag(4, "rounds that are replayed", _TRIES, at_least=1)
-    output_dir: str | None = flag(
-        None, "folder for both replays (default: one that is removed)", _TRIES
-    )
 
 
 HELP = (_USAGE, WhyArguments, _EXAMPLES)
@@ -68,31 +51,17 @@ HELP = (_USAGE, WhyArguments, _EXAMPLES)
 
 def run(words: Sequence[str]) -> int:
     """Runs the command. Raises UsageError: bad flags or folders."""
-    own, others = _divided(words)
-    args = parse_arguments(WhyArguments, own)
-    folders = find_runs(args.runs)
-    if args.trial:
-        folders = [folder for folder in folders if not folder.supervised] or folders
-    if args.trial and len(folders) > 1:
-        raise UsageError(
-            f"--try is of one run, and these are {len(folders)}: name the folder of one"
-        )
+    args = parse_arguments(WhyArguments, words)
     reports = []
     any_findings = False
-    for folder in folders:
+    for folder in find_runs(args.runs):
         log = Diagnosis(folder.path)
         log.refresh()
         verdict = log.verdict
         causes = verdict.causes if verdict is not None else ()
         any_findings |= bool(log.findings) or any(cause.fault for cause in causes)
-        trial = None
-        if args.trial:
-            from swift_r1.cli.trial import show, try_flags
-
-            trial = try_flags(folder, verdict, others, args.rounds, args.output_dir)
         if args.json:
-            report = _report(folder, log, verdict)
-            reports.append(report if trial is None else report | {"try": asdict(trial)})
+            reports.append(_report(folder, log, verdict))
             continue
         why = f": {_failure(folder)}" if folder.status == "failed" else ""
         lines = [
@@ -100,28 +69,12 @@ def run(words: Sequence[str]) -> int:
             *_lines(folder, log, verdict),
         ]
         print(visible("\n".join(lines)))
-        if trial is not None:
-            show(trial)
         for problem in (*folder.problems, *log.problems):
             print(visible(f"swift why: {folder.name}: {problem}"), file=sys.stderr)
 
     if args.json:
         print(json.dumps(standard_json(reports), indent=2))
     return EXIT_FINDING if any_findings else EXIT_OK
-
-
-def _divided(words: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Returns the words of this command, and with `--try` those of a run's flags."""
-    known = spellings(WhyArguments)
-    own: list[str] = []
-    others: list[str] = []
-    into = own
-    for word in words:
-        if is_flag(word):
-            into = own if spelling(word.partition("=")[0]) in known else others
-        into.append(word)
-    tries = any(spelling(word.partition("=")[0]) in ("try", "trial") for word in own)
-    return (own, others) if tries else (list(words), [])
 
 
 def _report(folder: RunFolder, log: Diagnosis, verdict: Verdict | None) -> dict[str, Any]:

@@ -30,7 +30,6 @@ NOT_RUN = {
     "swift forecast": "a server or an engine for minutes: tests/e2e/test_forecast.py",
     "swift sft": "a model and rows of the reader's: tests/e2e/test_sft.py",
     "swift replay": "needs the checkpoint of a run: tests/e2e/test_replay.py",
-    "swift why output/my-run/v0-20261122-120000 --try": "needs the tokens of a run: tests/e2e/test_replay.py",
     "swift eval": "benchmarks of a hub: tests/lab/evaluation",
     "swift check --env": "packages that make install leaves out: make test-agents",
     "swift check --external_plugins calculator.py": "its page's rows: tests/plugins/tools",

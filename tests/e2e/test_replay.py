@@ -214,32 +214,6 @@ def test_changed_flags(recorded, tmp_path):
     assert [line["reward"] for line in fewer.steps] == [was[step]["reward"] for step in (0, 4, 8)]
 
 
-def test_why_tries_flags_on_the_record(recorded, tmp_path):
-    """Two replays of the first two rounds; the run's folder stays as it is, and the replays' own is removed."""
-    before = {path: path.stat().st_mtime_ns for path in recorded.folder.rglob("*")}
-    words = ["why", recorded.folder, "--try", "true", "--rounds", "2", "--json"]
-    words += ["--learning_rate", "3e-2", "--num_iterations", "1", "--temperature", "0.5"]
-    environ = {"OMP_NUM_THREADS": "1", "TMPDIR": str(tmp_path)}
-    done = forks.run(
-        ["-m", "swift_r1", *map(str, words)], cwd=tmp_path, environ=environ, timeout=280
-    )
-    print(done.stdout, done.stderr)
-    [report] = json.loads(done.stdout)
-    tried = report["try"]
-    assert done.returncode == (6 if report["findings"] or report["verdict"]["causes"] else 0)
-    assert tried["flags"] == {"learning_rate": 0.03, "num_iterations": 1, "temperature": 0.5}
-    assert list(tried["left_out"]) == ["temperature"] and tried["rounds"] == 2
-    rows = {row["name"]: row for row in tried["rows"]}
-    was, became = (rows["policy/moved"][side][1] for side in ("before", "after"))
-    assert became > 3 * was > 0
-    # with the run's flags it is the run again: round 2 ends with step 8
-    assert rows["grad_norm"]["before"] == [recorded.steps[step]["grad_norm"] for step in (3, 7)]
-    assert rows["grad_norm"]["before"][1] != rows["grad_norm"]["after"][1]
-    assert "--learning_rate 0.03" in tried["command"] and "only a new run" in tried["shows"][-1]
-    assert {path: path.stat().st_mtime_ns for path in recorded.folder.rglob("*")} == before
-    assert list(tmp_path.glob("swift-why-*")) == []
-
-
 def test_rewards(recorded, tmp_path):
     """Recorded ones weighed otherwise; and scored anew, by the plugin or a built-in function."""
     twice = replay(recorded.folder, tmp_path / "twice", reward_weights=2, max_steps=2)
