@@ -5,10 +5,9 @@ measurement that tells it from the others; without one nothing is claimed."""
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import pairwise
 from statistics import fmean
-from typing import Any
 
 from swift_r1.lab.diagnosis.past import Past, Sign
 from swift_r1.lab.diagnosis.text import NEVER_ENDS
@@ -41,20 +40,17 @@ FAR = 1.5
 WILD_ENTROPY = 2.0  # times that of the first rounds
 WILD_ROUNDS = 3
 WARM_START = "answers to learn from first (swift sft), such as its own right ones (swift forecast --output_file)"
-OTHERS = 0.1  # times its weight, for a reward that is not the task's
 NEVER = 0.01  # mean of a reward that is as good as never given
 LOW_MOVE = 0.02  # nats per round, as healthy runs of small models have
 
 
 @dataclass(frozen=True, slots=True)
 class Cause:
-    """What keeps a reward from rising, by which measurement, and what to do; `flags` are those of it that can be given
-    to the next run."""
+    """What keeps a reward from rising, by which measurement, and what to do."""
 
     name: str
     evidence: str
     advice: str
-    flags: Mapping[str, Any] = field(default_factory=dict)
     fault: bool = True  # something is wrong; else it is only too early to tell
 
     @property
@@ -124,27 +120,10 @@ def _in_order(past: Past, trend: Trend, signs: Signs) -> Iterator[Cause]:
         if not isinstance(step, str):
             cause = step(past)
         elif step in signs:
-            cause = Cause(names.get(step, step), *signs[step], remedy(past, step))
+            cause = Cause(names.get(step, step), *signs[step])
         if cause is not None and cause.name not in seen:
             seen.add(cause.name)
             yield cause
-
-
-def remedy(past: Past, sign: str) -> dict[str, Any]:
-    """Returns the flags that the advice of a sign means, where they can be told."""
-    rate = float(past.args.get("learning_rate") or 0.0)
-    flags: Mapping[str, dict[str, Any]] = {
-        "no signal": {"dynamic_sample": True},
-        "weights not moving": {"learning_rate": max(1e-6, 10 * rate)},
-        "KL running off": {"learning_rate": rate / 3, "beta": 0.04},
-        "ratios off": {"learning_rate": rate / 3, "num_iterations": 1},
-        "entropy collapse": {"learning_rate": rate / 3, "epsilon_high": 0.28},
-        "repetition": {"learning_rate": rate / 3},
-        "length explosion": {"loss_type": "dr_grpo"},
-        "truncation": {"overlong_filter": True},
-        "engine mismatch": {"rollout_importance_sampling_mode": "token_truncate"},
-    }
-    return flags.get(sign, {})
 
 
 def _latest(past: Past, name: str) -> float | None:
@@ -293,7 +272,6 @@ def _never_ends(past: Past) -> Cause | None:
         + (f" within {longest} tokens" if longest else ""),
         "a longer --max_completion_length; the end that the model has learned: --stop_words, its chat template, its "
         "eos_token_id (swift check shows a prompt as the model sees it)",
-        {"max_completion_length": 2 * longest} if isinstance(longest, int) else {},
     )
 
 
@@ -310,7 +288,6 @@ def _prompts_in_order(past: Past) -> Cause | None:
         f"the {asked:,} prompts so far are the first of {size:,}, in the order of the data (--dataset_shuffle false): if "
         "later ones are harder, a reward that falls says nothing about the policy",
         "--dataset_shuffle true, or an evaluation on the same prompts each time (--eval_steps)",
-        {"dataset_shuffle": True},
     )
 
 
@@ -319,13 +296,13 @@ def _no_variety(past: Past) -> Cause | None:
     silent = _mean(past, "frac_reward_zero_std")
     entropy = past.first("entropy")
     temperature = past.args.get("temperature")
-    flags: dict[str, Any] = {}
+    flags = []
     if isinstance(temperature, int | float) and temperature < 0.7:
-        flags["temperature"] = 1.0
+        flags.append("temperature")
     if past.args.get("top_k") not in (None, -1, 0):
-        flags["top_k"] = -1
+        flags.append("top_k")
     if isinstance(past.args.get("top_p"), int | float) and past.args["top_p"] < 0.9:
-        flags["top_p"] = 1.0
+        flags.append("top_p")
     given = ", ".join(f"--{name} {past.args[name]}" for name in flags)
     cold = bool(flags) and bool(entropy) and fmean(entropy) < COLD_ENTROPY
     earns = bool(_mean(past, f"{past.right}/mean"))  # more variety of wrong answers would not help
@@ -345,11 +322,10 @@ def _no_variety(past: Past) -> Cause | None:
         "no variety",
         ", ".join(parts) + (f" ({given})" if given else ""),
         "--temperature 1, --top_p 1, no --top_k; more entropy (--entropy_coef); other prompts",
-        flags or {"temperature": 1.2},
     )
 
 
-def _answers_differ_little(past: Past, flags: Mapping[str, Any]) -> bool:
+def _answers_differ_little(past: Past, flags: Sequence[str]) -> bool:
     """Short answers repeat each other without harm: then length or flags must speak for the sampling."""
     lengths = past.values("completions/mean_length", 0)
     return bool(flags) or not lengths or fmean(lengths) > 8
@@ -368,7 +344,6 @@ def _sampling_differs(past: Past) -> Cause | None:
             f"sampling leaves {fmean(mass):.0%} of the policy's probability ({', '.join(given)}): what is trained is not "
             "what is sampled",
             "--top_p 1, no --top_k, no --min_p",
-            {"top_p": 1.0, "top_k": -1, "min_p": 0.0},
         )
     staleness = _mean(past, "rollout/staleness/mean")
     if staleness is not None and staleness >= 4:
@@ -376,7 +351,6 @@ def _sampling_differs(past: Past) -> Cause | None:
             "sampling differs from training",
             f"completions were written by weights {staleness:.1f} updates old on average",
             "less --max_staleness; --rollout_importance_sampling_mode token_truncate",
-            {"max_staleness": 1},
         )
     versions = [value for _, value in past.of_rounds("rollout/weight_version")]
     steady = sum(after == before for before, after in pairwise(versions))
@@ -411,7 +385,6 @@ def _no_signal(past: Past) -> Cause | None:
         if harder
         else f"{past.answers_first}easier prompts, a solved example in the prompt, more --num_generations, "
         f"--dynamic_sample true; {WARM_START}",
-        {"dynamic_sample": True},
     )
 
 
@@ -434,7 +407,6 @@ def _policy_does_not_move(past: Past) -> Cause | None:
             f"{evidence}, by {moved[0]:.2g} after the first round; the KL weight is too high: it pulls a token back with "
             f"{pull / size:.0%} of the force of its advantage (--beta {past.args.get('beta')})",
             "--beta 0 or 0.001",
-            {"beta": 0.0},
         )
     if not still:
         return None
@@ -447,22 +419,19 @@ def _policy_does_not_move(past: Past) -> Cause | None:
             f"{evidence}; gradient cut: its norm is 0 in every step, though {teaching:.0%} of the groups have a signal",
             "look for what leaves no token: --overlong_filter, --off_policy_sequence_mask_delta, "
             "--rollout_importance_sampling_mode, --top_entropy_quantile",
-            {"overlong_filter": False},
         )
     if norms and limit and limit < CLIPPED * fmean(norms):
         return Cause(
             "policy does not move",
             f"{evidence}; gradient cut: a norm of {fmean(norms):.2g} is clipped to {limit:.2g} (--max_grad_norm)",
             "--max_grad_norm 1",
-            {"max_grad_norm": 1.0},
         )
     warms = f", which has not reached --learning_rate {told:.2g} yet" if rate < 0.3 * told else ""
     factor = min(1000.0, LOW_MOVE * len(moved) / moved[-1]) if moved[-1] else 1000.0
     return Cause(
         "policy does not move",
         f"{evidence}; learning rate too low: {rate:.2g}{warms}",
-        f"--learning_rate {max(rate, told) * factor:.1g}",
-        {"learning_rate": float(f"{max(rate, told) * factor:.1g}")},
+        f"--learning_rate {max(rate, told) * factor:.1g}; swift replay tries it on the recorded tokens",
     )
 
 
@@ -485,12 +454,10 @@ def _updates_too_large(past: Past) -> Cause | None:
         evidence += f"; entropy rose from {fmean(entropy.early):.2g} to {fmean(entropy.late):.2g} nats per token"
     lower = float(f"{rate / factor:.1g}")
     decay = float(past.args.get("weight_decay") or 0.0)
-    flags: dict[str, Any] = {"learning_rate": lower}
     advice = f"--learning_rate {lower:g}, fewer --num_iterations, --max_grad_norm 0.2"
     if decay > 1:
-        flags["weight_decay"] = 0.0
         advice = f"--weight_decay 0 ({decay:g} now), {advice}"
-    return Cause("updates too large", evidence, advice, flags)
+    return Cause("updates too large", evidence, advice)
 
 
 def _task_never_done(past: Past) -> Cause | None:
@@ -503,16 +470,11 @@ def _task_never_done(past: Past) -> Cause | None:
         f"reward {past.right.removeprefix('rewards/')} is {fmean(values):.2g} on average"
         + ": only other rewards can rise" * (len(past.rewards) > 1),
         f"{past.answers_first}easier prompts, a solved example in the prompt, more --num_generations; {WARM_START}",
-        remedy(past, "no signal"),
     )
 
 
 def _beside_the_task(past: Past, trend: Trend, others: Sequence[Trend]) -> Cause | None:
     """What is trained rises, and what it is to raise falls, or surely gains less than half of that."""
-    weights = past.args.get("reward_weights")
-    flags: dict[str, Any] = {}
-    if isinstance(weights, list) and len(weights) > 1:
-        flags["reward_weights"] = [1.0, *(OTHERS * weight for weight in weights[1:])]
     for other in others:
         gains = (
             other.low > 0 or other.high > trend.change / 2 or other.kind in ("solved", "too early")
@@ -523,7 +485,6 @@ def _beside_the_task(past: Past, trend: Trend, others: Sequence[Trend]) -> Cause
                 f"{other.text}, while {trend.text}",
                 "a smaller weight for the other rewards (--reward_weights), or give them only where the answer is right; "
                 "read the completions with the highest reward; take the checkpoint of the best evaluation",
-                flags,
             )
     return None
 
@@ -539,6 +500,5 @@ def _too_few_completions(past: Past, trend: Trend) -> Cause | None:
         f"the change is known to within {half:.2g}; {trend.more_rounds} more rounds{each} would tell a rise of "
         f"{trend.told:.2g}",
         "more rounds, or more prompts per round (--gradient_accumulation_steps)",
-        {"gradient_accumulation_steps": 2 * int(past.args.get("gradient_accumulation_steps") or 1)},
         fault=False,
     )
