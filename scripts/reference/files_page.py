@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import io
+import tomllib
 from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
 
 from text import MADE, table
 
 from swift_r1.cli.main import main
 from swift_r1.errors import EXIT_CODES, SwiftError
-from swift_r1.lab.runs.catalogue import CHECKPOINT, EVALUATION, RUN, WrittenFile
 from swift_r1.rewards.monitor import InvalidRewardMonitor
 from swift_r1.rewards.types import InvalidReward, RewardBatch, RewardColumn
 from swift_r1.serving.server import bind
@@ -39,7 +41,10 @@ _CHECKPOINT = """## A checkpoint
 `checkpoint-N` is written under another name, synced, hashed and then renamed, so a checkpoint that exists is complete
 ([checkpoints.md](checkpoints.md)).
 """
-_EVALUATION = "`swift eval` writes to `--output_dir` (default: `output/eval/<model>`); see [evaluation.md](evaluation.md)."
+_EVALUATION = """## An evaluation
+
+`swift eval` writes to `--output_dir` (default: `output/eval/<model>`); see [evaluation.md](evaluation.md).
+"""
 _SERVERS = """## Rollout servers
 
 `swift rollout` leaves nothing behind. While it runs, it keeps weights and sockets in its own folders below `/dev/shm`
@@ -58,26 +63,30 @@ _NOTES = {
 
 
 def page() -> str:
-    parts = [_INTRODUCTION, _files(RUN), "", *_fields(RUN), _CHECKPOINT, _files(CHECKPOINT), ""]
-    parts += ["## An evaluation", "", _EVALUATION, "", _files(EVALUATION), ""]
+    files = tomllib.loads(Path(__file__).with_name("files.toml").read_text(encoding="utf-8"))
+    parts = [_INTRODUCTION, _files(files["run"]), "", *_fields(files["run"]), _CHECKPOINT]
+    parts += [_files(files["checkpoint"]), "", _EVALUATION, _files(files["evaluation"]), ""]
     rows = ((str(code), why, _said(code)) for code, why in EXIT_CODES.items())
     return "\n".join(
         [*parts, _SERVERS, _CODES, table(("code", "meaning", "for example"), rows), ""]
     )
 
 
-def _files(files: Sequence[WrittenFile]) -> str:
-    rows = ((f"`{one.path}`", one.about, one.form, one.readers) for one in files)
+def _files(files: Sequence[Mapping[str, Any]]) -> str:
+    rows = (
+        (f"`{one['path']}`", one["about"], one.get("form", ""), one.get("readers", ""))
+        for one in files
+    )
     return table(("file", "what it is", "format", "read by"), rows)
 
 
-def _fields(files: Sequence[WrittenFile]) -> list[str]:
+def _fields(files: Sequence[Mapping[str, Any]]) -> list[str]:
     parts = []
     for one in files:
-        if one.fields:
-            rows = ((f"`{name}`", about) for name, about in one.fields.items())
+        if "fields" in one:
+            rows = ((f"`{name}`", about) for name, about in one["fields"].items())
             parts += [
-                f"### {one.path.replace('<', '').replace('>', '')}",
+                f"### {one['path'].replace('<', '').replace('>', '')}",
                 "",
                 table(("field", "what it is"), rows),
                 "",

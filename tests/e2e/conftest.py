@@ -91,7 +91,7 @@ def rlhf(tmp_path: Path) -> Callable[..., Run]:
                 if path.is_file()
             ]
             assert not undescribed([str(path) for path in written]), (
-                "no entry of swift_r1/lab/runs/catalogue.py"
+                "no entry of scripts/reference/files.toml"
             )
         return finished
 

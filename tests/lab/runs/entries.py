@@ -1,16 +1,22 @@
-"""What of a run's folder the catalogue of files has no entry for."""
+"""What of a run's folder `scripts/reference/files.toml` has no entry for."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+import tomllib
+from collections.abc import Mapping, Sequence
+from typing import Any
 
-from swift_r1.lab.runs.catalogue import RUN
+from tests.conftest import REPO
+
+RUN: Sequence[Mapping[str, Any]] = tomllib.loads(
+    (REPO / "scripts" / "reference" / "files.toml").read_text(encoding="utf-8")
+)["run"]
 
 
 def undescribed(paths: Sequence[str]) -> list[str]:
     """Returns the paths in the folder of a run that have no entry."""
-    patterns = [_pattern(one.path) for one in RUN]
+    patterns = [_pattern(one["path"]) for one in RUN]
     return sorted(
         path for path in paths if not any(pattern.fullmatch(path) for pattern in patterns)
     )

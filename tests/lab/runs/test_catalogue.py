@@ -5,14 +5,13 @@ from __future__ import annotations
 from dataclasses import fields
 from typing import get_args
 
-from swift_r1.lab.runs.catalogue import RUN
 from swift_r1.record.events import Kind
 from swift_r1.record.recorded import FIELDS
 from swift_r1.record.token_record import _COMPLETION, _TOKENS
 from swift_r1.training.checkpoint.resume import RunSummary
-from tests.lab.runs.entries import undescribed
+from tests.lab.runs.entries import RUN, undescribed
 
-OF = {one.path: one.fields for one in RUN}
+OF = {one["path"]: one.get("fields", {}) for one in RUN}
 
 
 def test_fields_are_those_that_are_written() -> None:
