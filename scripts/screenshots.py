@@ -104,7 +104,6 @@ def pages(run: Path) -> dict[str, str]:
         "view-group": "/group?" + urlencode({"step": row.round_step, "group": row.group}),
         "view-tokens": "/tokens?" + urlencode(token),
         "view-prompt": "/prompt?" + urlencode({"prompt": probe}),
-        "view-distributions": "/distributions",
         "view-time": "/time",
     }
 

@@ -45,7 +45,6 @@ FORKED = {
     "swift_r1": ("rlhf",),
     ELASTIC: (),
     WORKER: (),
-    "swift_r1.lab.view.checkpoint_worker": (),
 }
 """Modules that a program starts, and the commands of one that has several."""
 

@@ -15,7 +15,6 @@ GROUPS = {
         "tests/serving/test_openai.py",
         "tests/e2e/test_server.py",
         "tests/e2e/test_multi_turn.py",
-        "tests/lab/view/test_questions_of_the_page.py",
     ),
     "backends": ("tests/training/test_backends.py", "tests/training/test_families.py"),
 }
@@ -65,7 +64,6 @@ SECONDS: dict[str, float] = {
     "tests/lab/report/test_report.py": 30,
     "tests/lab/runs/test_completions.py": 11,
     "tests/lab/runs/test_damaged.py": 12,
-    "tests/lab/view/test_answer_sources.py": 6,
     "tests/lab/view/test_completion_html.py": 6,
     "tests/lab/view/test_completion_pages.py": 43,
     "tests/lab/view/test_hostile_run.py": 10,

@@ -57,8 +57,8 @@ _ABOUT = {
 }
 _OTHERS = """## Other addresses
 
-`swift view` has pages for people, no API: `/`, `/completions`, `/group`, `/tokens`, `/prompt`, `/distributions`,
-`/time`, `/try`, each with what its controls say in the address, and `GET /health`
+`swift view` has pages for people, no API: `/`, `/completions`, `/group`, `/tokens`, `/prompt`, `/episode`,
+`/time`, each with what its controls say in the address, and `GET /health`
 ([seeing-a-run.md](seeing-a-run.md)). With a key a browser shows it once, as `?key=`; other clients send
 `Authorization: Bearer KEY`.
 """

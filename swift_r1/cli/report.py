@@ -18,7 +18,7 @@ from swift_r1.record.folder import RunFolder, find_runs
 from swift_r1.runtime.processes import say
 from swift_r1.runtime.visible import visible
 
-_USAGE = """swift report RUN ... [-o report.html] [--format html|md]
+_USAGE = """swift report RUN ... [-o report.html|report.md]
 
 Writes one self-contained file: what was run, curves, evaluations compared, the same prompts over time, failures,
 completions and cost. RUN is the folder of a run, or one that holds runs; runs that differ only in their seed are drawn
@@ -39,13 +39,9 @@ class ReportArguments(Command):
     command: ClassVar[str] = "report"
     runs: list[str] = flag([], "folders of runs, or that hold runs", positional=True, required=True)
     output: str | None = flag(
-        None, "file to write, or folder to write it in; -o for short (default: report-NAME.html)"
-    )
-    format: str | None = flag(
         None,
-        "html: one file with all in it; md: Markdown, with pictures in a folder beside it (default: as --output ends, "
-        "else html)",
-        choices=FORMATS,
+        "file to write, or folder to write it in; -o for short (default: report-NAME.html). One that ends in .md is "
+        "Markdown, with its pictures in a folder beside it",
     )
 
 
@@ -64,12 +60,10 @@ def run(words: Sequence[str]) -> int:
     if args.output is None and any(Path.cwd().is_relative_to(folder.path) for folder in folders):
         raise UsageError("this folder is a run's own: name a file with -o")
     file = Path(args.output or ".").expanduser()
-    ending = "" if file.is_dir() else file.suffix.lstrip(".")
-    if args.format is None and ending not in ("", *FORMATS):
-        raise UsageError(
-            f"--output {args.output} ends in .{ending}: give .html or .md, or --format html|md"
-        )
-    form = args.format or ending or FORMATS[0]
+    form = "" if file.is_dir() else file.suffix.lstrip(".")
+    form = form or FORMATS[0]
+    if form not in FORMATS:
+        raise UsageError(f"--output {args.output} ends in .{form}: give .html or .md")
     if file.is_dir():
         more = f"-and-{len(folders) - 1}-more" if len(folders) > 1 else ""
         file /= "report-" + re.sub(r"[^\w.-]+", "-", folders[0].name) + f"{more}.{form}"

@@ -50,7 +50,6 @@ class ViewArguments(Command):
         "key of the page (better: in SWIFT_API_KEY): once as ?key=..., or in a header",
         secret=API_KEY_VARIABLE,
     )
-    open: bool = flag(False, "open the page in this machine's browser", _PAGE)
     text: bool = flag(
         False, "print the overview and groups in the terminal instead of serving a page"
     )
@@ -101,7 +100,7 @@ def run(words: Sequence[str]) -> int:
     listener = bind(args.host, args.port)
     from swift_r1.lab.view.server import serve
 
-    serve(listener, args.runs, args.api_key, open_browser=args.open)
+    serve(listener, args.runs, args.api_key)
 
 
 def check_packages() -> None:

@@ -8,7 +8,6 @@ import math
 import re
 import sys
 from array import array
-from bisect import bisect_right
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -98,8 +97,6 @@ class MetricLog:
     def _forget(self) -> None:
         self.series: dict[str, Series] = {}
         self._rewards: list[str] = []
-        # by phase; the state that it is of
-        self._hours: dict[str, tuple[tuple[int, int], Series]] = {}
 
     def refresh(self) -> bool:
         """Reads what has been written since; whether there was anything. A half-written line waits."""
@@ -195,33 +192,21 @@ class MetricLog:
             for step, value in _items(series)
         ]
 
-    def hours(self, phase: str = "step") -> Series:
-        """Returns the hours of training (or of a phase of it) that had passed at each logged step, from `time/<phase>`,
-        a mean over the steps of a line. Evaluations, saves and pauses between two starts are not in it."""
-        state, passed = self._hours.get(phase, (None, Series()))
-        if state == self.state:
-            return passed
-        passed = Series()
+    def hours(self, phase: str = "step") -> float:
+        """Returns the hours of training (or of a phase of it) so far, from `time/<phase>`, a mean over the steps of a
+        line. Evaluations, saves and pauses between two starts are not in it."""
         before = 0
         total = 0.0
         for step, seconds in _items(self.get(f"time/{phase}")):
             total += seconds * (step - before) / 3600
             before = step
-            passed.add(step, total)
-        self._hours[phase] = self.state, passed
-        return passed
+        return total
 
 
 def _items(series: Series) -> Iterable[tuple[int, float]]:
     """Returns the steps and values, without what is not a number."""
     pairs = zip(series.steps, series.values, strict=True)
     return ((step, value) for step, value in pairs if not math.isnan(value))
-
-
-def at_steps(passed: Series, steps: Iterable[int]) -> list[float]:
-    """Returns the value of `passed` at each step: that of the last one not after it, 0 before the first."""
-    places = (bisect_right(passed.steps, step) for step in steps)
-    return [passed.values[place - 1] if place else 0.0 for place in places]
 
 
 def smoothed(values: Sequence[float], weight: float) -> list[float]:

@@ -41,8 +41,6 @@ PAGES = (
     "/tokens",
     "/time",
     "/prompt",
-    "/try",
-    "/distributions",
 )
 ROUTES = ("/info", "/metrics", "/openapi.json", "/v1/models", "/v1/weights/update", "/nothing")
 FLAGS = {

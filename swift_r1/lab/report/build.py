@@ -4,17 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from swift_r1.lab.diagnosis.past import DETECTORS
-from swift_r1.lab.diagnosis.trend import NORMAL_95
 from swift_r1.lab.diagnosis.verdict import headline
 from swift_r1.lab.diagnosis.watch import Diagnosis
 from swift_r1.lab.report import completions, evaluations, parts
 from swift_r1.lab.report.blocks import (
     Block,
     CodeBlock,
-    Figure,
     Figures,
     Note,
     Report,
@@ -22,18 +20,16 @@ from swift_r1.lab.report.blocks import (
     Table,
 )
 from swift_r1.lab.report.evaluations import Measured, right_shares
-from swift_r1.lab.report.figures import Curve, curves
+from swift_r1.lab.report.figures import figure
 from swift_r1.lab.runs.completions import CompletionTable
+from swift_r1.lab.runs.curves import RunGroup, about, constant, curves, groups_of, panels
+from swift_r1.lab.runs.names import names_of
 from swift_r1.lab.runs.query import CompletionQuery
 from swift_r1.record.folder import COMPLETIONS, EVAL_COMPLETIONS, RunFolder
-from swift_r1.record.glossary import metric as glossary_entry
-from swift_r1.record.glossary.titles import TITLES, evaluation_title, reward_title
-from swift_r1.record.metric_log import Series, over_seeds, same_but_seed
 from swift_r1.runtime.terminal import duration
 
 # events that are counted
 _HAPPENED = ("resumed", "skipped", "server_lost", "server_joined", "server_left")
-_POINTS = 300  # of a curve, at most
 # completions of one evaluation; characters of their texts, of which the ids are read
 _MOST = 200_000
 _LONGEST = 1_000
@@ -63,30 +59,19 @@ def build(folders: Sequence[RunFolder]) -> Report:
     """Reads all that the report says. Raises UsageError without the package duckdb."""
     with ExitStack() as tables:
         runs = [_open(folder, tables) for folder in folders]
-        alike: dict[str, list[Opened]] = {}
-        for run in runs:
-            key = same_but_seed(run.folder.args) if run.folder.args else run.folder.name
-            alike.setdefault(key, []).append(run)
-        groups = {_name(group): group for group in alike.values()}
+        of_folder = {run.folder: run for run in runs}
+        alike = groups_of(folders, [run.log for run in runs], names_of(folders))
+        groups = {group.name: [of_folder[folder] for folder in group.runs] for group in alike}
         measured = _measured(groups)
-        sections = {
+        sections: dict[str, Sequence[Block]] = {
             "Verdict": _verdicts(runs),
             "Signs of trouble": _diagnoses(runs),
-            "Curves": _curves(groups),
-            "Evaluation": [
-                *_figures(_accuracies(groups)),
-                *evaluations.blocks(measured, list(groups)),
-            ],
+            "Curves": _curves(alike),
+            "Evaluation": evaluations.blocks(measured, list(groups)),
             "The same prompts over time": _of_each(
                 groups, lambda run: completions.same_prompts(run.evaluated)
             ),
-            "What fails": _figures(
-                [
-                    figure
-                    for run in runs
-                    for figure in completions.over_time(run.folder.name, run.trained)
-                ],
-            ),
+            "What fails": _of_each(groups, lambda run: completions.failures(run.trained)),
             "Best completions": _of_each(
                 groups, lambda run: completions.extremes(run.trained, best=True)
             ),
@@ -114,11 +99,6 @@ def _open(folder: RunFolder, tables: ExitStack) -> Opened:
     trained.refresh()
     evaluated.refresh()
     return Opened(folder, log, trained, evaluated)
-
-
-def _name(group: Sequence[Opened]) -> str:
-    first = group[0].folder.name
-    return first if len(group) == 1 else f"{first} and {len(group) - 1} more"
 
 
 def _what(groups: Mapping[str, Sequence[Opened]]) -> list[Block]:
@@ -214,87 +194,17 @@ def _diagnoses(runs: Sequence[Opened]) -> list[Block]:
     return [Table(["run", "sign", "steps", "evidence", "try"], rows, 5)] if rows else []
 
 
-def _figures(found: Sequence[Figure]) -> list[Block]:
-    return [Figures(found)] if found else []
-
-
-def _curves(groups: Mapping[str, Sequence[Opened]]) -> list[Block]:
-    """Returns the curves, and in a line those that never change, but for the rewards."""
-    rewards = sorted({name for run in _ordered(groups) for name in run.log.rewards()})
-    panels = {"reward": TITLES["reward"]}
-    if len(rewards) > 1:
-        panels |= {f"rewards/{name}/mean": reward_title(name) for name in rewards}
-    found = []
-    constant = []
-    for metric, title in (panels | TITLES).items():
-        drawn = []
-        for number, (name, group) in enumerate(groups.items()):
-            label = name if len(groups) > 1 else ""
-            drawn.append(_curve(label, number, [run.log for run in group], metric))
-        shown = [curve for curve in drawn if curve.steps]
-        values = {value for curve in shown for value in curve.values}
-        if len(values) == 1 and len(shown[0].steps) > 1 and metric not in panels:
-            constant.append(f"{title} {values.pop():.4g}")
-        elif shown:
-            known = glossary_entry(metric)
-            found.append(curves(title, shown, known.unit if known is not None else ""))
-    return _figures(found) + ([Note(f"Constant: {', '.join(constant)}.")] if constant else [])
-
-
-def _curve(name: str, number: int, seeds: Sequence[Diagnosis], metric: str) -> Curve:
-    """Returns the mean over the seeds, with a band from the lowest to the highest, or of one run with the 95 % interval
-    of each point where its standard error is logged; means of neighbours where there are many."""
-    rows = over_seeds([log.get(metric) for log in seeds])
-    error = "reward_stderr" if metric == "reward" else metric.replace("/mean", "/stderr")
-    errors = seeds[0].get(error) if error != metric else Series()
-    widths = dict(zip(errors.steps, errors.values, strict=True))
-    band = len(seeds) > 1
-    if not band and all(step in widths for step, *_ in rows):
-        band = True
-        halves = [NORMAL_95 * widths[step] for step, *_ in rows]
-        rows = [
-            (step, value, value - half, value + half)
-            for (step, value, *_), half in zip(rows, halves, strict=True)
-        ]
-    means = []
-    for part in parts.joined(rows, _POINTS):
-        means.append([sum(column) / len(part) for column in zip(*part, strict=True)])
-    steps, values, low, high = ([row[place] for row in means] for place in range(4))
-    return Curve(name, number, steps, values, low if band else None, high if band else None)
-
-
-def _accuracies(groups: Mapping[str, Sequence[Opened]]) -> list[Figure]:
-    """Draws the accuracy on each benchmark, of learned answers the perplexity; a run alone has its intervals, several
-    seeds a band from the lowest to the highest."""
-    found = []
-    logs = [run.log for group in groups.values() for run in group]
-    for benchmark, metric in sorted(
-        {(name, log.estimate(name)) for log in logs for name in log.benchmarks()}
-    ):
-        if metric not in ("accuracy", "perplexity"):
-            continue
-        drawn = []
-        for number, (name, group) in enumerate(groups.items()):
-            curve = _curve(name, number, [run.log for run in group], f"eval/{benchmark}/{metric}")
-            if len(group) == 1 and benchmark in group[0].log.benchmarks():
-                points = group[0].log.evaluations(benchmark, metric)
-                low = [one.low for one in points if one.low is not None]
-                high = [one.high for one in points if one.high is not None]
-                if len(low) == len(high) == len(points):
-                    curve = Curve(
-                        name,
-                        number,
-                        [one.step for one in points],
-                        [one.value for one in points],
-                        low,
-                        high,
-                    )
-            drawn.append(curve if len(groups) > 1 else replace(curve, label=""))
-        intervals = all(len(group) == 1 for group in groups.values())
-        shown = [one for one in drawn if one.steps]
-        if shown:
-            found.append(curves(evaluation_title(benchmark), shown, metric, intervals))
-    return found
+def _curves(groups: Sequence[RunGroup]) -> list[Block]:
+    """Returns the charts of the page, and in a line the metrics that never change."""
+    still = {panel: constant(panel, groups) for panel in panels(groups)}
+    drawn = [
+        figure(panel.title, curves(panel, groups), about(panel, groups))
+        for panel, text in still.items()
+        if not text
+    ]
+    texts = [text for text in still.values() if text]
+    found: list[Block] = [Figures(drawn)] if drawn else []
+    return found + ([Note(f"Constant: {'; '.join(texts)}.")] if texts else [])
 
 
 def _measured(groups: Mapping[str, Sequence[Opened]]) -> list[Measured]:

@@ -1,19 +1,18 @@
 """The colours of every chart and token, told apart by the colour-blind too: Okabe and Ito's for series, blue to orange
-through the page's own colour for signed values, viridis for others. Colours are `#rrggbb`."""
+through the page's own colour for values of tokens. Colours are `#rrggbb`."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 
 # Okabe and Ito 2008 (jfly.uni-koeln.de/color), without yellow, which vanishes on white, and black, which is the text's.
 # The two blues change places with the background, so that the first series stands out on both.
 SERIES_LIGHT = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9")
 SERIES_DARK = ("#56b4e9", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#0072b2")
-# of a class of completions or of groups, wherever it is drawn
+# of a class of completions, wherever it is shown
 CLASSES = {
     **{"right": 2, "wrong value": 1, "wrong format": 3, "no answer": 4, "truncated": 5},
-    **{"invalid reward": 0, "mixed": 0, "wrong": 1},
+    "invalid reward": 0,
 }
 PAGE_LIGHT = "#ffffff"
 PAGE_DARK = "#1a1c1e"
@@ -23,18 +22,6 @@ INK_DARK = "#e6e6e6"
 UNKNOWN = "#9a9a9a"  # of a value that is missing or not a number
 _BLUE = "#0072b2"
 _ORANGE = "#e69f00"
-# matplotlib's viridis at 0, 1/8, ... 1.
-_VIRIDIS = (
-    "#440154",
-    "#472d7b",
-    "#3b528b",
-    "#2c728e",
-    "#21918c",
-    "#28ae80",
-    "#5ec962",
-    "#addc30",
-    "#fde725",
-)
 
 
 def series(number: int, dark: bool = False) -> str:
@@ -52,15 +39,6 @@ def diverging(value: float | None, dark: bool = False) -> str:
     )
 
 
-def sequential(value: float | None) -> str:
-    """Returns the colour of an unsigned value: viridis, from 0 and below to 1 and above."""
-    if value is None or math.isnan(value):
-        return UNKNOWN
-    place = max(0.0, min(1.0, value)) * (len(_VIRIDIS) - 1)
-    first = min(int(place), len(_VIRIDIS) - 2)
-    return _mixed(_VIRIDIS[first], _VIRIDIS[first + 1], place - first)
-
-
 def text_on(background: str) -> str:
     """Returns black or white, whichever has the greater contrast: at least 4.58, of the 4.5 that WCAG 2.2 asks for."""
     return max("#000000", "#ffffff", key=lambda colour: contrast(colour, background))
@@ -70,11 +48,6 @@ def contrast(one: str, other: str) -> float:
     """WCAG 2.2's contrast ratio of two colours, from 1 to 21."""
     low, high = sorted(_luminance(colour) for colour in (one, other))
     return (high + 0.05) / (low + 0.05)
-
-
-def scale(steps: int = 9) -> Sequence[str]:
-    """Returns `steps` colours of the sequential scale from end to end, for a chart to interpolate."""
-    return [sequential(number / (steps - 1)) for number in range(steps)]
 
 
 def _mixed(one: str, other: str, share: float) -> str:

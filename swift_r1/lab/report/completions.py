@@ -1,21 +1,19 @@
-"""The completions in a report: why they fail, how the same prompts were answered over time, the best and the worst."""
+"""The completions in a report: how many fail, how the same prompts were answered over time, the best and the worst."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import dropwhile
 from typing import Any
 
-from swift_r1.lab.report.blocks import Block, Figure, Passage, Passages
-from swift_r1.lab.report.colours import CLASSES
-from swift_r1.lab.report.figures import Curve, shares
-from swift_r1.lab.report.parts import joined, spread
+from swift_r1.lab.report.blocks import Block, Passage, Passages, Table
+from swift_r1.lab.report.parts import spread
 from swift_r1.lab.runs.completions import CompletionTable
 from swift_r1.lab.runs.failures import FAILURES
 from swift_r1.lab.runs.pictures import pictures_of
 from swift_r1.lab.runs.query import CompletionQuery
 
-_POINTS = 60  # of a figure, at most
 # of those that are shown over time
 _PROMPTS = 4
 _VERSIONS = 4
@@ -24,34 +22,20 @@ _LAST = 0.2  # of the steps: from there the best and the worst are
 _LOOKED_AT = 500  # completions, to find some of different prompts
 
 
-def over_time(name: str, completions: CompletionTable) -> list[Figure]:
-    """Classes of failure, and of groups, over the steps of the run `name`."""
-    kinds = {"right": "all right", "mixed": "mixed", "wrong": "all wrong"}
-    return [
-        *_shares(
-            f"Completions of {name}",
-            completions.failure_classes(),
-            {kind: kind for kind in FAILURES},
-        ),
-        *_shares(f"Groups of {name}", completions.group_shares(), kinds),
-    ]
-
-
-def _shares(
-    title: str, rows: Sequence[Mapping[str, Any]], labels: Mapping[str, str]
-) -> list[Figure]:
-    """Draws the shares of the numbers that `rows` have of each kind; neighbours are joined, so that at most `_POINTS`
-    are left."""
-    parts = joined(rows, _POINTS)
-    steps = [part[0]["step"] for part in parts]
-    totals = [float(sum(row[kind] for row in part for kind in labels)) for part in parts]
-    drawn = []
-    for kind, label in labels.items():
-        sums = [sum(row[kind] for row in part) for part in parts]
-        if any(sums):
-            own = [value / total for value, total in zip(sums, totals, strict=True)]
-            drawn.append(Curve(label, CLASSES[kind], steps, own))
-    return [shares(title, drawn)] if drawn else []
+def failures(completions: CompletionTable) -> list[Block]:
+    """Returns how many completions of each class there were in the first fifth of the steps and in the last."""
+    by_step = completions.failure_classes()
+    count = math.ceil(len(by_step) * _LAST)
+    parts = [by_step[:count], by_step[-count:]] if by_step else []
+    rows = []
+    for kind in FAILURES:
+        shares = [
+            sum(row[kind] for row in part) / sum(row[one] for row in part for one in FAILURES)
+            for part in parts
+        ]
+        if any(shares):
+            rows.append([kind, *(f"{share:.0%}" for share in shares)])
+    return [Table(["completions", "first fifth", "last fifth"], rows)] if rows else []
 
 
 def extremes(completions: CompletionTable, best: bool) -> list[Block]:

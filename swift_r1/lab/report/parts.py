@@ -12,14 +12,13 @@ import os
 import shlex
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from swift_r1.lab.report.blocks import CodeBlock, Table
 from swift_r1.lab.runs.timeline import Timeline
 from swift_r1.record.folder import RunFolder
 from swift_r1.record.metric_log import MetricLog, Series
 
-T = TypeVar("T")
 _FACTS = {
     "learning rate": "{learning_rate:g}, {lr_scheduler_type}",
 }
@@ -130,12 +129,6 @@ def spread(steps: Sequence[int], most: int) -> list[int]:
     return [steps[place] for place in sorted(places)]
 
 
-def joined(rows: Sequence[T], most: int) -> list[Sequence[T]]:
-    """Returns the rows in at most `most` parts of neighbours, each as long as the others but for the last."""
-    each = -(-len(rows) // most) or 1
-    return [rows[place : place + each] for place in range(0, len(rows), each)]
-
-
 def evaluation_table(log: MetricLog, until: float = math.inf) -> Table:
     """Returns the accuracy on each benchmark at each evaluation; of answers that are learned their perplexity."""
     found = {
@@ -165,7 +158,7 @@ def cost(run: RunFolder, log: MetricLog) -> dict[str, str]:
     timeline.refresh()
     steps = max(log.get("time/step").steps, default=0)
     whole = timeline.alive_s or run.summary.get("seconds")
-    spent = {name: max(log.hours(name).values, default=0.0) for name in ("step", *_PHASES)}
+    spent = {name: log.hours(name) for name in ("step", *_PHASES)}
     hours = whole / 3600 if isinstance(whole, int | float) else spent["step"]
     if not hours:
         return {}

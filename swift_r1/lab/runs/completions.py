@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections import OrderedDict
 from dataclasses import replace
 from pathlib import Path
@@ -13,11 +12,9 @@ from swift_r1.lab.runs.query import (
     CORRECT,
     FAILURE,
     JUDGED_TOO,
-    LENGTH,
     CompletionQuery,
     Sql,
     all_of,
-    as_number,
     clean,
     index_condition,
     is_indexed,
@@ -41,7 +38,7 @@ PROMPT_COLUMNS = ("prompt_id", "steps", "completions", "first", "last", "change"
 _PROMPTS = """
     SELECT min(id) AS id, prompt_id, CAST(sum(rows) AS BIGINT) AS completions, count(*) AS steps,
         arg_min(reward, step) AS first, arg_max(reward, step) AS last, last - first AS change,
-        sum(total) / nullif(sum(rated), 0) AS mean, list(reward ORDER BY step) AS curve
+        sum(total) / nullif(sum(rated), 0) AS mean
     FROM (
         SELECT prompt_id, step, min(id) AS id, count(*) AS rows, count(reward) AS rated, sum(reward) AS total,
             avg(reward) AS reward
@@ -71,7 +68,7 @@ class CompletionTable(StoredLines):
     def columns(self) -> list[str]:
         """Returns the columns of the file, in the order in which they first came; then those that are made here
         (`lab/runs/query.py`)."""
-        return [*self._columns, LENGTH, FAILURE]
+        return [*self._columns, FAILURE]
 
     def _judge(self) -> None:
         """Classes the completions that have come since the last time (`lab/runs/failures.py`)."""
@@ -83,7 +80,7 @@ class CompletionTable(StoredLines):
                 pass
 
     def _judgement(self) -> Sql:
-        """Returns a statement for `id`, `line`, LENGTH, CORRECT and FAILURE of the lines at hand. It parses each line
+        """Returns a statement for `id`, `line`, CORRECT and FAILURE of the lines at hand. It parses each line
         twice: more often would take too much memory where lines are long."""
         rewards = [name for name in self._columns if name.startswith("rewards/")]
         fields = [*rewards, "reward", "finish_reason", "completion", "prompt"]
@@ -94,7 +91,7 @@ class CompletionTable(StoredLines):
             if "format" in name.lower()
         ]
         statement = f"""
-            SELECT id, line, length({place["completion"]}) AS "{LENGTH}", correct AS "{CORRECT}", CASE
+            SELECT id, line, correct AS "{CORRECT}", CASE
                 WHEN TRY_CAST({place["reward"]} AS DOUBLE) IS NULL THEN 'invalid reward'
                 WHEN correct >= {RIGHT} THEN 'right'
                 WHEN {place["finish_reason"]} = 'length' THEN 'truncated'
@@ -173,14 +170,12 @@ class CompletionTable(StoredLines):
         alone, such as one with a comma before its end."""
         found: dict[int, dict[str, Any]] = {}
         judged, values = self._judgement()
-        statement = f'SELECT id, line, "{LENGTH}", "{FAILURE}" FROM ({judged})'
+        statement = f'SELECT id, line, "{FAILURE}" FROM ({judged})'
         for cursor in self._over_lines(Sql("id IN (SELECT unnest(?))", [ids]), statement, values):
-            for place, line, length, failure in cursor.fetchall():
+            for place, line, failure in cursor.fetchall():
                 for row in json_rows(line.encode())[0]:
-                    found[place] = (row if longest is None else cut(row, longest)) | {
-                        LENGTH: length,
-                        FAILURE: failure,
-                    }
+                    whole = row if longest is None else cut(row, longest)
+                    found[place] = whole | {FAILURE: failure}
         return [found[place] for place in ids if place in found]
 
     def groups(self, query: CompletionQuery) -> list[tuple[int, int]]:
@@ -196,17 +191,8 @@ class CompletionTable(StoredLines):
     def group(self, step: int, group: int, longest: int | None = None) -> list[dict[str, Any]]:
         """Returns a group's completions in their order; where the file lacks `number` they are numbered."""
         query = CompletionQuery(steps=(step, step), group=group, order_by="number")
-        return self._numbered(query, longest)
-
-    def group_of_prompt(self, step: int, prompt_id: str) -> list[dict[str, Any]]:
-        """Returns the completions of a prompt in a step, as `group`; older versions did not number groups."""
-        return self._numbered(CompletionQuery((step, step), prompt_id, order_by="number"), None)
-
-    def _numbered(self, query: CompletionQuery, longest: int | None) -> list[dict[str, Any]]:
-        return [
-            {"number": place} | row
-            for place, row in enumerate(self.page(query, 0, 10_000, longest))
-        ]
+        rows = self.page(query, 0, 10_000, longest)
+        return [{"number": place} | row for place, row in enumerate(rows)]
 
     def of_prompt(
         self, prompt_id: str, limit: int = 1_000, longest: int | None = None
@@ -223,8 +209,8 @@ class CompletionTable(StoredLines):
         descending: bool = True,
     ) -> tuple[int, list[dict[str, Any]]]:
         """Returns how many prompts have `search` in their id or text, and `limit` of them from `offset` on: `prompt_id`,
-        `prompt` and its `images`, `completions`, `steps` (how many), their rewards `first`, `last`, `change`, `mean`, and
-        `curve` (the mean of each step). `order_by` is one of `PROMPT_COLUMNS`."""
+        `prompt` and its `images`, `completions`, `steps` (how many), their rewards `first`, `last`, `change` and
+        `mean`. `order_by` is one of `PROMPT_COLUMNS`."""
         way = "DESC" if descending else "ASC"
         with self._lock:
             ordered = f'SELECT id FROM ({_PROMPTS}) ORDER BY "{order_by}" {way} NULLS LAST, id'
@@ -239,7 +225,7 @@ class CompletionTable(StoredLines):
                 kept = {place for cursor in matches for (place,) in cursor.fetchall()}
                 ids = [place for place in ids if place in kept]
             shown = ids[max(0, offset) : max(0, offset) + max(0, limit)]
-            names = ("id", *PROMPT_COLUMNS, "curve")
+            names = ("id", *PROMPT_COLUMNS)
             statement = (
                 f"SELECT {', '.join(names)} FROM ({_PROMPTS}) WHERE id IN (SELECT unnest(?))"
             )
@@ -253,64 +239,9 @@ class CompletionTable(StoredLines):
             rows = [found[place] for place in shown]
             return len(ids), [row | own.get(row["prompt_id"], {"prompt": None}) for row in rows]
 
-    def high_advantage(self) -> float | None:
-        """Returns the advantage, to three decimals, that a tenth of the completions has or exceeds; None where it is
-        not above 0."""
-        [(found,)] = self._rows("SELECT quantile_disc(advantage, 0.9) FROM completions")
-        high = math.floor((found or 0.0) * 1_000) / 1_000
-        return high if high > 0 else None
-
     def steps(self) -> list[int]:
         return [
             step for (step,) in self._rows("SELECT DISTINCT step FROM completions ORDER BY step")
-        ]
-
-    def values(self, column: str) -> tuple[numpy.ndarray, numpy.ndarray]:
-        """Returns the step and the value of each completion, NaN where the column has no number."""
-        import numpy
-
-        value = as_number(column)
-        wanted = f"SELECT step, coalesce(CAST({value.text} AS DOUBLE), 'NaN') AS value"
-        with self._lock:
-            if is_indexed(column):
-                tables = tables_of(CompletionQuery(order_by=column))
-                if tables == JUDGED_TOO:
-                    self._judge()
-                parts = [self._arrays(f"{wanted} FROM {tables}")]
-            else:
-                statement = f"{wanted} FROM lines JOIN completions USING (id)"
-                parts = [
-                    one.fetchnumpy()
-                    for one in self._over_lines(all_of([]), statement, value.values)
-                ]
-        if not parts:
-            return numpy.empty(0, int), numpy.empty(0)
-        steps, values = (
-            numpy.concatenate([part.pop(name) for part in parts]) for name in ("step", "value")
-        )
-        return steps, values
-
-    def group_shares(self) -> list[dict[str, Any]]:
-        """Returns by `step` the number of `groups`, and the shares of them that are all `right`, all `wrong` and
-        `mixed`. A completion is right if its first reward is at least 1."""
-        self._judge()
-        found = self._rows(
-            f"""
-            SELECT step, count(*), avg(CAST(every AS DOUBLE)), avg(CAST(NOT any_ AS DOUBLE)) FROM (
-                SELECT step, bool_and("{FAILURE}" = 'right') AS every, bool_or("{FAILURE}" = 'right') AS any_
-                FROM {JUDGED_TOO} GROUP BY step, "group", request_id
-            ) GROUP BY step ORDER BY step
-            """
-        )
-        return [
-            {
-                "step": step,
-                "groups": groups,
-                "right": right,
-                "wrong": wrong,
-                "mixed": max(0.0, 1 - right - wrong),
-            }
-            for step, groups, right, wrong in found
         ]
 
     def failure_classes(self) -> list[dict[str, Any]]:

@@ -18,7 +18,7 @@ def progress_of(run: RunFolder, log: MetricLog) -> dict[str, str]:
     done = log.last_step
     found = {
         "run": run.name,
-        "status": status_of(run, log),
+        "status": run.status,
         "progress": f"step {done:,}",
         "time": "",
     }
@@ -40,13 +40,6 @@ def progress_of(run: RunFolder, log: MetricLog) -> dict[str, str]:
                 text += f" [{last.low:.3g}, {last.high:.3g}]"
             found[f"{benchmark}: {name}"] = text
     return found
-
-
-def status_of(run: RunFolder, log: MetricLog) -> str:
-    """Returns the status in a word: a run of an older version says nothing of its end, but all its steps do."""
-    total = run.plan.get("total_steps")
-    is_whole = isinstance(total, int) and 0 < total <= log.last_step
-    return "ended" if run.status == "killed" and is_whole and not run.events else run.status
 
 
 def seconds_left(run: RunFolder, log: MetricLog) -> float | None:

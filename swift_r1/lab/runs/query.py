@@ -9,16 +9,16 @@ from typing import Any, NamedTuple
 
 from swift_r1.errors import UsageError
 
-LENGTH = "completion/characters"
 FAILURE = "completion/failure"
 CORRECT = "completion/correct"
-"""Columns that are not in the file: characters of the completion; its class (`lab/runs/failures.py`); the value of its
-first reward function, which tells whether it is right."""
+"""Columns that are not in the file: the class of the completion (`lab/runs/failures.py`); the value of its first reward
+function, which tells whether it is right."""
 
 STORED = {
     "step": "BIGINT",
     "group": "BIGINT",
     "number": "BIGINT",
+    "tokens": "BIGINT",
     "weight_version": "BIGINT",
     "reward": "DOUBLE",
     "advantage": "DOUBLE",
@@ -28,7 +28,7 @@ STORED = {
 }
 """Columns of the file that the table `completions` has; the others are read from the lines when they are asked for."""
 JUDGED = {CORRECT: "DOUBLE", FAILURE: "VARCHAR"}
-_INDEXED = STORED | JUDGED | {LENGTH: "BIGINT"}
+_INDEXED = STORED | JUDGED
 OPERATORS = ("=", "!=", "<", "<=", ">", ">=", "contains")
 
 _CONDITION = re.compile(

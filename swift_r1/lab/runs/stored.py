@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 from swift_r1.errors import UsageError
-from swift_r1.lab.runs.query import LENGTH, STORED, Sql, pointer
+from swift_r1.lab.runs.query import STORED, Sql, pointer
 from swift_r1.record.lines import GrowingFile, line_problems
 from swift_r1.runtime.files import regular
 
@@ -34,14 +34,13 @@ _AT_ONCE = 1024  # lines that one thread works on
 _PIECE = 4 << 20  # bytes that are read at once
 _BLOCK = 1 << 17  # lines whose places are looked up at once
 
-_FIELDS = [*STORED, "completion"]
 _TYPED = ", ".join(
     f'TRY_CAST(d[{at}] AS {kind}) AS "{name}"' for at, (name, kind) in enumerate(STORED.items(), 1)
 )
 _INSERT = f"""
     INSERT INTO completions SELECT * FROM (
-        SELECT id, start, stop, {_TYPED}, length(d[{len(_FIELDS)}]) FROM (
-            SELECT id, start, stop, json_extract_string(line, {[pointer(name) for name in _FIELDS]}) AS d FROM lines
+        SELECT id, start, stop, {_TYPED} FROM (
+            SELECT id, start, stop, json_extract_string(line, {[pointer(name) for name in STORED]}) AS d FROM lines
         )
     ) WHERE step IS NOT NULL
 """
@@ -52,7 +51,7 @@ class StoredLines:
     UsageError without the package duckdb.
 
     The table `completions` has a row for each line that is a completion: `id` (the number of the line), `start`, `stop`
-    (where its bytes are), the columns of `STORED`, LENGTH.
+    (where its bytes are), the columns of `STORED`.
     """
 
     def __init__(self, path: Path) -> None:
@@ -77,15 +76,11 @@ class StoredLines:
                 "preserve_insertion_order": False,
             },
         )
-        columns = (
-            {
-                "id": "INTEGER",
-                "start": "BIGINT",
-                "stop": "BIGINT",
-            }
-            | STORED
-            | {LENGTH: "BIGINT"}
-        )
+        columns = {
+            "id": "INTEGER",
+            "start": "BIGINT",
+            "stop": "BIGINT",
+        } | STORED
         typed = ", ".join(f'"{name}" {kind}' for name, kind in columns.items())
         self._db.execute(f"CREATE TABLE completions ({typed})")
         self._begin()

@@ -1,29 +1,66 @@
-"""Who did what when: the spans of a run by lane (a process, a server, a pool of workers), and what happened to it."""
+"""Who did what when: the spans of a run by lane (a process, a server, a pool of workers: `spans/<lane>.jsonl`), and what
+happened to it."""
 
 from __future__ import annotations
 
 import math
 import re
-from bisect import bisect_right
-from collections.abc import Iterator, Mapping
+import sys
+from bisect import insort
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import chain, islice
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 
-from swift_r1.lab.runs.span_lanes import LaneRows, Span, SpanBlock, is_step, is_time
 from swift_r1.record.events import EVENTS
-from swift_r1.record.folder import RunFolder
 from swift_r1.record.lines import JsonRows
-from swift_r1.record.metric_log import MetricLog
+from swift_r1.record.metric_log import LARGEST_STEP
 from swift_r1.record.spans import SPANS
 from swift_r1.runtime.processes import run_folder_is_held
 
 _BEGIN = ("started", "resumed")
 _END = ("failed", "ended")
 _ORDER = ("rank", "rollout-ahead", "rewards", "server")
-_LOGGED = ("generate", "reward", "sleep", "offload", "train", "sync")
-_OLD = "This run has no spans/ (written by an older version). Times are reconstructed from logging.jsonl."
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """Times are seconds since the epoch; `step` is the optimizer step that it belongs to."""
+
+    start: float
+    end: float
+    name: str
+    step: int
+
+
+class _Lane:
+    """The spans of one lane in their order."""
+
+    def __init__(self, path: Path) -> None:
+        self._rows = JsonRows(path)
+        self.spans: list[Span] = []
+
+    def refresh(self) -> bool:
+        """Reads what has been written since; whether there was anything."""
+        return self._rows.refresh(self._take, self.spans.clear)
+
+    def _take(self, row: Mapping[str, Any]) -> bool:
+        start, end, name, step = (row.get(key) for key in ("start", "end", "name", "step"))
+        if not (_is_time(start) and _is_time(end) and start <= end):
+            return False
+        if not (isinstance(name, str) and _is_step(step)):
+            return False
+        # a clock that was set back mixes them up
+        insort(self.spans, Span(start, end, name, step), key=_start)
+        return True
+
+    @property
+    def problems(self) -> list[str]:
+        return self._rows.problems
+
+
+def _start(span: Span) -> float:
+    return span.start
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,51 +81,23 @@ class Timeline:
     def __init__(self, run: Path, lanes: str = "*") -> None:
         self.run = run
         self._files = f"{lanes}.jsonl"
-        self._lanes: dict[str, LaneRows] = {}
+        self._lanes: dict[str, _Lane] = {}
         self._happened: list[Mark] = []
         self._events = JsonRows(run / EVENTS)
-        self._old = False
 
     def refresh(self) -> bool:
         """Reads what has been written since; whether there was anything."""
         for path in (self.run / SPANS).glob(self._files):
-            if self._old:
-                self._lanes = {}
-                self._old = False
-            self._lanes.setdefault(path.stem, LaneRows(path.stem, path))
-        if not self._lanes:
-            self._lay_out_logged()
-        changed = [lane.refresh() for lane in self._lanes.values() if lane.rows is not None]
+            self._lanes.setdefault(path.stem, _Lane(path))
+        changed = [lane.refresh() for lane in self._lanes.values()]
         return self._events.refresh(self._add_event, self._happened.clear) or any(changed)
 
     def _add_event(self, row: Mapping[str, Any]) -> bool:
         time, step, kind, text = (row.get(key) for key in ("time", "step", "kind", "text"))
-        if is_time(time) and is_step(step) and isinstance(kind, str) and isinstance(text, str):
+        if _is_time(time) and _is_step(step) and isinstance(kind, str) and isinstance(text, str):
             self._happened.append(Mark(time, step, kind, text))
             return True
         return False
-
-    def _lay_out_logged(self) -> None:
-        """Makes the lane of a run without spans: the times of its log, end to end from its start."""
-        log = MetricLog(self.run)
-        lane = LaneRows("rank-0")
-        log.refresh()
-        now = RunFolder(self.run, self.run.name).started or 0.0
-        before = 0
-        logged = {
-            name: dict(zip(one.steps, one.values, strict=True))
-            for name in _LOGGED
-            if (one := log.get(f"time/{name}"))
-        }
-        for step in log.get("time/step").steps:
-            for name, seconds in logged.items():
-                taken = seconds.get(step, 0.0) * (step - before)
-                if taken > 0:
-                    lane.add(now, now + taken, name, step)
-                    now += taken
-            before = step
-        self._old = len(lane) > 0
-        self._lanes = {lane.name: lane} if self._old else {}
 
     @property
     def lanes(self) -> list[str]:
@@ -96,17 +105,9 @@ class Timeline:
         return sorted(self._lanes, key=_place)
 
     @property
-    def names(self) -> list[str]:
-        """Returns the names of all spans."""
-        return sorted({name for lane in self._lanes.values() for name in lane.names})
-
-    @property
     def problems(self) -> list[str]:
         """Returns what could not be read, a line each."""
-        found = [_OLD] if self._old else []
-        for lane in self._lanes.values():
-            if lane.rows is not None:
-                found += lane.rows.problems
+        found = [problem for lane in self._lanes.values() for problem in lane.problems]
         return found + self._events.problems
 
     @property
@@ -115,8 +116,8 @@ class Timeline:
         times = [
             time
             for lane in self._lanes.values()
-            if len(lane)
-            for time in (lane.starts[0], lane.ends[-1])
+            if lane.spans
+            for time in (lane.spans[0].start, lane.spans[-1].end)
         ]
         times += [mark.time for mark in self._happened]
         return (min(times), max(times)) if times else None
@@ -124,46 +125,23 @@ class Timeline:
     @property
     def last(self) -> Span | None:
         """Returns what the trainer did last; None without spans."""
-        lanes = [
-            lane for lane in self._lanes.values() if len(lane) and lane.name.startswith("rank")
+        last = [
+            lane.spans[-1]
+            for name, lane in self._lanes.items()
+            if lane.spans and name.startswith("rank")
         ]
-        return max((lane[len(lane) - 1] for lane in lanes), key=lambda span: span.end, default=None)
+        return max(last, key=lambda span: span.end, default=None)
 
-    def spans(self, lane: str, start: float = -math.inf, end: float = math.inf) -> Iterator[Span]:
-        """Returns the spans of a lane that are in a window, at least in part, in their order."""
-        found = self._lanes[lane]
-        return (found[index] for index in found.between(start, end))
+    def spans(self, lane: str) -> Sequence[Span]:
+        """Returns the spans of a lane in their order."""
+        return self._lanes[lane].spans
 
-    def blocks(
-        self,
-        start: float,
-        end: float,
-        most: int = 2000,
-        pixels: int = 1200,
-    ) -> list[SpanBlock]:
-        """Returns all lanes in a window as at most `most` blocks, or twice the number of lanes: what is shorter than a
-        pixel is drawn with its neighbours, and if there are still too many, what is shorter than 2, 4, ... pixels."""
-        cell = max((end - start) / pixels, 1e-6)
-        while True:
-            lanes = (self._lanes[name].blocks(start, end, cell) for name in self.lanes)
-            found = list(islice(chain.from_iterable(lanes), most + 1))
-            if len(found) <= most or cell > end - start:
-                return found
-            cell *= 2
-
-    def seconds(
-        self,
-        lane: str,
-        start: float,
-        end: float,
-        steps: int,
-    ) -> dict[int, dict[str, float]]:
-        """Returns what a lane spent in a window, by step and name, for the last `steps` steps of it."""
-        return self._lanes[lane].seconds(start, end, steps)
-
-    def totals(self, lane: str, start: float, end: float) -> dict[str, float]:
-        """Returns what a lane spent in a window, by name."""
-        return self._lanes[lane].totals(start, end)
+    def totals(self, lane: str) -> dict[str, float]:
+        """Returns the seconds that a lane spent, by name."""
+        found: dict[str, float] = {}
+        for span in self._lanes[lane].spans:
+            found[span.name] = found.get(span.name, 0.0) + span.end - span.start
+        return found
 
     @property
     def marks(self) -> list[Mark]:
@@ -200,10 +178,10 @@ class Timeline:
         time = last.time
         step = last.step
         for lane in self._lanes.values():
-            number = bisect_right(lane.ends, before) - 1
-            if number >= 0 and lane.ends[number] > time:
-                time = lane.ends[number]
-                step = lane.steps[number]
+            ended = [span for span in lane.spans if time < span.end <= before]
+            if ended:
+                time = ended[-1].end
+                step = ended[-1].step
         return Mark(
             time,
             step,
@@ -217,3 +195,15 @@ def _place(lane: str) -> tuple[int, list[int | str]]:
         (number for number, start in enumerate(_ORDER) if lane.startswith(start)), len(_ORDER)
     )
     return kind, [int(part) if part.isdigit() else part for part in re.split(r"(\d+)", lane)]
+
+
+def _is_time(value: Any) -> TypeGuard[float]:
+    return (
+        isinstance(value, int | float)
+        and not isinstance(value, bool)
+        and abs(value) <= sys.float_info.max
+    )
+
+
+def _is_step(value: Any) -> TypeGuard[int]:
+    return isinstance(value, int) and not isinstance(value, bool) and abs(value) < LARGEST_STEP

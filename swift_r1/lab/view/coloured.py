@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from swift_r1.lab.report import colours
-from swift_r1.lab.view.markup import markup, token_markup
+from swift_r1.lab.view.markup import token_markup
 
-LEVELS = 16  # steps of a scale on each side of its middle; an unsigned one has twice as many
+LEVELS = 16  # steps of a scale on each side of 0
 # quantile of the sizes at which a scale ends, so that one outlier does not pale the rest
 _SATURATED = 0.99
 # tokens; a block ends with a line, where lines are not very long
@@ -72,13 +72,14 @@ class Scale:
     high: float
 
     def level(self, value: float | None) -> str:
-        """Returns the CSS class of a value: `d-16` ... `d16`, `s0` ... `s32`, or `x` for none."""
+        """Returns the CSS class of a value: `d-16` ... `d16`, or `x` for none."""
         if value is None or not math.isfinite(value):
             return "x"
         span = self.high - self.low
         share = min(1.0, max(0.0, (value - self.low) / span)) if span > 0 else 0.5
-        place = round(share * 2 * LEVELS)
-        return f"d{place - LEVELS}" if self.colouring.kind == "diverging" else f"s{place}"
+        if self.colouring.kind == "diverging":
+            share = 2 * share - 1
+        return f"d{round(share * LEVELS)}"
 
 
 def values_of(row: Mapping[str, Any], colour: str) -> list[float | None] | None:
@@ -154,7 +155,7 @@ def numbers_json(row: Mapping[str, Any], pieces: Sequence[str]) -> str:
     columns: dict[str, Any] = {"token": [repr(piece) for piece in pieces]}
     logps = row.get("rollout_logps")
     if logps:
-        columns["probability"] = [percent(value) for value in logps]
+        columns["probability"] = [_percent(value) for value in logps]
     ids = row.get("token_ids")
     if ids:
         columns["id"] = list(ids)
@@ -168,22 +169,11 @@ def numbers_json(row: Mapping[str, Any], pieces: Sequence[str]) -> str:
     return json.dumps(columns, separators=(",", ":"))
 
 
-def percent(logp: float | None) -> str | None:
+def _percent(logp: float | None) -> str | None:
     """Returns a log-prob as a probability in percent, to three digits."""
     if logp is None or not math.isfinite(logp):
         return None
     return f"{100 * math.exp(min(0.0, logp)):.3g} %"
-
-
-def alternatives_html(found: Sequence[tuple[str, float]], chosen: str) -> str:
-    """Returns the likeliest tokens and their log-probs as a table of probabilities; the one that was chosen is bold."""
-    rows = []
-    for text, logp in found:
-        name = f"<b>{markup(repr(text))}</b>" if text == chosen else markup(repr(text))
-        share = math.exp(min(0.0, logp))
-        meter = f'<meter value="{share:.4f}">{share:.0%}</meter>'
-        rows.append(f"<tr><td>{name}</td><td>{meter}</td><td>{percent(logp)}</td></tr>")
-    return f'<table class="alternatives">{"".join(rows)}</table>'
 
 
 def legend_html(scale: Scale) -> str:
@@ -205,13 +195,11 @@ def legend_html(scale: Scale) -> str:
 
 def token_css() -> str:
     """Returns the classes of `Scale.level`, for light and dark pages (Quasar marks these with `body--dark`). What is 0
-    has the page's colour on either scale: only what stands out is coloured."""
+    has the page's colour: only what stands out is coloured."""
     rules = []
     for place in range(-LEVELS, LEVELS + 1):
         for dark in (False, True):
             rules.append(_rule(f"d{place}", colours.diverging(place / LEVELS, dark=dark), dark))
-            share = (place + LEVELS) / (2 * LEVELS)
-            rules.append(_rule(f"s{place + LEVELS}", colours.diverging(share, dark=dark), dark))
     return "\n".join(rules)
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from swift_r1.lab.report.colours import CLASSES
 from swift_r1.lab.runs.failures import answer_place
-from swift_r1.lab.runs.query import FAILURE, LENGTH, clean
+from swift_r1.lab.runs.query import FAILURE, clean
 from swift_r1.lab.view.markup import excerpt, markup, matches
 from swift_r1.lab.view.message_html import (
     AS_WRITTEN,
@@ -38,17 +38,12 @@ _ENDS = {
     "cost": "cost",
     "returned": "returned",
 }
-_SHORT = {FAILURE: "class", LENGTH: "characters"}
+_SHORT = {FAILURE: "class"}
 _GOLD = frozenset(("solution", "answer", "target", "gold", "ground_truth", "label"))
 
 
 def reward_columns(names: Iterable[str]) -> list[str]:
     return [name for name in names if name.startswith("rewards/")]
-
-
-def length_column(names: Iterable[str]) -> str:
-    """Returns the column of tokens, or in runs of older versions characters."""
-    return "tokens" if "tokens" in names else LENGTH
 
 
 def data_columns(row: Row) -> dict[str, Any]:
@@ -181,11 +176,8 @@ def _result(row: Row) -> str:
         parts.append(f"adv {advantage:+.3g}")
     if FAILURE in row:
         parts.append(kind_tag(shown(row[FAILURE])))
-    length = length_column(row)
-    if length in row:
-        parts.append(
-            f"{markup(shown(row[length]))} {'tok' if length == 'tokens' else 'characters'}"
-        )
+    if "tokens" in row:
+        parts.append(f"{markup(shown(row['tokens']))} tok")
     return " · ".join(parts)
 
 
@@ -231,12 +223,6 @@ def _others(row: Row) -> list[list[Any]]:
 
 
 def reasons_of(row: Row, invalid: Sequence[Row]) -> list[Row]:
-    """Returns the rows of invalid_rewards.jsonl that are about this completion; older runs say which by its text
-    alone."""
-    if row.get("number") is None:
-        return [one for one in invalid if one.get("completion") == row.get("completion")]
-    return [
-        one
-        for one in invalid
-        if one.get("request_id") == f"{row.get('request_id')}/{row['number']}"
-    ]
+    """Returns the rows of invalid_rewards.jsonl that are about this completion."""
+    name = f"{row.get('request_id')}/{row.get('number')}"
+    return [one for one in invalid if one.get("request_id") == name]

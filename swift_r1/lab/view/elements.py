@@ -11,15 +11,6 @@ from typing import Any
 from nicegui import ui
 
 from swift_r1.lab.runs.completions import CompletionTable
-from swift_r1.lab.view.answer_sources import (
-    AnswerSource,
-    CheckpointSource,
-    ServerSource,
-    needed_bytes,
-    newest_checkpoint,
-    own_key,
-    server_urls,
-)
 from swift_r1.lab.view.coloured import token_css
 from swift_r1.lab.view.shell import Page, opened
 from swift_r1.record.folder import COMPLETIONS, EVAL_COMPLETIONS, RunFolder
@@ -35,11 +26,6 @@ _NEXT = """() => {
   const to = all[Math.min(all.length - 1, Math.max(0, at + (%d)))];
   to?.focus(); to?.scrollIntoView({ block: 'nearest', inline: 'nearest' });
 }"""
-
-
-def beside_training(checkpoint: Path) -> CheckpointSource:
-    """Returns a checkpoint that answers on the CPU: the GPUs are the run's."""
-    return CheckpointSource(checkpoint, "cpu")
 
 
 def _trained(run: Path) -> CompletionTable:
@@ -142,12 +128,6 @@ def rich(html: str) -> ui.html:
     return ui.html(html, sanitize=False).classes("rich")
 
 
-def flag_of(page: Page, name: str, default: float) -> float:
-    """Returns a flag of the page's run that is a number above 0; else the default."""
-    value = page.run.args.get(name)
-    return value if isinstance(value, int | float) and 0 < value < math.inf else default
-
-
 def of_round(record: TokenRecord, round_step: int) -> list[RecordedCompletion]:
     """Returns the recorded completions of a round, each of their sequences once, without their tokens."""
     found: dict[tuple[Any, ...], RecordedCompletion] = {}
@@ -171,39 +151,3 @@ def recorded(record: TokenRecord, step: int, of: str | None) -> set[tuple[str | 
 def tokens_link(page: Page, row: Mapping[str, Any], of: str | None) -> str:
     where = {"step": row["step"]} if of is None else {"probe": row["step"]}
     return page.link("/tokens", **where, request=row["request_id"], number=row["number"])
-
-
-def source_choice(
-    page: Page, step: int | None = None, ready: bool = False
-) -> Callable[[], AnswerSource | None]:
-    """Returns a choice of who answers: the run's server while it runs, the last checkpoint or the one nearest to `step`;
-    at first nobody, or with `ready` the checkpoint of a run that has ended. It has a field for the server's key, which
-    is kept nowhere. Returns what gives the chosen one."""
-    run = page.run
-    checkpoint = newest_checkpoint(run.path, step)
-    urls = server_urls(run.args) if run.status == "running" else []
-    options = {"": "choose a model" if checkpoint or urls else "no checkpoint, no server"}
-    options |= {url: f"the server at {url}" for url in urls}
-    if checkpoint is not None:
-        size = needed_bytes(checkpoint) / 2**20
-        options[checkpoint.name] = (
-            f"{checkpoint.name} (a process of its own, about {size:,.0f} MiB of memory)"
-        )
-    first = checkpoint.name if ready and checkpoint and run.status != "running" else ""
-    asked = page.text("source", first)
-    choice = ui.select(options, label="model", value=asked if asked in options else "")
-    choice.props("dense outlined options-dense").classes("source")
-    choice.on_value_change(lambda event: page.set(source=event.value or None))
-    key = ui.input("the server's key, where it wants one", password=True).props(
-        "dense outlined autocomplete=off"
-    )
-    key.bind_visibility_from(choice, "value", lambda value: value in urls)
-
-    def chosen() -> AnswerSource | None:
-        if choice.value in urls:
-            return ServerSource(str(choice.value), key.value or own_key(str(choice.value)))
-        if not choice.value or checkpoint is None:
-            return None
-        return opened(beside_training if run.status == "running" else CheckpointSource, checkpoint)
-
-    return chosen

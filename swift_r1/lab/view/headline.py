@@ -10,7 +10,7 @@ from nicegui import ui
 from swift_r1.lab.diagnosis.past import DETECTORS
 from swift_r1.lab.diagnosis.verdict import Verdict, headed, headline
 from swift_r1.lab.diagnosis.watch import Diagnosis, Finding
-from swift_r1.lab.runs.span_lanes import Span
+from swift_r1.lab.runs.timeline import Span
 from swift_r1.lab.view.markup import markup, table
 from swift_r1.lab.view.shell import Page
 from swift_r1.record.folder import RunFolder

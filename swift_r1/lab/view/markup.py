@@ -27,9 +27,14 @@ def markup(text: str, longest: int = KEPT) -> str:
 
 def table(rows: Sequence[Mapping[str, str]]) -> str:
     """Returns the rows as HTML, a column for each key."""
+    return table_of_html([{name: markup(text) for name, text in row.items()} for row in rows])
+
+
+def table_of_html(rows: Sequence[Mapping[str, str]]) -> str:
+    """Returns rows whose texts are HTML as HTML, a column for each key."""
     names = list(dict.fromkeys(name for row in rows for name in row))
     lines = ["".join(f"<th>{markup(name)}</th>" for name in names)]
-    lines += ["".join(f"<td>{markup(row.get(name, ''))}</td>" for name in names) for row in rows]
+    lines += ["".join(f"<td>{row.get(name, '')}</td>" for name in names) for row in rows]
     body = "".join(f"<tr>{line}</tr>" for line in lines)
     return f"<table class=view-table>{body}</table>"
 

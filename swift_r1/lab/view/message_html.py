@@ -1,4 +1,4 @@
-"""Prompts and messages as HTML: as they are written, or rendered."""
+"""Prompts and messages as HTML, as they are written."""
 
 from __future__ import annotations
 
@@ -8,12 +8,11 @@ import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
 from typing import Any
 
 from swift_r1.lab.runs.pictures import Picture, pictures_of
 from swift_r1.lab.view.markup import KEPT, highlighted, markup, matches
-from swift_r1.runtime.visible import UNSEEN, visible
+from swift_r1.runtime.visible import visible
 
 Row = Mapping[str, Any]
 
@@ -21,11 +20,6 @@ VALUE = 2_000  # characters that are shown of a value
 CARD = 12_000  # and of a text in a card
 _THOUGHT_END = "</think>"
 _LONG_THOUGHT = 600  # characters, from which on it is folded
-_FORMULA = re.compile(
-    r"\$\$.{1,500}?\$\$|\\\[.{1,500}?\\\]|\\\(.{1,500}?\\\)|\$[^$\n]{1,500}\$|\\boxed\{[^\n]{0,500}\}",
-    re.DOTALL,
-)
-_RENDERED = 20_000  # characters
 _TURN = re.compile(
     r"(?:<\|im_start\|>|<\|start_header_id\|>|<start_of_turn>)(?P<role>\w+)(?:<\|end_header_id\|>)?\s*"
     r"(?P<content>.*?)(?=<\|im_end\|>|<\|eot_id\|>|<end_of_turn>|$)",
@@ -40,7 +34,6 @@ class Look:
 
     whole: bool = False  # else a long one is cut
     words: str = ""  # that are marked
-    rendered: bool = False  # as Markdown; nothing is marked then
 
 
 AS_WRITTEN = Look()
@@ -83,40 +76,15 @@ def passage(text: str, look: Look = AS_WRITTEN, answer: tuple[int, int] | None =
 
 
 def _block(text: str, look: Look, answer: tuple[int, int] | None, more: str = "") -> str:
-    if look.rendered:
-        return f'<div class="text markdown">{rendered(text)}{more}</div>'
     return f'<pre class="text">{highlighted(text, look.words, answer)}{more}</pre>'
 
 
-def rendered(text: str) -> str:
-    """Returns Markdown as HTML. There are no links and no images, and HTML is text, so that nothing of it can act or
-    fetch. Formulas stay as they are written, and so does the end of a very long text."""
-    formulas = _FORMULA.sub(lambda found: f"`{found[0]}`", text[:_RENDERED])
-    made = str(_markdown().render(formulas))
-    unseen = UNSEEN.sub(lambda found: f"<b class=unseen>{visible(found[0])}</b>", made)
-    return unseen + markup(text[_RENDERED:])
-
-
-@cache
-def _markdown() -> Any:
-    from markdown_it import MarkdownIt
-
-    with_tables = MarkdownIt("commonmark", {"html": False, "breaks": True}).enable("table")
-    return with_tables.disable(["link", "image", "autolink", "reference"])
-
-
 def prompt_block(row: Row, look: Look = AS_WRITTEN) -> str:
-    """Returns the prompt with its images: what the user asked last, and folded all as the model saw it; or with
-    `look.rendered` the messages that a chat template made it of."""
+    """Returns the prompt with its images: what the user asked last, and folded all as the model saw it."""
     return pictures(row) + _prompt(shown(row.get("prompt")), look)
 
 
 def _prompt(text: str, look: Look) -> str:
-    messages = [
-        {"role": found["role"], "content": found["content"]} for found in _TURN.finditer(text)
-    ]
-    if look.rendered and messages:
-        return f'<div class="prompt">{turns(messages, look)}</div>'
     whole = f'<pre class="text prompt">{highlighted(text, look.words)}</pre>'
     asked = question(text)
     if asked == text:

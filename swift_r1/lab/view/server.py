@@ -12,7 +12,6 @@ import os
 import signal
 import socket
 import sys
-import webbrowser
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import NoReturn
@@ -57,12 +56,11 @@ def serve(
     listener: socket.socket,
     runs: Sequence[str],
     api_key: str | None,
-    open_browser: bool = False,
     how: str = "Ctrl-C ends it",
 ) -> NoReturn:
     """Answers on `listener` until a signal, which ends the process with 130 or 143. `runs` are the folders to look for
     runs in, as `find_runs` takes them; `how` it ends is said with the address."""
-    asyncio.run(_serve(listener, _app(listener, runs, api_key), how, bool(api_key), open_browser))
+    asyncio.run(_serve(listener, _app(listener, runs, api_key), how, bool(api_key)))
     raise AssertionError("it ends by a signal")
 
 
@@ -104,7 +102,6 @@ async def _serve(
     app: Guard,
     how: str,
     has_key: bool,
-    open_browser: bool,
 ) -> None:
     class PageServer(uvicorn.Server):
         @contextmanager
@@ -117,8 +114,6 @@ async def _serve(
             address = _address(listener)
             key = "; the first time with ?key=... (--api_key) at its end" if has_key else ""
             print(f"swift view: {address}{key} ({how})", flush=True)
-            if open_browser and not webbrowser.open(address):
-                say("this machine has no browser to open the page in", "view")
 
     config = uvicorn.Config(
         app,

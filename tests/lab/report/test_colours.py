@@ -16,23 +16,13 @@ def test_a_diverging_scale_has_the_page_in_its_middle() -> None:
     assert colours.diverging(1) == colours.diverging(float("inf")) == "#e69f00"
 
 
-def test_a_sequential_scale_is_viridis_and_grows_lighter() -> None:
-    assert (colours.sequential(0), colours.sequential(0.5), colours.sequential(7)) == (
-        "#440154",
-        "#21918c",
-        "#fde725",
-    )
-    light = [colours.contrast(colour, "#000000") for colour in colours.scale(50)]
-    assert light == sorted(light)
-
-
 @pytest.mark.parametrize("missing", [None, float("nan")])
 def test_what_is_not_known_is_grey(missing: float | None) -> None:
-    assert colours.diverging(missing) == colours.sequential(missing) == colours.UNKNOWN
+    assert colours.diverging(missing) == colours.UNKNOWN
 
 
 def test_text_can_be_read_on_every_colour() -> None:
-    backgrounds = [colours.UNKNOWN, colours.PAGE_LIGHT, colours.PAGE_DARK, *colours.scale(99)]
+    backgrounds = [colours.UNKNOWN, colours.PAGE_LIGHT, colours.PAGE_DARK]
     backgrounds += [
         colours.diverging(place / 49 - 1, dark) for dark in (False, True) for place in range(99)
     ]

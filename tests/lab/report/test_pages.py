@@ -21,9 +21,10 @@ from swift_r1.lab.report.blocks import (
     Table,
     printable,
 )
-from swift_r1.lab.report.figures import Curve, curves, shares
+from swift_r1.lab.report.figures import figure
 from swift_r1.lab.report.html import html
 from swift_r1.lab.report.markdown import markdown
+from swift_r1.lab.runs.curves import Curve
 
 HOSTILE = [
     "<script>alert(1)</script>",
@@ -40,16 +41,16 @@ HOSTILE = [
 
 def report(*texts: str) -> Report:
     drawn = [
-        curves(
+        figure(
             "Reward",
             [
-                Curve(texts[0], 0, [1, 2], [0.1, 0.5], [0, 0.4], [0.2, 0.6]),
-                Curve("_$a$", 1, [1], [0]),
+                Curve(
+                    texts[0], 0, "reward", 0, 0, [(1, 0.1), (2, 0.5)], [(1, 0, 0.2), (2, 0.4, 0.6)]
+                ),
+                Curve("_$a$", 1, "reward", 1, 1, [(1, 0), (2, None)]),
             ],
         ),
-        shares(
-            texts[0], [Curve("right", 0, [1, 2], [0.2, 0.4]), Curve("wrong", 1, [1, 2], [0.8, 0.6])]
-        ),
+        figure(texts[0], [Curve("right", 0, "reward", 1, 0, [(1, 0.2), (2, 0.4)])], texts[0]),
     ]
     sections = [
         Section(
@@ -123,11 +124,11 @@ def test_the_same_report_is_the_same_bytes() -> None:
 
 
 def test_figures_are_whole_svg_that_follow_light_and_dark() -> None:
-    for figure in markdown(report("<&>"), "")[1].values():
-        root = ElementTree.fromstring(figure)
+    for svg in markdown(report("<&>"), "")[1].values():
+        root = ElementTree.fromstring(svg)
         assert root.tag.endswith("svg") and root[0].text in ("Reward", "<&>")
-        assert "prefers-color-scheme: dark" in figure and "var(--series-1, #d55e00)" in figure
-        assert len(figure) < 10_000
+        assert "prefers-color-scheme: dark" in svg and "var(--series-1, #d55e00)" in svg
+        assert len(svg) < 10_000
 
 
 def test_a_long_text_keeps_its_beginning_and_its_end() -> None:

@@ -1,4 +1,4 @@
-"""Run folders as `swift rlhf` leaves them, made up: small or large, of today's version or an older one."""
+"""Run folders as `swift rlhf` leaves them, made up: small or large."""
 
 from __future__ import annotations
 
@@ -29,13 +29,11 @@ def make_run(
     groups: int = 4,
     per_group: int = 4,
     words: int = 8,
-    old: bool = False,
     exit_code: int | None = 0,
     seed: int = 0,
     prompts: int = 6,
 ) -> Path:
-    """`steps` optimizer steps, two a round; returns the folder. `old`: without token record, events, plan and the
-    number of a completion. `exit_code` None: killed."""
+    """`steps` optimizer steps, two a round; returns the folder. `exit_code` None: killed."""
     folder.mkdir(parents=True)
     words_given = ["swift", "rlhf", "--model", "tiny model", "--seed", str(seed)]
     args = {
@@ -52,13 +50,9 @@ def make_run(
         "versions": {"swift-r1": "0.1.0"},
         "started": 1_790_000_000.0 + seed,
     }
-    if not old:
-        content["plan"] = {"total_steps": steps, "optimizer_steps_per_round": STEPS_PER_ROUND}
+    content["plan"] = {"total_steps": steps, "optimizer_steps_per_round": STEPS_PER_ROUND}
     _write(folder / "args.json", json.dumps(content, indent=2))
     rows = list(completions(steps, groups, per_group, words, seed, prompts))
-    if old:
-        for row in rows:
-            del row["number"]
     write_rows(folder / "completions.jsonl", rows)
     write_rows(folder / "logging.jsonl", logged(steps, rows))
     held_out = [
@@ -77,18 +71,17 @@ def make_run(
             "eval_after": 0.5,
         }
         _write(folder / "summary.json", json.dumps(summary))
-    if not old:
-        events = [(0, "started", "from the beginning"), (steps, "saved", f"checkpoint-{steps}")]
-        if exit_code is not None:
-            events.append((steps, "ended", f"after step {steps}"))
-        write_rows(
-            folder / "events.jsonl",
-            [
-                {"time": 1_790_000_000.0 + step, "step": step, "kind": kind, "text": text}
-                for step, kind, text in events
-            ],
-        )
-        make_tokens(folder, rows, steps)
+    events = [(0, "started", "from the beginning"), (steps, "saved", f"checkpoint-{steps}")]
+    if exit_code is not None:
+        events.append((steps, "ended", f"after step {steps}"))
+    write_rows(
+        folder / "events.jsonl",
+        [
+            {"time": 1_790_000_000.0 + step, "step": step, "kind": kind, "text": text}
+            for step, kind, text in events
+        ],
+    )
+    make_tokens(folder, rows, steps)
     return folder
 
 
@@ -131,6 +124,7 @@ def completion(
         "rewards/format": formatted,
         "reward": None if invalid else right + 0.1 * formatted,
         "advantage": None if invalid else right - 0.5,
+        "tokens": len(thought) + len(answer),
         "finish_reason": "length" if kind == "truncated" else "stop",
         "weight_version": step - 1,
         "nums": [3, 9, 8],

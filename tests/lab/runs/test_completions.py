@@ -11,8 +11,7 @@ import pytest
 
 from swift_r1.lab.runs.completions import CompletionTable
 from swift_r1.lab.runs.failures import FAILURES
-from swift_r1.lab.runs.heatmap import heatmaps
-from swift_r1.lab.runs.query import FAILURE, LENGTH, CompletionQuery
+from swift_r1.lab.runs.query import FAILURE, CompletionQuery
 from tests.lab.runs.made import KINDS, completions, make_run, write_rows
 
 pytest.importorskip("duckdb")
@@ -24,9 +23,7 @@ def rows_of(path: Path) -> list[dict[str, Any]]:
 
 def plain(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Without the columns that the table adds."""
-    return [
-        {key: value for key, value in row.items() if key not in (LENGTH, FAILURE)} for row in rows
-    ]
+    return [{key: value for key, value in row.items() if key != FAILURE} for row in rows]
 
 
 @pytest.fixture
@@ -45,8 +42,7 @@ def test_the_page_is_the_file(run, table):
     rows = rows_of(run / "completions.jsonl")
     assert table.count(CompletionQuery()) == len(rows) == 64
     assert plain(table.page(CompletionQuery(), 10, 5)) == rows[10:15]
-    assert table.page(CompletionQuery(), 3, 1)[0][LENGTH] == len(rows[3]["completion"])
-    assert table.columns == [*rows[0], LENGTH, FAILURE]
+    assert table.columns == [*rows[0], FAILURE]
     assert table.steps() == [1, 3, 5, 7]
     assert table.problems == []
 
@@ -79,13 +75,11 @@ def test_filters(run, table, name):
 
 
 @pytest.mark.parametrize(
-    "column", ["reward", "advantage", "rewards/countdown", "target", "prompt_id", LENGTH]
+    "column", ["reward", "advantage", "rewards/countdown", "target", "prompt_id", "tokens"]
 )
 @pytest.mark.parametrize("descending", [False, True])
 def test_sorting_puts_null_last(run, table, column, descending):
     rows = rows_of(run / "completions.jsonl")
-    for row in rows:
-        row[LENGTH] = len(row["completion"])
     known = sorted(
         (row for row in rows if row[column] is not None),
         key=lambda row: row[column],
@@ -96,7 +90,7 @@ def test_sorting_puts_null_last(run, table, column, descending):
     assert [row[column] for row in found] == [row[column] for row in [*known, *null]]
 
 
-def test_classes_and_shares(run, table):
+def test_classes(run, table):
     made = Counter()
     for place, row in enumerate(rows_of(run / "completions.jsonl")):
         made[row["step"], "right" if row["group"] == 0 else KINDS[place % 6]] += 1
@@ -107,17 +101,6 @@ def test_classes_and_shares(run, table):
         if row[name]
     }
     assert found == made
-    rights: dict[tuple[int, int], list[bool]] = {}
-    for row in rows_of(run / "completions.jsonl"):
-        rights.setdefault((row["step"], row["group"]), []).append(row["rewards/countdown"] == 1)
-    for row in table.group_shares():
-        own = [group for (step, _), group in rights.items() if step == row["step"]]
-        assert (row["groups"], row["right"], row["wrong"]) == (
-            4,
-            sum(map(all, own)) / 4,
-            sum(not any(group) for group in own) / 4,
-        )
-        assert row["right"] + row["wrong"] + row["mixed"] == 1
     query = CompletionQuery(where=[(FAILURE, "=", "truncated")])
     assert {row["finish_reason"] for row in table.page(query)} == {"length"}
 
@@ -139,7 +122,7 @@ def test_new_lines_come_without_reading_anew(run, table):
     assert table.problems == []
     assert table.count(CompletionQuery()) == before + 1
     assert plain(table.page(CompletionQuery(prompt_id="new"))) == [json.loads(line)]
-    assert table.columns[-3] == "late column"
+    assert table.columns[-2] == "late column"
     assert table.failure_classes() == [
         *classes,
         {"step": 9} | dict.fromkeys(FAILURES, 0) | {"wrong value": 1},
@@ -205,7 +188,7 @@ def test_damage_is_left_out_and_said(tmp_path):
             "completions.jsonl: bytes that are not UTF-8 are replaced, in 1 lines",
             "completions.jsonl: reward is not a number in 1 rows",
         ]
-        assert table.columns[:-2] == [
+        assert table.columns[:-1] == [
             "step",
             "prompt_id",
             "completion",
@@ -217,7 +200,6 @@ def test_damage_is_left_out_and_said(tmp_path):
         for column, value in (("A", 1), ("a", "two"), ("q'\"/~", "[1]")):
             assert table.count(CompletionQuery(where=[(column, "=", value)], order_by=column)) == 1
         assert table.count(CompletionQuery(text="NUL \0 É")) == 1
-        assert heatmaps([table], "A")[0].counts == [[1]]
 
 
 def test_lines_that_only_one_of_two_parsers_takes(tmp_path):
@@ -233,7 +215,7 @@ def test_lines_that_only_one_of_two_parsers_takes(tmp_path):
     with CompletionTable(path) as table:
         table.refresh()
         assert [row["completion"] for row in table.page(CompletionQuery())] == ["good"]
-        assert [len(table.failure_classes()), len(table.group_shares())] == [1, 1]
+        assert len(table.failure_classes()) == 1
         assert table.columns[:3] == ["step", "completion", "a\0b"] and "late" in table.columns
 
 
@@ -262,24 +244,18 @@ def test_very_long_completions(tmp_path):
         assert [row["completion"] for row in found] == [
             row["completion"][:10] + "…" for row in rows
         ]
-        assert found[0][LENGTH] == len(rows[0]["completion"])
 
 
 def test_no_file_yet(tmp_path):
     with CompletionTable(tmp_path / "completions.jsonl") as table:
         assert table.refresh() == 0
-        assert (table.columns, table.steps(), table.problems) == ([LENGTH, FAILURE], [], [])
-        assert (table.page(CompletionQuery()), table.group_shares(), table.failure_classes()) == (
-            [],
-            [],
-            [],
-        )
-        assert heatmaps([table], "reward")[0].counts == []
+        assert (table.columns, table.steps(), table.problems) == ([FAILURE], [], [])
+        assert (table.page(CompletionQuery()), table.failure_classes()) == ([], [])
         write_rows(table.path, completions(2, 1, 2, 3))
         assert table.refresh() == 2
 
 
-def test_groups_and_prompts(run, table, tmp_path):
+def test_groups_and_prompts(run, table):
     rows = rows_of(run / "completions.jsonl")
     own = [row for row in rows if (row["step"], row["group"]) == (3, 2)]
     assert plain(table.group(3, 2)) == own
@@ -296,55 +272,11 @@ def test_groups_and_prompts(run, table, tmp_path):
     for step in sorted(steps):
         own = [row["reward"] for row in of_prompt if row["step"] == step]
         means.append(sum(filter(None, own)) / sum(one is not None for one in own))
-    assert found["curve"] == pytest.approx(means)
     assert [found["first"], found["last"]] == pytest.approx([means[0], means[-1]])
     assert found["change"] == pytest.approx(means[-1] - means[0])
     count, ordered = table.prompts(order_by="change", descending=False, limit=3, offset=1)
     changes = [prompt["change"] for prompt in ordered]
     assert (count, len(changes)) == (6, 3) and changes == sorted(changes)
-    old = make_run(tmp_path / "old", old=True)
-    with CompletionTable(old / "completions.jsonl") as other:
-        other.refresh()
-        assert [row["number"] for row in other.group(1, 1)] == [0, 1, 2, 3]
-
-
-def test_a_heatmap_has_a_row_for_each_of_few_values(run, table):
-    rows = rows_of(run / "completions.jsonl")
-    [heat] = heatmaps([table], "reward")
-    assert (heat.steps, heat.rows) == ([1, 3, 5, 7], [(0, 0), (0.1, 0.1), (1.1, 1.1)])
-    for step, counts in zip(heat.steps, heat.counts, strict=True):
-        own = [row["reward"] for row in rows if row["step"] == step]
-        assert counts == [own.count(low) for low, _ in heat.rows]
-
-
-def test_heatmaps_of_many_values_have_round_edges_that_runs_share(tmp_path):
-    tables = []
-    for name, values in (("a", range(3, 40)), ("b", [100.5]), ("c", [None])):
-        path = tmp_path / f"{name}.jsonl"
-        write_rows(path, ({"step": 1, "tokens": value} for value in values))
-        tables.append(CompletionTable(path))
-        tables[-1].refresh()
-    first, second, third = heatmaps(tables, "tokens", 5)
-    assert first.rows == second.rows == [(low, low + 20) for low in range(0, 120, 20)]
-    assert (first.counts, second.counts) == ([[17, 20, 0, 0, 0, 0]], [[0, 0, 0, 0, 0, 1]])
-    assert third.steps == third.counts == []
-    for table in tables:
-        table.close()
-
-
-def test_heatmap_of_odd_numbers(tmp_path):
-    for values, counts in (
-        ((1e17, 1e17), [2]),
-        ((-1e299, 1e299, 0.0), [1, 1, 1]),
-        ([*(number * 1e299 for number in range(-9, 10)), 0.5], [9, 11]),
-        ((1e308, "1e400", None, "x"), []),
-    ):
-        path = tmp_path / f"{len(values)}.jsonl"
-        write_rows(path, ({"step": 1, "odd": value} for value in values))
-        with CompletionTable(path) as table:
-            table.refresh()
-            [heat] = heatmaps([table], "odd", 2)
-            assert [count for row in heat.counts for count in row if count] == counts
 
 
 def test_what_cannot_be_asked():

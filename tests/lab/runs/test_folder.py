@@ -69,22 +69,19 @@ def test_what_is_no_run_is_refused(tmp_path, monkeypatch):
 
 
 def test_what_a_run_says_of_itself(tmp_path):
-    make_run(tmp_path / "new")
-    make_run(tmp_path / "old", old=True, seed=1)
-    new, old = find_runs([tmp_path])
-    assert new.args["model"] == "tiny model"
-    assert new.command[:2] == ["swift", "rlhf"]
-    assert new.plan["total_steps"] == old.plan["total_steps"] == 4
-    assert (new.problems, new.versions) == ([], {"swift-r1": "0.1.0"})
+    [run] = find_runs([make_run(tmp_path / "run")])
+    assert run.args["model"] == "tiny model"
+    assert run.command[:2] == ["swift", "rlhf"]
+    assert run.plan["total_steps"] == 4
+    assert (run.problems, run.versions) == ([], {"swift-r1": "0.1.0"})
 
 
 @pytest.mark.parametrize(
     ("code", "status"), [(0, "ended"), (5, "failed"), (130, "interrupted"), (None, "killed")]
 )
 def test_how_a_run_ended(tmp_path, code, status):
-    for old in (False, True):
-        run = make_run(tmp_path / str(old), exit_code=code, old=old)
-        assert find_runs([run])[0].status == status
+    [run] = find_runs([make_run(tmp_path / "run", exit_code=code)])
+    assert run.status == status
 
 
 def test_a_failure_without_a_summary(tmp_path):

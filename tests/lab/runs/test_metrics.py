@@ -14,7 +14,6 @@ from swift_r1.flags import RlhfArguments, parse_arguments
 from swift_r1.record.metric_log import (
     MetricLog,
     Series,
-    at_steps,
     over_seeds,
     same_but_seed,
     smoothed,
@@ -116,24 +115,13 @@ def test_evaluations_with_their_intervals(tmp_path: Path) -> None:
         ]
 
 
-def test_hours_count_the_steps_between_two_lines(tmp_path: Path) -> None:
-    log = written(tmp_path, {"step": 1, "time/step": 3600}, {"step": 5, "time/step": 1800})
-    log.refresh()
-    assert at_steps(log.hours(), [0, 1, 3, 5, 6]) == [0, 1, 1, 3, 3]
-
-
-def test_hours_of_a_phase_are_its_own(tmp_path: Path) -> None:
+def test_hours_are_those_of_the_steps_between_two_lines(tmp_path: Path) -> None:
     log = written(tmp_path, {"step": 1, "time/step": 3600, "time/train": 900})
     log.refresh()
-    assert [pairs(log.hours(phase)) for phase in ("step", "train", "step", "sync")] == [
-        [(1, 1)],
-        [(1, 0.25)],
-        [(1, 1)],
-        [],
-    ]
-    written(tmp_path, {"step": 2, "time/step": 3600, "time/train": 900})
+    assert [log.hours(phase) for phase in ("step", "train", "sync")] == [1, 0.25, 0]
+    written(tmp_path, {"step": 5, "time/step": 1800})
     log.refresh()
-    assert pairs(log.hours("train")) == [(1, 0.25), (2, 0.5)]
+    assert log.hours() == 3
 
 
 def test_smoothing_is_a_mean_that_forgets() -> None:

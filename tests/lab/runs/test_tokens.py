@@ -70,8 +70,8 @@ def test_probes_of_a_step(run):
 
 
 def test_what_is_missing_or_damaged(run, tmp_path):
-    old = TokenRecord(make_run(tmp_path / "old", old=True))
-    assert (old.steps(), old.probe_steps(), old.completion(1, "a", 0), old.problems) == (
+    none = TokenRecord(tmp_path)
+    assert (none.steps(), none.probe_steps(), none.completion(1, "a", 0), none.problems) == (
         [],
         [],
         [],

@@ -17,7 +17,6 @@ LOOK = """
 import sys
 from pathlib import Path
 from swift_r1.lab.runs.completions import CompletionTable
-from swift_r1.lab.runs.heatmap import heatmaps
 from swift_r1.record.folder import find_runs
 from swift_r1.lab.runs.query import CompletionQuery
 from swift_r1.lab.runs.timeline import Timeline
@@ -35,7 +34,7 @@ for name in ("completions", "eval_completions"):
     with CompletionTable(runs[0].path / f"{name}.jsonl") as table:
         assert table.refresh() > 0
         assert table.page(CompletionQuery(text="make", order_by="target", where=[("nums", "!=", 5)]))
-        assert table.failure_classes() and table.prompts("c")[1] and heatmaps([table], "reward")[0].steps
+        assert table.failure_classes() and table.prompts("c")[1]
         assert table.problems == []
 record = TokenRecord(runs[0].path)
 assert record.probes_at(record.probe_steps()[-1]) and record.text(record.completions(1)[0].token_ids or [65])

@@ -19,9 +19,7 @@ import pytest
 
 from tests import forks
 from tests.conftest import free_port
-from tests.live_servers import client, server_url
 
-__all__ = ["client", "server_url"]
 CHROMIUM = shutil.which("chromium")
 _FLAGS = (
     "--no-sandbox",

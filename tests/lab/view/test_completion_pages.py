@@ -4,24 +4,21 @@ from __future__ import annotations
 
 import json
 import math
-import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
 from pyarrow import parquet
 
 from swift_r1.lab.report import colours
 from swift_r1.lab.view.coloured import LEVELS, scale_of, values_of
-from tests.conftest import wait_until_gone
 from tests.lab.runs.made import make_run, write_rows, write_tokens
 
 HOSTILE = "<script>document.title = 'taken'</script><img src=x onerror=\"document.title='taken'\">\x00\x1b[31m\u202e"
 PATHS = (
     *("/completions?run={}", "/group?run={}&step=3&group=1", "/tokens?run={}", "/prompt?run={}"),
-    *("/prompt?run={}&prompt=countdown:1", "/distributions?run={}", "/try?run={}"),
+    *("/prompt?run={}&prompt=countdown:1", "/time?run={}"),
 )
 
 Tab = Callable[..., Any]
@@ -73,11 +70,10 @@ def test_tokens_have_the_colours_of_their_numbers(
                 assert background == "rgba(0, 0, 0, 0)"  # it is striped
                 continue
             share = (value - scale.low) / (scale.high - scale.low)
-            level = round(max(0.0, min(1.0, share)) * 2 * LEVELS)
+            share = max(0.0, min(1.0, share))
             if scale.colouring.kind == "diverging":
-                wanted = colours.diverging(level / LEVELS - 1, dark=theme == "dark")
-            else:
-                wanted = colours.diverging(level / 2 / LEVELS, dark=theme == "dark")
+                share = 2 * share - 1
+            wanted = colours.diverging(round(share * LEVELS) / LEVELS, dark=theme == "dark")
             assert background == rgb(wanted), (colour, value)
     page.hover(".tokens.text i:nth-of-type(5)")
     said = page.inner_text(".token-panel")
@@ -94,7 +90,7 @@ def test_another_colour_is_in_the_address_and_the_next_completion_a_key_away(
 ) -> None:
     page, url = tab(), viewer(run).url
     page.goto(f"{url}/tokens?run=made&step=3&colour=version")
-    page.wait_for_selector(".tokens.text i.s0")
+    page.wait_for_selector(".tokens.text i.d0")
     page.get_by_label("colour").click()
     page.get_by_text("clipping", exact=True).click()
     page.wait_for_function("location.search.includes('colour=clipped')")
@@ -108,20 +104,10 @@ def test_another_colour_is_in_the_address_and_the_next_completion_a_key_away(
 
 
 @pytest.mark.long
-def test_the_tokens_of_another_step_and_in_another_order(viewer: Any, tab: Tab, run: Path) -> None:
+def test_the_tokens_of_another_step(viewer: Any, tab: Tab, run: Path) -> None:
     page, url = tab(), viewer(run).url
     page.goto(f"{url}/tokens?run=made")
     page.wait_for_selector(".legend >> text=entropy (nats): sure")  # not the advantage, one for all
-    page.get_by_label("order").click()
-    page.get_by_role("option", name="mean entropy").click()
-    page.wait_for_function("location.search.includes('order=entropy')")
-    means = {
-        number: sum(row["entropies"]) / len(row["entropies"])
-        for number in range(4)
-        for row in [recorded(run, 6, number)]
-    }
-    first = max(means, key=lambda number: means[number])
-    page.wait_for_selector(f"text=completion {first} · optimizer step 5")
     page.get_by_label("step", exact=True).click()
     page.get_by_role("option", name="evaluation at step 6").click()
     page.wait_for_selector("text=recorded in the evaluation at step 6")
@@ -172,10 +158,10 @@ def test_the_table_shows_the_rows_of_the_file(viewer: Any, tab: Tab, run: Path) 
     page.goto(f"{url}/completions?run=made")
     assert shown() == expected(rows)
     page.goto(
-        f"{url}/completions?run=made&where=reward>=0.5; finish_reason=stop&sort=completion/characters&desc=1"
+        f"{url}/completions?run=made&where=reward>=0.5; finish_reason=stop&sort=tokens&desc=1"
     )
     right = [row for row in rows if (row["reward"] or 0) >= 0.5 and row["finish_reason"] == "stop"]
-    assert shown() == expected(sorted(right, key=lambda row: -len(row["completion"])))
+    assert shown() == expected(sorted(right, key=lambda row: -row["tokens"]))
     assert f"of {len(right)}" in page.inner_text(".said")
     page.goto(f"{url}/completions?run=made")
     word = rows[7]["completion"].split()[1]
@@ -222,12 +208,6 @@ def test_new_rows_of_a_run_that_trains_are_shown(viewer: Any, tab: Tab, run: Pat
     write_rows(run / "completions.jsonl", [row | {"step": 99, "completion": "a new one"}])
     for page in tabs:
         page.wait_for_selector("text=a new one")
-    begun = run / "eval_completions.jsonl"
-    begun.unlink()
-    page.goto(f"{url}/distributions?run=made&of=eval")
-    page.wait_for_selector("text=This run recorded no completions")
-    write_rows(begun, [row])
-    page.wait_for_selector(".view-chart")
 
 
 def test_a_group_says_why_each_got_what_it_got(viewer: Any, tab: Tab, run: Path) -> None:
@@ -276,22 +256,6 @@ def test_a_group_says_why_each_got_what_it_got(viewer: Any, tab: Tab, run: Path)
     assert "number=1" in page.url
 
 
-@pytest.mark.long
-def test_a_group_without_a_number_is_that_of_its_prompt(viewer: Any, tab: Tab, run: Path) -> None:
-    rows = lines(run / "completions.jsonl")
-    (run / "completions.jsonl").unlink()
-    unnumbered = [
-        {name: value for name, value in row.items() if name not in ("group", "number")}
-        for row in rows
-    ]
-    write_rows(run / "completions.jsonl", unnumbered)
-    page, url = tab(), viewer(run).url
-    page.goto(f"{url}/completions?run=made&step=3&sort=prompt_id")
-    page.locator(".rows a[data-item]").first.press("Enter")
-    page.wait_for_selector(".cards .card")
-    assert page.locator(".card").count() == 4 and page.get_by_title("group after").count() == 0
-
-
 def test_a_prompt_over_time_and_what_changed(viewer: Any, tab: Tab, run: Path) -> None:
     everything = [
         row | {"finish_reason": HOSTILE, "weight_version": HOSTILE}
@@ -327,9 +291,7 @@ def test_a_prompt_over_time_and_what_changed(viewer: Any, tab: Tab, run: Path) -
     assert page.locator(".versions script, .versions img").count() == 0
 
 
-def test_a_prompt_and_distributions_of_two_runs_side_by_side(
-    viewer: Any, tab: Tab, run: Path
-) -> None:
+def test_a_prompt_of_two_runs_side_by_side(viewer: Any, tab: Tab, run: Path) -> None:
     make_run(run.parent / "other", steps=2, seed=1)
     page, url = tab(), viewer(run.parent).url
     page.goto(f"{url}/prompt?run=made&run=other&prompt=countdown:5")
@@ -345,75 +307,3 @@ def test_a_prompt_and_distributions_of_two_runs_side_by_side(
         if row["prompt_id"] == "countdown:5"
     )
     assert other in page.locator(".versions pre").all_text_contents()
-    page.goto(f"{url}/distributions?run=made&run=other")
-    page.wait_for_selector("[aria-label='heat map of rewards/format over the steps (other)']")
-    page.wait_for_function("document.querySelectorAll('.view-chart').length == 2 * 6")
-
-
-@pytest.mark.long
-def test_no_page_is_wider_than_the_screen(viewer: Any, tab: Tab, run: Path) -> None:
-    shutil.copytree(run, run.parent / "old")
-    shutil.rmtree(run.parent / "old" / "tokens")
-    url = viewer(run.parent).url
-    page = tab()
-    for path in PATHS:
-        for name in ("made", "old"):
-            page.set_viewport_size({"width": 400, "height": 800})
-            page.goto(url + path.format(name))
-            page.wait_for_selector(".view-title")
-            for width in (400, 1280):
-                page.set_viewport_size({"width": width, "height": 800})
-                page.wait_for_timeout(150)
-                assert page.evaluate("document.documentElement.scrollWidth") == width, path
-
-
-@pytest.mark.long
-def test_a_link_to_a_changed_prompt_stays_raw_text(viewer: Any, tab: Tab, run: Path) -> None:
-    page, url = tab(), viewer(run).url
-    page.goto(f"{url}/try?run=made&prompt=countdown:1")
-    for _ in range(2):
-        assert page.get_by_role("checkbox").get_attribute("aria-checked") == "true"
-        page.locator("textarea").fill("another")
-        page.keyboard.press("Tab")
-        page.wait_for_function("location.search.includes('text=another')")
-        page.reload()
-
-
-def test_the_checkpoint_answers_and_is_stopped(
-    viewer: Any, tab: Tab, run: Path, tiny_model: Path
-) -> None:
-    shutil.copytree(tiny_model, run / "checkpoint-6")
-    served = viewer(run)
-    page, url = tab(), served.url
-    page.goto(f"{url}/try?run=made&max_tokens=7&n=2")  # the checkpoint and a prompt are chosen
-    page.wait_for_function("document.body.innerText.includes('MiB of memory')")
-    assert page.locator("textarea").input_value().startswith('Use "3", 9 and 8 to make countdown:')
-    page.get_by_role("button", name="ask").dblclick()
-    page.wait_for_selector("text=by checkpoint-6", timeout=60_000)
-    page.wait_for_selector(".tokens.text i")
-    assert page.locator(".tokens.text").count() == 2
-    assert page.get_by_text("· countdown 0 · format 0").count() == 2  # what a random model says
-    assert all(1 <= one.locator("i").count() <= 7 for one in page.locator(".tokens.text").all())
-    page.goto(f"{url}/try?run=made&source=checkpoint-6&max_tokens=900&n=16&text=x")
-    page.get_by_role("button", name="ask").click()
-    page.get_by_role("button", name="stop").click()
-    page.wait_for_selector("text=stopped")
-    row = recorded(run, 3, 0)
-    write_tokens(
-        run / "tokens" / "step-000003.parquet",
-        [row | {"token_ids": [5, 6, 7], "prompt_token_ids": [8, 9]}],
-    )
-    (run / "tokens" / "step-000004.parquet").unlink()
-    for number, said in (
-        (1, "not of this model's vocabulary"),
-        (3, "instead of '\\x07' (token 3), by checkpoint-6, at temperature 1:"),
-    ):
-        page.goto(f"{url}/tokens?run=made&step={number}&source=checkpoint-6")
-        page.click(".tokens.text i:nth-of-type(3)")
-        page.wait_for_selector(f"text={said}", timeout=60_000)
-    assert page.locator(".alternatives tr").count() == 5
-    below = psutil.Process(served.process.pid).children()
-    assert len(below) == 1
-    page.goto("about:blank")
-    served.process.kill()
-    wait_until_gone(below)

@@ -35,7 +35,6 @@ PATHS = (
         "/tokens?run={}&probe=4",
         "/prompt?run={}",
         "/prompt?run={}&prompt=countdown:1",
-        "/try?run={}&prompt=countdown:1",
     ),
 )
 VALUES: list[Any] = [None, "x", 3.5, [1], {"a": 1}, True, -1, 1e300, "", "\ud800"]

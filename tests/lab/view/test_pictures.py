@@ -20,7 +20,7 @@ from tests.lab.view.conftest import Viewer, series
 SIZES = ((1440, 900), (390, 844), (1920, 1080))
 THEMES = ("light", "dark")
 _PAGES = ("/", "/completions", "/group?step=1&group=0", "/prompt", "/tokens?step=1")
-PAGES = (*_PAGES, "/distributions", "/time", "/try", "/nosuchpage")
+PAGES = (*_PAGES, "/time", "/nosuchpage")
 _IS_DARK = "document.body.classList.contains('body--dark')"
 _IN_VIEW = """() => [...document.querySelectorAll(".view-chart")].filter((one) => {
   const { top, bottom, left, right } = one.getBoundingClientRect();
@@ -71,9 +71,12 @@ def test_axe_finds_nothing_serious_and_the_keyboard_reaches_every_control(
     ).Axe()
     url = viewer(runs).url
     page = tab()
-    for path in ("/?run=rising&run=silent", "/time?run=everything"):
+    for path, ready in (
+        ("/?run=rising&run=silent", ".view-chart[data-ready]"),
+        ("/time?run=everything", ".view-table"),
+    ):
         page.goto(url + path)
-        page.locator(".view-chart[data-ready]").first.wait_for()
+        page.locator(ready).first.wait_for()
         for theme in THEMES:
             page.emulate_media(color_scheme=theme)
             assert serious(axe, page) == [], (path, theme)

@@ -133,7 +133,7 @@ def test_memory_stays_where_it_is_while_pages_come_and_go(
 
     def visits(number: int) -> int:
         for _ in range(number):
-            for path in ("/", "/completions", "/distributions"):
+            for path in ("/", "/completions", "/prompt"):
                 page.goto(shown.url + path)
                 page.wait_for_selector(".view-title")
         return int(process.memory_info().rss)

@@ -159,7 +159,7 @@ def test_the_verdict_is_first(tmp_path, capsys):
 
 
 def test_what_is_missing(tmp_path, capsys):
-    run = make_run(tmp_path / "run", old=True)
+    run = make_run(tmp_path / "run")
     assert shown(capsys, run)[-1] == "1 more groups: --step 3"
     write_rows(
         run / "events.jsonl", [{"time": 1e300, "step": 3, "kind": "saved", "text": "checkpoint-3"}]

@@ -6,7 +6,7 @@ import importlib
 import pkgutil
 
 # in the navigation
-_ORDER = ("overview", "completions", "prompt", "tokens", "distributions", "time", "ask")
+_ORDER = ("overview", "completions", "prompt", "tokens", "time")
 
 
 def load() -> None:

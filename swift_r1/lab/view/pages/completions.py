@@ -22,7 +22,6 @@ from swift_r1.lab.runs.query import (
 )
 from swift_r1.lab.view.completion_html import (
     Row,
-    length_column,
     reward_columns,
     rows_table,
     short,
@@ -45,6 +44,7 @@ _READ_S = 0.3  # of a long file, before what was read is shown
 _MORE_S = 2.0  # of it at once, after that
 _LAST_STEP = 2**63 - 1  # that a column of steps can hold
 _NOTHING = "() => {}"
+_CHIPS = {"wrong": "class!=right", "cut off": "finish_reason=length"}
 
 
 @view_page("/completions", "Completions", go="c")
@@ -73,7 +73,7 @@ class _Completions:
                 condition: ui.button(title, on_click=partial(self._flip, condition)).props(
                     f'dense no-caps rounded title="{condition}"'
                 )
-                for title, condition in self._wanted().items()
+                for title, condition in _CHIPS.items()
             }
             self._mark_chips()
         with ui.element("details").props("open" if self._filtered() else "") as self.more:
@@ -177,30 +177,22 @@ class _Completions:
             raise UsageError(f"no column {unknown[0]!r}: {', '.join(map(short, known))}")
         return found
 
-    def _wanted(self) -> dict[str, str]:
-        """Returns the condition of each chip."""
-        found = {"wrong": "class!=right", "cut off": "finish_reason=length"}
-        high = self.table.high_advantage()
-        return found if high is None else found | {"high advantage": f"advantage>={high:g}"}
-
     def _columns(self, query: CompletionQuery) -> list[str]:
         """Returns the columns that are always shown, and those that the query is about."""
         asked = [query.order_by, *(column for column, _, _ in query.where)]
         known = self.table.columns
         own = ["step", "group", "prompt_id", "prompt", "completion", "reward"]
-        own += [*reward_columns(known), "advantage", length_column(known), FAILURE]
+        own += [*reward_columns(known), "advantage", "tokens", FAILURE]
         if self.page.text("of") == "eval":
             own.remove("advantage")
         return list(dict.fromkeys([*own, *(name for name in asked if name)]))
 
     def _group(self, row: Row) -> str:
         of = self.page.text("of") or None
-        whole = row.get("group") is None  # of older runs
         address = self.page.link(
             "/group",
             step=row.get("step"),
             group=row.get("group"),
-            prompt=row.get("prompt_id") if whole else None,
             of=of,
             request=row.get("request_id") if of else None,
             q=self.page.text("q") or None,

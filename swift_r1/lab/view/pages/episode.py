@@ -30,8 +30,8 @@ async def episode(page: Page) -> None:
     place = numbers.index(number)
     row = rows[place]
     unfolded = page.flag("unfolded")
-    look = Look(words=page.text("q"), rendered=page.text("as") == "rendered")
-    kept = {name: page.text(name) or None for name in ("of", "request", "as")}
+    look = Look(words=page.text("q"))
+    kept = {name: page.text(name) or None for name in ("of", "request")}
     with ui.element("div").classes("view-row"):
         for text, title, key, to in (
             ("‹ episode", "episode before", "ArrowLeft", max(0, place - 1)),

@@ -44,28 +44,22 @@ async def group(page: Page) -> None:
         raise UsageError(nothing(page, "completions"))
     step = page.whole("step", steps[-1])
     number = page.whole("group", 0)
-    of_prompt = page.text("prompt")  # of older runs, which did not number their groups
-    if of_prompt:
-        rows = await asyncio.to_thread(table.group_of_prompt, step, of_prompt)
-    else:
-        rows = await asyncio.to_thread(table.group, step, number)
+    rows = await asyncio.to_thread(table.group, step, number)
     request = page.text("request")
     if request:  # evaluations of several data sets number their groups alike
         rows = [row for row in rows if row.get("request_id") == request]
     if page.text("sort") == "reward":
         rows.sort(key=reward_of, reverse=True)
     with ui.element("div").classes("view-row"):
-        _neighbours(page, steps, step, None if of_prompt else number)
+        _neighbours(page, steps, step, number)
         if rows:
             own = {"prompt": rows[0].get("prompt_id"), "of": of}
             ui.link("this prompt over time", page.link("/prompt", **own))
-            ui.link("ask it again", page.link("/try", **own))
             _choice(page, "sort", {"": "as sampled", "reward": "by reward"})
-            _choice(page, "as", {"": "as written", "rendered": "rendered"})
     if not rows:
-        raise UsageError(f"step {step} has no group {of_prompt or number}")
+        raise UsageError(f"step {step} has no group {number}")
     first = rows[0]
-    look = Look(words=page.text("q"), rendered=page.text("as") == "rendered")
+    look = Look(words=page.text("q"))
     prompt_id = str(first.get("prompt_id"))
     known = {"step": step, "group": first.get("group"), "prompt": prompt_id}
     rich(about_prompt(known | data_columns(first)))
@@ -119,21 +113,15 @@ def _choice(page: Page, name: str, options: dict[str, str]) -> None:
     choice.on_value_change(lambda event: to(event.value))
 
 
-def _neighbours(page: Page, steps: Sequence[int], step: int, number: int | None) -> None:
+def _neighbours(page: Page, steps: Sequence[int], step: int, number: int) -> None:
     """Links to the groups and the steps before and after."""
     place = steps.index(step) if step in steps else len(steps) - 1
-    kept = {name: page.text(name) or None for name in ("of", "sort", "as")}
-    to_group = 0 if number is None else number
-    before = ("‹ step", "step before", "[", steps[max(0, place - 1)], to_group)
-    after = ("step ›", "step after", "]", steps[min(len(steps) - 1, place + 1)], to_group)
-    groups = (
-        ()
-        if number is None
-        else (
-            ("‹ group", "group before", "ArrowLeft", step, max(0, number - 1)),
-            ("group ›", "group after", "ArrowRight", step, number + 1),
-        )
-    )
-    for text, title, key, other, own in (before, *groups, after):
+    kept = {name: page.text(name) or None for name in ("of", "sort")}
+    for text, title, key, other, own in (
+        ("‹ step", "step before", "[", steps[max(0, place - 1)], number),
+        ("‹ group", "group before", "ArrowLeft", step, max(0, number - 1)),
+        ("group ›", "group after", "ArrowRight", step, number + 1),
+        ("step ›", "step after", "]", steps[min(len(steps) - 1, place + 1)], number),
+    ):
         link = ui.link(text, page.link("/group", step=other, group=own, **kept))
         link.props(f'data-key="{key}" title="{title}"')

@@ -12,26 +12,24 @@ from nicegui import ui
 from swift_r1.lab.diagnosis.verdict import Verdict, brief
 from swift_r1.lab.diagnosis.watch import Diagnosis
 from swift_r1.lab.report.parts import command, facts
-from swift_r1.lab.runs.progress import progress_of
-from swift_r1.lab.runs.timeline import Mark, Timeline
-from swift_r1.lab.view import charts
-from swift_r1.lab.view.curves import (
-    CurveControls,
+from swift_r1.lab.runs.curves import (
     Panel,
     RunGroup,
     about,
     constant,
-    lines,
+    curves,
+    groups_of,
     panels,
 )
-from swift_r1.lab.view.event_ticks import legend, ticks
+from swift_r1.lab.runs.names import different_flags
+from swift_r1.lab.runs.progress import progress_of
+from swift_r1.lab.runs.timeline import Timeline
+from swift_r1.lab.view import charts
 from swift_r1.lab.view.headline import Headline, signs
-from swift_r1.lab.view.markup import markup, table
-from swift_r1.lab.view.run_table import RunTable
+from swift_r1.lab.view.markup import markup, table, table_of_html
 from swift_r1.lab.view.shell import Page, in_order, opened, view_page
 from swift_r1.record.folder import RunFolder
 from swift_r1.record.glossary import GROUPS
-from swift_r1.record.metric_log import at_steps, same_but_seed
 
 _ANSWER_S = 5.0  # that the first look at the logs may take before the page is answered without it
 _HEIGHT = 220  # pixels of a chart
@@ -59,17 +57,16 @@ class _Overview:
         if len(self.page.chosen) == 1:
             self.headline = Headline(self.page)
         else:
-            self.table = RunTable(self.page, self.logs)
+            self.table = ui.html("", sanitize=False).classes("view-scroll")
             self.signs = ui.html("", sanitize=False).classes("view-scroll")
         self._show_state()
         self._controls()
         self.grid = ui.element("div").classes("view-charts view-questions")
-        legend()
         self.constant = ui.label().classes("view-constant")
         self.empty = ui.label().classes("view-empty")
         self.meanings = ui.html("", sanitize=False).classes("view-scroll")
-        for run in self.page.chosen[:1]:
-            ui.html(_facts(run), sanitize=False).classes("view-run")
+        ui.html(_facts(self.page.run), sanitize=False).classes("view-run")
+        self.events = ui.html("", sanitize=False).classes("view-scroll")
         await self._draw()
         self.page.follow(self._look)
 
@@ -108,7 +105,7 @@ class _Overview:
         ]
 
     def _show_state(self) -> None:
-        now = (self.standings, self.judged, self.page.flag("seeds", True))
+        now = (self.standings, self.judged)
         if len(self.logs) == 1:
             last = self.timelines[0].last
             if self.shown != (*now, last) or self.found[0].status == "running":
@@ -122,21 +119,33 @@ class _Overview:
             self.page.problems(log, [f"{name}: {line}" for line in log.problems])
 
     def _show_runs(self) -> None:
-        colours = [0] * len(self.standings)
-        for number, places in enumerate(self._seeds().values()):
-            for place in places:
-                colours[place] = number
-        rows = [
-            {"run": row["run"], "verdict": brief(verdict, log.past), "why": _first(verdict)} | row
-            for row, verdict, log in zip(self.standings, self.verdicts, self.logs, strict=True)
-        ]
-        self.table.show(rows, colours)
+        """Shows a row for each run, with the colour of its curves, and the signs of all."""
+        page = self.page
+        groups = self._groups()
+        flags = different_flags(page.chosen)
+        rows = []
         found = ""
         count = 0
-        for run, log in zip(self.page.chosen, self.logs, strict=True):
-            of_run = signs(self.page, run, list(log.findings.values()))
-            found += f"<h3>{markup(self.page.names[run.name])}</h3>{of_run}" if of_run else ""
+        for place, (run, log, verdict, standing) in enumerate(
+            zip(page.chosen, self.logs, self.verdicts, self.standings, strict=True)
+        ):
+            [colour] = [at for at, group in enumerate(groups) if run in group.runs]
+            name = page.names[run.name]
+            texts = {
+                "verdict": brief(verdict, log.past),
+                "why": verdict.causes[0].name if verdict is not None and verdict.causes else "",
+                **{f"--{flag}": values[place] for flag, values in flags.items()},
+                **{name: text for name, text in standing.items() if name != "run"},
+            }
+            link = (
+                f'<a href="{markup(f"/?run={run.name}")}" title="this run alone">{markup(name)}</a>'
+            )
+            cells = {name: markup(text) for name, text in texts.items()}
+            rows.append({"run": f"{_mark(colour)}{link}", **cells})
+            of_run = signs(page, run, list(log.findings.values()))
+            found += f"<h3>{markup(name)}</h3>{of_run}" if of_run else ""
             count += len(log.findings)
+        self.table.content = table_of_html(rows)
         summary = f"{count} sign{'s' if count != 1 else ''} of trouble"
         self.signs.content = (
             f"<details><summary>{summary}</summary>{found}</details>" if found else ""
@@ -148,7 +157,6 @@ class _Overview:
         def changes(name: str, value_of: str = "value") -> Any:
             async def change(event: Any) -> None:
                 page.set(**{name: getattr(event, value_of) or None})
-                self._show_state()
                 await self._draw()
 
             return change
@@ -159,73 +167,12 @@ class _Overview:
             slider = ui.slider(min=0, max=0.99, step=0.01, value=page.number("smooth", 0))
             slider.classes("view-slider").props('aria-labelledby="smoothing" label')
             slider.on("change", changes("smooth", "args"))  # once it is let go
-            log = ui.checkbox("log scale", value=page.flag("log"), on_change=changes("log")).props(
-                'data-key="l"'
-            )
-            log.props('title="logarithmic y axes"')
-            ui.toggle(
-                {"step": "steps", "time": "time"},
-                value=page.text("x", "step"),
-                on_change=changes("x"),
-            ).props("dense no-caps")
-            if any(len(group) > 1 for group in self._seeds().values()):
-                seeds = ui.checkbox("seeds as one", value=page.flag("seeds", True))
-
-                async def divide() -> None:
-                    page.set(seeds=seeds.value)
-                    self._show_state()
-                    await self._draw()
-
-                seeds.on_value_change(divide)
-            ui.checkbox("all metrics", value=page.flag("all"), on_change=changes("all"))
             find = ui.input("find a metric", value=page.text("find"), on_change=changes("find"))
             find.props("dense clearable debounce=250 data-search").classes("view-find")
 
-    def _seeds(self) -> dict[str, list[int]]:
-        """Returns the places of the chosen runs, by what they have in common but for the seed."""
-        found: dict[str, list[int]] = {}
-        for place, run in enumerate(self.page.chosen):
-            key = (
-                same_but_seed(run.args) if run.args and self.page.flag("seeds", True) else run.name
-            )
-            found.setdefault(key, []).append(place)
-        return found
-
     def _groups(self) -> list[RunGroup]:
         page = self.page
-        found = []
-        for places in self._seeds().values():
-            runs = [page.chosen[place] for place in places]
-            name = page.names[runs[0].name]
-            if len(runs) > 1:
-                seeds = ", ".join(str(run.args.get("seed")) for run in runs)
-                name += f" and {len(runs) - 1} more (seeds {seeds})"
-            opens = page.link_of(runs[0], "/completions")
-            every = runs[0].plan.get("optimizer_steps_per_round")
-            found.append(
-                RunGroup(
-                    name,
-                    [self.logs[place] for place in places],
-                    opens,
-                    every if isinstance(every, int) and every > 0 else 1,
-                )
-            )
-        return found
-
-    def _ticks(self, shown: CurveControls) -> list[charts.Tick]:
-        """Returns what happened to the first run; of several it would not be clear whose it is."""
-        if len(self.logs) > 1:
-            return []
-        hours = self.logs[0].hours()
-        # those have a chart
-        marks = [mark for mark in self.timelines[0].marks if mark.kind != "evaluated"]
-
-        def place(mark: Mark) -> float:
-            if not shown.per_hour:
-                return mark.step
-            return shown.per_hour * at_steps(hours, [mark.step])[0]
-
-        return ticks(marks, place)
+        return groups_of(page.chosen, self.logs, [page.names[run.name] for run in page.chosen])
 
     async def _draw(self) -> None:
         self.drawn = self.seen
@@ -247,6 +194,7 @@ class _Overview:
         self.constant.text = f"Constant: {'; '.join(still)}" if still else ""
         self.constant.set_visibility(bool(still))
         self._say_empty(bool(drawn))
+        self.events.content = self._events()
         self.meanings.content = _meanings({name for log in self.logs for name in log.series})
 
     def _say_empty(self, is_drawn: bool) -> None:
@@ -261,65 +209,61 @@ class _Overview:
 
     def _options(self, groups: Sequence[RunGroup]) -> tuple[dict[Panel, dict[str, Any]], list[str]]:
         """Returns ECharts' options of each chart, and what is to be said of those that would show nothing."""
-        page = self.page
-        per_hour = 0.0
-        if page.text("x") == "time":
-            per_hour = 1.0 if any(sum(log.hours().values[-1:]) > 1 for log in self.logs) else 60.0
-        shown = CurveControls(
-            min(0.99, max(0.0, page.number("smooth", 0))), page.flag("log"), per_hour
-        )
-        wanted = page.text("find").casefold()
+        wanted = self.page.text("find").casefold()
         found = [
             panel
-            for panel in panels(groups, page.flag("all") or bool(wanted))
+            for panel in panels(groups, everything=bool(wanted))
             if wanted in " ".join([panel.title, *panel.metrics]).casefold()
         ]
         still = {panel: constant(panel, groups) for panel in found if not wanted}
         drawn = [panel for panel in found if not still.get(panel)]
-        options = _options(drawn, groups, shown, self._ticks(shown))
+        smooth = min(0.99, max(0.0, self.page.number("smooth", 0)))
+        opens = [self._opens(group) for group in groups]
+        alone = len(groups) == 1
+        options = {
+            panel: charts.line_options(
+                panel.title,
+                curves(panel, groups, smooth),
+                faint=curves(panel, groups) if smooth and alone else (),
+                about=about(panel, groups),
+                opens=opens,
+                last=max((log.last_step for log in self.logs), default=0),
+                legend=alone,
+            )
+            for panel in drawn
+        }
         return options, [text for text in still.values() if text]
 
+    def _opens(self, group: RunGroup) -> charts.Opens:
+        """Returns the address of the completions behind a point, and the steps that share them."""
+        every = group.runs[0].plan.get("optimizer_steps_per_round")
+        address = self.page.link_of(group.runs[0], "/completions")
+        return address, every if isinstance(every, int) and every > 0 else 1
 
-def _options(
-    drawn: Sequence[Panel],
-    groups: Sequence[RunGroup],
-    shown: CurveControls,
-    happened: Sequence[charts.Tick],
-) -> dict[Panel, dict[str, Any]]:
-    """Returns ECharts' options of each chart."""
-    logs = [log for group in groups for log in group.logs]
-    unit = {
-        0.0: "step",
-        1.0: "hours of training",
-        60.0: "minutes of training",
-    }[shown.per_hour]
-    if shown.per_hour:
-        lasts = [shown.per_hour * sum(log.hours().values[-1:]) for log in logs]
-    else:
-        lasts = [float(log.last_step) for log in logs]
-    return {
-        panel: charts.line_options(
-            panel.title,
-            lines(panel, groups, shown),
-            about=about(panel, groups),
-            x_name=unit,
-            log=shown.log,
-            extent=(0.0, max(lasts, default=0.0)),
-            ticks=happened,
-            legend=len(groups) == 1,
-        )
-        for panel in drawn
-    }
+    def _events(self) -> str:
+        """Returns what happened to the runs as HTML: kills, resumes, servers that were lost."""
+        rows = [
+            {
+                "run": self.page.names[run.name],
+                "step": f"{mark.step}",
+                "event": mark.kind.replace("_", " "),
+                "": mark.text,
+            }
+            for run, timeline in zip(self.page.chosen, self.timelines, strict=True)
+            for mark in timeline.marks
+        ]
+        return f"<details><summary>events</summary>{table(rows)}</details>" if rows else ""
 
 
 def _legend(groups: Sequence[RunGroup]) -> str:
-    """Returns the legend of all charts as HTML; a click on a run leaves it alone in them."""
+    """Returns the legend of all charts as HTML."""
     return "".join(
-        f'<button data-run="{markup(group.name)}" aria-pressed="false" title="this one alone">'
-        f'<span class=view-mark style="background: {charts.series_colour(number)}"></span>'
-        f"{markup(group.name)}</button>"
-        for number, group in enumerate(groups)
+        f"<span>{_mark(number)}{markup(group.name)}</span>" for number, group in enumerate(groups)
     )
+
+
+def _mark(number: int) -> str:
+    return f'<span class=view-mark style="background: {charts.series_colour(number)}"></span>'
 
 
 def _meanings(names: Collection[str]) -> str:
@@ -335,11 +279,6 @@ def _meanings(names: Collection[str]) -> str:
             }
             rows.append({name: text.replace("`", "") for name, text in row.items()})
     return f"<details><summary>what the curves mean</summary>{table(rows)}</details>"
-
-
-def _first(verdict: Verdict | None) -> str:
-    """Returns the name of the first cause; empty where there is none."""
-    return verdict.causes[0].name if verdict is not None and verdict.causes else ""
 
 
 def _facts(run: RunFolder) -> str:

@@ -13,8 +13,9 @@ from nicegui import ui
 from nicegui.events import GenericEventArguments
 
 from swift_r1.errors import UsageError
-from swift_r1.lab.report.parts import sparkline, spread
-from swift_r1.lab.view.charts import Line, chart, line_options
+from swift_r1.lab.report.parts import spread
+from swift_r1.lab.runs.curves import Curve
+from swift_r1.lab.view.charts import chart, line_options
 from swift_r1.lab.view.completion_html import (
     about_prompt,
     card_of,
@@ -42,9 +43,8 @@ from swift_r1.record.token_reader import TokenRecord
 COLUMNS = 12  # that are shown at once, unless all are asked for
 _LISTED = 50
 _TEXT = 12_000  # characters of a completion
-_CURVE = 12  # bars of a prompt's curve
-_PLAIN = ("prompt", "curve", "probe")
-_HEADS = ("prompt_id", "prompt", "steps", "completions", "first", "last", "change", "curve", "mean")
+_PLAIN = ("prompt",)
+_HEADS = ("prompt_id", "prompt", "steps", "completions", "first", "last", "change", "mean")
 _ONCE = (
     "prompt_id",
     "prompt",
@@ -77,14 +77,11 @@ async def _list(page: Page) -> None:
     found = ui.html("", sanitize=False).classes("view-scroll")
     pager = Pager(lambda number: changed(page=number), keys=True)
     latest = Latest()
-    record = opened(TokenRecord, page.run.path)
 
-    def read() -> tuple[int, list[dict[str, Any]], set[str]]:
+    def read() -> tuple[int, list[dict[str, Any]]]:
         order = page.text("sort", "steps"), page.flag("desc", True)
         offset = page.whole("page", 0) * _LISTED
-        last = record.probe_steps()[-1:]
-        probes = {str(one.prompt_id) for step in last for one in record.probes_at(step)}
-        return *table.prompts(page.text("q"), _LISTED, offset, *order), probes
+        return table.prompts(page.text("q"), _LISTED, offset, *order)
 
     async def show() -> None:
         busy.set_visibility(True)
@@ -92,14 +89,9 @@ async def _list(page: Page) -> None:
         if answer is None:
             return
         busy.set_visibility(False)
-        count, rows, probes = answer
-        for row in rows:
-            row["curve"] = sparkline(
-                [math.nan if one is None else one for one in row["curve"]], _CURVE
-            )
-            row["probe"] = "probe" if row["prompt_id"] in probes else ""
+        count, rows = answer
         several = any(row["steps"] > 1 for row in rows)
-        heads = [*(_HEADS if several else _ONCE)] + ["probe"] * any(row["probe"] for row in rows)
+        heads = _HEADS if several else _ONCE
         sort = page.text("sort", "steps"), page.flag("desc", True)
         links = {
             "prompt_id": lambda row: page.link(
@@ -148,14 +140,12 @@ async def _over_time(page: Page, prompt_id: str) -> None:
     number = max(0, min(page.whole("number", 0), most - 1))
     with ui.element("div").classes("view-row"):
         ui.link("all prompts", page.link("/prompt", of=of))
-        ui.link("ask it again", page.link("/try", prompt=prompt_id, of=of or None))
         choice = ui.select(list(range(most)), label="completion", value=number)
         choice.props("dense outlined options-dense").classes("narrow")
-        gone = ui.checkbox("Show removed text", value=page.flag("gone")).props("dense")
     lines = []
     for colour, run in enumerate(runs):
         means = [(float(step), mean_reward(rows)) for step, rows in groups[run.name].items()]
-        lines.append(Line(page.names[run.name], means, colour=colour))
+        lines.append(Curve(page.names[run.name], colour, "reward", colour, 0, means))
         first = next(iter(groups[run.name].values()))[0]
         if run is runs[0]:
             rich(about_prompt({"prompt": prompt_id} | data_columns(first)))
@@ -171,7 +161,6 @@ async def _over_time(page: Page, prompt_id: str) -> None:
     once = len(every) == 1  # all its completions are shown beside each other, instead of steps
     columns_shown = most if once else len(steps)
     choice.set_visibility(not once)
-    gone.set_visibility(not once)
     columns = rich("")
     latest = Latest()
 
@@ -195,9 +184,8 @@ async def _over_time(page: Page, prompt_id: str) -> None:
     async def show() -> None:
         html = await latest(read)
         if html is not None:
-            hidden = "" if page.flag("gone") else " without-gone"
             columns.set_content(
-                f'<div class="versions{hidden}" style="--columns: {columns_shown}">{html}</div>'
+                f'<div class="versions" style="--columns: {columns_shown}">{html}</div>'
             )
 
     async def changed(**values: Any) -> None:
@@ -205,7 +193,6 @@ async def _over_time(page: Page, prompt_id: str) -> None:
         await show()
 
     choice.on_value_change(lambda event: changed(number=event.value))
-    gone.on_value_change(lambda event: changed(gone=event.value))
     next_item_keys()
     await show()
 

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-import math
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from nicegui import ui
 
-from swift_r1.errors import SwiftError, UsageError
+from swift_r1.errors import UsageError
 from swift_r1.lab.view.coloured import (
     COLOURINGS,
-    alternatives_html,
     classes,
     legend_html,
     numbers_json,
@@ -22,10 +20,9 @@ from swift_r1.lab.view.coloured import (
     values_of,
 )
 from swift_r1.lab.view.completion_html import about_prompt
-from swift_r1.lab.view.elements import flag_of, of_round, rich, source_choice
+from swift_r1.lab.view.elements import of_round, rich
 from swift_r1.lab.view.markup import markup
 from swift_r1.lab.view.shell import Page, opened, view_page
-from swift_r1.lab.view.token_text import TokenText
 from swift_r1.record.token_reader import RecordedCompletion, TokenRecord
 
 _PAGE_TOKENS = (
@@ -55,7 +52,6 @@ async def tokens(page: Page) -> None:
     row = next((row for row in rows if row.step == page.whole("at", rows[0].step)), rows[0])
     with ui.element("div").classes("view-row"):
         _step_choice(page, record, row)
-        _order_choice(page)
         _neighbours(page, there, place)
         of = "eval" if page.text("probe") else None
         step = one.step if one.round_step is None else one.round_step
@@ -80,42 +76,9 @@ def _listed(page: Page, record: TokenRecord) -> list[RecordedCompletion]:
     steps = record.steps()
     if not steps:
         return []
-    asked = page.text("step")
-    found = of_round(record, page.whole("step", 0)) if asked else record.completions(steps[-1])
-    measure = _ORDERS.get(page.text("order"))
-    if measure is None:
-        return found
-    return sorted(found, key=_measured(record, found, measure), reverse=True)
-
-
-def _measured(
-    record: TokenRecord,
-    those: Sequence[RecordedCompletion],
-    measure: Callable[[Mapping[str, Any]], float],
-) -> Callable[[RecordedCompletion], float]:
-    """Returns what a completion's tokens measure; 0 for what was not recorded."""
-    keys = ("request_id", "number", "sequence")
-    values = {
-        (step, *(row[key] for key in keys)): measure(row)
-        for step in {one.step for one in those}
-        for row in record.columns(step, (*keys, *_MEASURED))
-    }
-    return lambda one: values.get((one.step, one.request_id, one.number, one.sequence), 0.0)
-
-
-def _mean_entropy(row: Mapping[str, Any]) -> float:
-    values = [one for one in row["entropies"] or () if one is not None and math.isfinite(one)]
-    return math.fsum(values) / len(values) if values else 0.0
-
-
-def _largest_difference(row: Mapping[str, Any]) -> float:
-    pairs = zip(row["logps"] or (), row["rollout_logps"] or (), strict=False)
-    found = [abs(one - other) for one, other in pairs if one is not None and other is not None]
-    return max((one for one in found if math.isfinite(one)), default=0.0)
-
-
-_MEASURED = ("entropies", "logps", "rollout_logps")
-_ORDERS = {"entropy": _mean_entropy, "logp_diff": _largest_difference}
+    if page.text("step"):
+        return of_round(record, page.whole("step", 0))
+    return record.completions(steps[-1])
 
 
 def _missing(page: Page, record: TokenRecord) -> str:
@@ -139,34 +102,16 @@ def _step_choice(page: Page, record: TokenRecord, row: RecordedCompletion) -> No
 
     def to(value: str) -> None:
         name, number = value.split("=")
-        kept: dict[str, object] = {one: page.text(one) or None for one in ("colour", "order")}
         rows = record.completions(int(number)) if name == "step" else []
-        place = {name: rows[0].round_step if rows else number, "at": number if rows else None}
-        ui.navigate.to(page.link("/tokens", **kept | place))
+        place: dict[str, object] = {
+            name: rows[0].round_step if rows else number,
+            "at": number if rows else None,
+        }
+        place["colour"] = page.text("colour") or None
+        ui.navigate.to(page.link("/tokens", **place))
 
     choice.props("dense outlined options-dense").classes("narrow")
     choice.on_value_change(lambda event: to(str(event.value)) if event.value else None)
-
-
-def _order_choice(page: Page) -> None:
-    """In which order previous and next go."""
-    if page.text("probe"):
-        return
-    names = {
-        "": "as trained",
-        "entropy": "mean entropy",
-        "logp_diff": "largest log-prob difference",
-    }
-    choice = ui.select(
-        names, label="order", value=page.text("order") if page.text("order") in names else ""
-    )
-
-    def to(value: str) -> None:
-        kept = {one: page.text(one) or None for one in ("step", "colour")}
-        ui.navigate.to(page.link("/tokens", **kept, order=value or None))
-
-    choice.props("dense outlined options-dense").classes("narrow")
-    choice.on_value_change(lambda event: to(str(event.value)))
 
 
 def _place(page: Page, there: Sequence[RecordedCompletion]) -> int:
@@ -186,7 +131,7 @@ def _neighbours(page: Page, there: Sequence[RecordedCompletion], place: int) -> 
     """Links to the completions before and after, and a choice of all."""
 
     def address(one: RecordedCompletion) -> str:
-        kept = {name: page.text(name) or None for name in ("probe", "colour", "order")}
+        kept = {name: page.text(name) or None for name in ("probe", "colour")}
         kept["step"] = None if page.text("probe") else str(one.round_step)
         where = {
             "request": one.request_id,
@@ -222,8 +167,20 @@ def _odd(row: RecordedCompletion, count: int) -> list[str]:
     ]
 
 
+class _TokenText(ui.element, component="tokens.js"):
+    """Tokens as `tokens_html` has them; `numbers` as `numbers_json`."""
+
+    def __init__(self, html: str, numbers: str) -> None:
+        super().__init__()
+        self._props["html"], self._props["numbers"] = html, numbers
+
+    def recolour(self, classes: Sequence[str]) -> None:
+        """The tokens' classes, one text each."""
+        self.run_method("recolour", ",".join(classes))
+
+
 class _Tokens:
-    """One recorded completion with its colours, legend, and the alternatives of a token."""
+    """One recorded completion with its colours and their legend."""
 
     def __init__(
         self,
@@ -265,18 +222,11 @@ class _Tokens:
                 choice = ui.select(titles, label="colour", value=self.colour).classes("narrow")
                 choice.props("dense outlined options-dense")
                 choice.on_value_change(lambda event: self._recolour(str(event.value)))
-            self.source = source_choice(page, row.step)
         self.legend = rich("")
         pieces = record.pieces(self.ids)
         special = [record.is_special(one) for one in self.ids]
         html = tokens_html(pieces, special, self._classes())
-        self.block = TokenText(
-            html, numbers_json(self.row, pieces), "tokens of the completion", self._chosen
-        )
-        self.answer = rich("").props('aria-live="polite"')
-        self.pieces = pieces
-        self.asked: int | None = None
-        self.turn = asyncio.Lock()
+        self.block = _TokenText(html, numbers_json(self.row, pieces))
 
     def _classes(self) -> list[str]:
         values = None if self.colour is None else values_of(self.row, self.colour)
@@ -299,29 +249,3 @@ class _Tokens:
             ui.navigate.reload()
 
         choice.on_value_change(lambda event: to(event.value))
-
-    async def _chosen(self, place: int) -> None:
-        """Asks what else could have stood in the place of a token, once what was asked before is answered; of several
-        that wait the last is asked."""
-        source = self.source()
-        if source is None:
-            self.answer.set_content("choose a model to see what else could have stood there")
-            return
-        self.asked = place
-        self.answer.set_content(f"asking {markup(source.name)} …")
-        prefix = [*(self.row["prompt_token_ids"] or []), *self.ids[:place]]
-        temperature = flag_of(self.page, "temperature", 1.0)
-        async with self.turn:
-            if self.asked != place:
-                return
-            try:
-                found = await source.alternatives(prefix, temperature)
-            except SwiftError as error:
-                said = markup(str(error))
-            else:
-                said = (
-                    f"instead of {markup(repr(self.pieces[place]))} (token {place + 1}), by {markup(source.name)}, "
-                    f"at temperature {temperature:g}:{alternatives_html(found, self.pieces[place])}"
-                )
-            if self.asked == place:
-                self.answer.set_content(said)

@@ -28,8 +28,6 @@ const view = (() => {
     for (const link of document.querySelectorAll("[data-go]")) lines.push([`g ${link.dataset.go}`, link.textContent]);
     for (const one of document.querySelectorAll("[data-key]")) if (shown(one)) lines.push([one.dataset.key, named(one)]);
     if (document.querySelector("[data-search]")) lines.push(["/", "search"]);
-    const marks = document.querySelector("[data-marks]")?.dataset.marks.split("|") ?? [];
-    for (const mark of marks) lines.push([mark[0], `${mark.slice(2)} (in charts)`]);
     const dialog = document.createElement("dialog");
     dialog.className = "view-help";
     for (const [keys, text] of lines) {
@@ -78,10 +76,6 @@ const view = (() => {
   document.addEventListener("click", (event) => {
     if (event.target.closest?.(".view-theme")) nextTheme();
     if (event.target.closest?.(".view-keys")) help();
-    const button = event.target.closest?.("[data-chart]");
-    if (button) chartButton(button);
-    const run = event.target.closest?.("[data-run]");
-    if (run) isolate(run);
   });
   const started = setInterval(() => {
     if (!document.querySelector(".view-header, .view-main") || !window.Quasar) return;
@@ -111,7 +105,6 @@ const view = (() => {
 
   const all = () =>
     [...document.querySelectorAll(".view-chart")].map((one) => getElement(one.id.slice(1))?.chart).filter(Boolean);
-  const chartOf = (place) => getElement(place.id.slice(1)).chart;
   const zoomOf = (chart) => chart.getOption()?.dataZoom?.[0];
   const linesOf = (chart) => chart.getOption().series.filter((one) => one.type === "line" && one.tooltip?.show);
   let zooming = false;
@@ -194,81 +187,21 @@ const view = (() => {
 
   function open(chart, line, value, elsewhere) {
     if (!line.opens) return;
-    const step = chart.getOption().xAxis[0].name === "step" ? value[0] : value[2];
     const url = new URL(line.opens, location);
-    url.searchParams.set("step", step - ((step - 1) % line.every));
+    url.searchParams.set("step", value[0] - ((value[0] - 1) % line.every));
     if (elsewhere) window.open(url, "_blank");
     else location.assign(url);
   }
 
-  const duration = (hours) =>
-    hours >= 1 ? `${number(hours)} h` : hours * 60 >= 1 ? `${number(hours * 60)} min` : `${number(hours * 3600)} s`;
-
-  // What is said where a chart is pointed at: `unit` is that of its x axis.
-  function tip(shown, unit) {
+  // What is said where a chart is pointed at.
+  function tip(shown) {
     const points = shown.filter((one) => one.value[1] !== null && one.value[1] !== undefined);
     if (!points.length) return "";
-    const [x, , beside] = points[0].value;
-    let head = unit === "step" ? `step ${number(x)}` : `${number(x)} ${escape(unit)}`;
-    if (typeof beside === "number") head += unit === "step" ? ` · ${duration(beside)}` : ` · step ${number(beside)}`;
-    const lines = points.map(({ marker, seriesName, value: [, y, , low, high] }) => {
+    const lines = points.map(({ marker, seriesName, value: [, y, low, high] }) => {
       const interval = typeof low === "number" ? ` [${number(low)}, ${number(high)}]` : "";
       return `${marker}${escape(seriesName)} <b>${number(y)}</b>${interval}`;
     });
-    return [head, ...lines].join("<br>");
-  }
-
-  function save(name, url) {
-    const link = document.createElement("a");
-    link.download = name;
-    link.href = url;
-    link.click();
-  }
-
-  // The numbers of a chart, a line for each point of each series.
-  function csv(chart) {
-    const cell = (value) => (/[",\n]/.test(`${value ?? ""}`) ? `"${String(value).replaceAll('"', '""')}"` : `${value ?? ""}`);
-    const drawn = chart.getOption().series.filter((one) => one.tooltip?.show !== false && one.data?.length);
-    const lines = drawn.flatMap((one) => one.data.map((item) => [one.name, ...(item.value ?? item)]));
-    const head = ["series", ...(drawn[0]?.dimensions ?? ["x", "y", "value"]).map((one) => one.name ?? one)];
-    return [head, ...lines].map((line) => line.map(cell).join(",")).join("\n") + "\n";
-  }
-
-  // The picture of a chart in the colours of the theme that is on; a browser draws no variables in a picture.
-  function png(place, name) {
-    const style = getComputedStyle(document.body), { width, height } = place.getBoundingClientRect(), scale = 2;
-    const drawn = place.querySelector("svg").outerHTML.replace(/var\((--[\w-]+)\)/g, (_, one) => style.getPropertyValue(one));
-    const picture = new Image();
-    picture.onload = () => {
-      const canvas = Object.assign(document.createElement("canvas"), { width: width * scale, height: height * scale });
-      const paper = canvas.getContext("2d");
-      paper.fillStyle = style.backgroundColor;
-      paper.fillRect(0, 0, canvas.width, canvas.height);
-      paper.drawImage(picture, 0, 0, canvas.width, canvas.height);
-      save(name, canvas.toDataURL("image/png"));
-    };
-    picture.src = `data:image/svg+xml;charset=utf-8,${encodeURIComponent(drawn)}`;
-  }
-
-  // Leaves one run in all charts, or shows all again.
-  function isolate(button) {
-    const alone = button.getAttribute("aria-pressed") === "false";
-    for (const one of document.querySelectorAll("[data-run]")) one.setAttribute("aria-pressed", alone && one === button);
-    const own = (name) => name === button.dataset.run || name.startsWith(`${button.dataset.run} · `);
-    for (const chart of all()) {
-      for (const { name } of linesOf(chart))
-        chart.dispatchAction({ type: alone && !own(name) ? "legendUnSelect" : "legendSelect", name });
-    }
-  }
-
-  function chartButton(button) {
-    const figure = button.closest("figure"), place = figure.querySelector(".view-chart");
-    const name = place.ariaLabel.replace(/[^\w.-]+/g, "-");
-    if (button.dataset.chart === "csv")
-      save(`${name}.csv`, `data:text/csv;charset=utf-8,${encodeURIComponent(csv(chartOf(place)))}`);
-    else if (button.dataset.chart === "png") png(place, `${name}.png`);
-    else if (document.fullscreenElement) document.exitFullscreen();
-    else figure.requestFullscreen();
+    return [`step ${number(points[0].value[0])}`, ...lines].join("<br>");
   }
 
   function quietly(work) {

@@ -3,11 +3,11 @@
 export default {
   template: `
     <div class="token-block">
-      <div ref="block" class="tokens text" tabindex="0" role="group" :aria-label="label" @mouseover="pointed"
+      <div ref="block" class="tokens text" tabindex="0" role="group" aria-label="tokens of the completion" @mouseover="pointed"
         @click="clicked" @keydown="pressed" @focus="focused"></div>
       <div ref="panel" class="token-panel" aria-live="polite"></div>
     </div>`,
-  props: { html: String, numbers: String, label: String },
+  props: { html: String, numbers: String },
   mounted() {
     this.$refs.block.innerHTML = this.html;
     this.tokens = this.$refs.block.querySelectorAll("i");
@@ -33,14 +33,12 @@ export default {
       const token = event.target.closest("i");
       this.held = Boolean(token) && !(this.held && token.place === this.current);
       if (token) this.show(token.place);
-      if (this.held) this.$emit("chosen", { place: token.place });
     },
     focused() {
       if (this.current === null && this.tokens.length) this.show(0);
     },
     pressed(event) {
       const step = { ArrowRight: 1, ArrowLeft: -1 }[event.key];
-      if (event.key === "Enter" && this.current !== null) this.$emit("chosen", { place: this.current });
       if (!step) return;
       event.preventDefault();
       event.stopPropagation();

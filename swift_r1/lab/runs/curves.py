@@ -1,22 +1,20 @@
-"""The curves of runs: which metrics share a chart, in the order of what is asked of a run, and their lines for one run,
-several runs, or several seeds."""
+"""The curves of runs, on the page and in reports: which metrics share a chart, in the order of what is asked of a run, and
+their lines for one run, several runs, or several seeds."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from itertools import cycle
 
 from swift_r1.lab.diagnosis.trend import NORMAL_95
-from swift_r1.lab.view.charts import Line
-from swift_r1.record.glossary.titles import TITLES
+from swift_r1.record.folder import RunFolder
 from swift_r1.record.metric_log import (
     MOST_POINTS,
     MetricLog,
-    Series,
-    at_steps,
     over_seeds,
+    same_but_seed,
     smoothed,
     thinned,
 )
@@ -51,79 +49,106 @@ class Panel:
 
 
 @dataclass(frozen=True, slots=True)
-class CurveControls:
-    """The state of the page's controls."""
-
-    smooth: float = 0.0  # weight of what was, from 0 to less than 1
-    log: bool = False  # the y axes
-    # the x axes: units of time an hour has (1: hours, 60: minutes); 0: optimizer steps
-    per_hour: float = 0.0
-
-
-@dataclass(frozen=True, slots=True)
 class RunGroup:
     """A run, or runs that differ in the seed alone and are drawn as one."""
 
     name: str
-    logs: Sequence[MetricLog] = field(default_factory=tuple)
-    opens: str = ""  # address of its completions, to which `step` is added
-    every: int = 1  # optimizer steps of a round
+    runs: Sequence[RunFolder]
+    logs: Sequence[MetricLog]
+
+
+@dataclass(frozen=True, slots=True)
+class Curve:
+    """A line of a chart: values at steps, of which None leaves a gap.
+
+    Attributes:
+        group: number of the runs that it is of.
+        metric: its name in logging.jsonl.
+        colour: number of its colour.
+        dash: number of its kind of stroke, 0 for a solid one.
+        band: step, low and high of what is drawn around it.
+    """
+
+    label: str
+    group: int
+    metric: str
+    colour: int
+    dash: int
+    points: Sequence[tuple[float, float | None]]
+    band: Sequence[tuple[float, float, float]] = ()
+
+
+def groups_of(
+    runs: Sequence[RunFolder], logs: Sequence[MetricLog], names: Sequence[str]
+) -> list[RunGroup]:
+    """Returns the runs, those that differ in the seed alone as one."""
+    found: dict[str, list[int]] = {}
+    for place, run in enumerate(runs):
+        found.setdefault(same_but_seed(run.args) if run.args else run.name, []).append(place)
+    groups = []
+    for places in found.values():
+        name = names[places[0]]
+        if len(places) > 1:
+            seeds = ", ".join(str(runs[place].args.get("seed")) for place in places)
+            name += f" and {len(places) - 1} more (seeds {seeds})"
+        groups.append(
+            RunGroup(name, [runs[place] for place in places], [logs[place] for place in places])
+        )
+    return groups
 
 
 _PANELS = (
     Panel(
-        TITLES["frac_reward_zero_std"],
+        "Groups without signal",
         {"frac_reward_zero_std": "share"},
         about="share whose rewards are equal: nothing to learn",
     ),
     Panel(
-        TITLES["completions/clipped_ratio"],
+        "Truncated completions",
         {"completions/clipped_ratio": "share"},
         about="share that reached the limit",
     ),
     Panel(
-        TITLES["completions/mean_length"],
+        "Completion length",
         {"completions/mean_length": "mean", "completions/max_length": "longest"},
         about="tokens",
     ),
-    Panel(TITLES["entropy"], {"entropy": "entropy"}, about="nats per token"),
+    Panel("Entropy of the policy", {"entropy": "entropy"}, about="nats per token"),
     Panel(
-        TITLES["policy/moved"],
+        "Policy change since the start",
         {"policy/moved": "log-prob of a token", "policy/kl_to_start": "KL to the start"},
         about="nats, on tokens of the first round",
     ),
-    Panel(TITLES["kl"], {"kl": "KL"}),
-    Panel(TITLES["kl/pull"], {"kl/pull": "pull"}, about="against an advantage of 1, per token"),
-    Panel(TITLES["teacher_kl"], {"teacher_kl": "KL"}),
+    Panel("KL to the reference", {"kl": "KL"}),
+    Panel("Pull of the KL", {"kl/pull": "pull"}, about="against an advantage of 1, per token"),
+    Panel("KL to the teacher", {"teacher_kl": "KL"}),
     Panel(
         "Clipped ratios",
         {"clip_ratio/low": "low", "clip_ratio/high": "high"},
         about="share of tokens",
     ),
     Panel(
-        TITLES["completions/repeated"],
+        "Equal completions",
         {"completions/repeated": "share"},
         about="share that equals another of its prompt",
     ),
     Panel(
-        TITLES["rollout/logp_diff"],
+        "Trainer against engine",
         {"rollout/logp_diff": "logp_diff"},
         about="mean |difference| of a token's log-probs",
     ),
-    Panel(TITLES["grad_norm"], {"grad_norm": "norm"}, about="before clipping"),
+    Panel("Gradient norm", {"grad_norm": "norm"}, about="before clipping"),
     Panel(
-        TITLES["rollout/staleness/mean"],
+        "Staleness",
         {"rollout/staleness/mean": "mean", "rollout/staleness/max": "oldest"},
         about="rounds behind",
     ),
-    Panel(TITLES["loss"], {"loss": "loss"}),
+    Panel("Loss", {"loss": "loss"}),
+    Panel("Token accuracy", {"token_accuracy": "share"}, about="share that were the likeliest"),
+    Panel("Perplexity", {"perplexity": "perplexity"}),
+    Panel("Value loss", {"value_loss": "value loss"}),
     Panel(
-        TITLES["token_accuracy"], {"token_accuracy": "share"}, about="share that were the likeliest"
-    ),
-    Panel(TITLES["perplexity"], {"perplexity": "perplexity"}),
-    Panel(TITLES["value_loss"], {"value_loss": "value loss"}),
-    Panel(
-        TITLES["explained_variance"],
+        "Explained variance",
         {"explained_variance": "explained variance"},
         about="of the returns, by the critic",
     ),
@@ -138,7 +163,7 @@ _PANELS = (
         },
         question=FAST,
     ),
-    Panel(TITLES["tokens_per_second"], {"tokens_per_second": "tokens/s"}, question=FAST),
+    Panel("Tokens per second", {"tokens_per_second": "tokens/s"}, question=FAST),
     Panel("Memory", {"memory/peak_gib": "peak"}, about="GiB of the rank with most", question=FAST),
 )
 
@@ -250,117 +275,65 @@ def about(panel: Panel, groups: Sequence[RunGroup]) -> str:
     return "; ".join(filter(None, found))
 
 
-def lines(panel: Panel, groups: Sequence[RunGroup], shown: CurveControls) -> list[Line]:
+def curves(panel: Panel, groups: Sequence[RunGroup], smooth: float = 0.0) -> list[Curve]:
     """Returns the lines of a chart, the first group on top. Of one group each metric has a colour; of several each
-    group, and further metrics other strokes."""
+    group, and further metrics other strokes. `smooth` is the weight of what was, from 0 to less than 1."""
     found = []
     alone = len(groups) == 1
     for place, group in enumerate(groups):
         for number, (metric, label) in enumerate(panel.metrics.items()):
-            line = Line(
-                label if alone else group.name + (f" · {label}" if number else ""),
-                (),
-                number if alone else place,
-                dash=0 if alone else number,
-                opens=group.opens + ("&of=eval" if metric.startswith("eval/") else ""),
-                every=1 if metric.startswith("eval/") else group.every,
-            )
-            found += _lines_of(panel, group, metric, shown, alone, line)
+            name = label if alone else group.name + (f" · {label}" if number else "")
+            colour, dash = (number, 0) if alone else (place, number)
+            weight = 0.0 if metric.startswith("eval/") else smooth
+            points, band = _line(panel, group, metric, weight)
+            if points:
+                found.append(Curve(name, place, metric, colour, dash, points, band))
     return found
 
 
-def _lines_of(
-    panel: Panel,
-    group: RunGroup,
-    metric: str,
-    shown: CurveControls,
-    alone: bool,
-    line: Line,
-) -> list[Line]:
-    """Returns one metric of a group: its line, and of a group `alone` under a smoothed one a faint line of the
-    values."""
+def _line(
+    panel: Panel, group: RunGroup, metric: str, weight: float
+) -> tuple[list[tuple[float, float | None]], list[tuple[float, float, float]]]:
+    """Returns the points of a metric and the band around them: from the lowest to the highest seed, or of one run the
+    95 % interval, where it is known."""
     logs = [log for log in group.logs if len(log.get(metric))]
     if not logs:
-        return []
+        return [], []
     if len(logs) > 1:
         rows = over_seeds([log.get(metric) for log in logs])
-        steps = [row[0] for row in rows]
-        values = [row[1] for row in rows]
-        low = [row[2] for row in rows]
-        high = [row[3] for row in rows]
+        steps, values, low, high = (list(column) for column in zip(*rows, strict=True))
     else:
         series = logs[0].get(metric)
         steps = list(series.steps)
         values = list(series.values)
-        low, high = _around(panel, logs[0], metric, series)
-    xs = [float(step) for step in steps]
-    if shown.per_hour:
-        xs = [shown.per_hour * hours for hours in at_steps(logs[0].hours(), steps)]
-    weight = 0.0 if metric.startswith("eval/") else shown.smooth
-    mean = smoothed(values, weight)
-    faint = (
-        [Line(line.name, thinned(xs, values), line.colour, faint=True)] if weight and alone else []
-    )
+        ends = _interval(panel, logs[0], metric)
+        low = [ends.get(step, (math.nan, math.nan))[0] for step in steps]
+        high = [ends.get(step, (math.nan, math.nan))[1] for step in steps]
     band = [
-        (x, bottom, top)
-        for x, bottom, top in zip(xs, smoothed(low, weight), smoothed(high, weight), strict=True)
+        (step, bottom, top)
+        for step, bottom, top in zip(
+            steps, smoothed(low, weight), smoothed(high, weight), strict=True
+        )
         if math.isfinite(bottom) and math.isfinite(top)
     ]
-    if shown.log:  # a logarithm has no place for 0: the band ends at the lowest value
-        least = min((value for value in mean if value > 0), default=math.inf)
-        band = [(x, max(bottom, least), top) for x, bottom, top in band if top > least]
-    band = band[:: -(-len(band) // MOST_POINTS) or 1]
-    points = thinned(xs, mean)
-    kept = [x for x, _ in points]
-    if shown.per_hour:
-        step_at = dict(zip(xs, steps, strict=True))
-        beside = {x: float(step_at[x]) for x in kept}
-    else:
-        beside = dict(zip(kept, at_steps(logs[0].hours(), map(int, kept)), strict=True))
-    return [*faint, replace(line, points=points, band=band, beside=beside)]
+    every = -(-len(band) // MOST_POINTS) or 1
+    return thinned(steps, smoothed(values, weight)), band[::every]
 
 
-def _around(
-    panel: Panel,
-    log: MetricLog,
-    metric: str,
-    series: Series,
-) -> tuple[list[float], list[float]]:
-    """Low and high ends of the band around a metric of one run; NaN where there is none."""
+def _interval(panel: Panel, log: MetricLog, metric: str) -> dict[int, tuple[float, float]]:
+    """Returns the ends of the 95 % interval of a metric of one run by step, where they are known."""
     if metric.startswith("eval/"):
         benchmark, name = metric.removeprefix("eval/").rsplit("/", 1)
-        ends = {one.step: (one.low, one.high) for one in log.evaluations(benchmark, name)}
-        found = [ends.get(step, (None, None)) for step in series.steps]
-        return [_number(low) for low, _ in found], [_number(high) for _, high in found]
+        return {
+            one.step: (one.low, one.high)
+            for one in log.evaluations(benchmark, name)
+            if one.low is not None and one.high is not None
+        }
+    series = log.get(metric)
     error = log.get(panel.error or "")
-    if not error:
-        nowhere = [math.nan] * len(series)
-        return nowhere, nowhere
     halves = {step: NORMAL_95 * one for step, one in zip(error.steps, error.values, strict=True)}
-    least, most = _possible(log, metric, series)
-    pairs = list(zip(series.steps, series.values, strict=True))
-    return (
-        [max(value - halves.get(step, math.nan), least) for step, value in pairs],
-        [min(value + halves.get(step, math.nan), most) for step, value in pairs],
-    )
-
-
-def _possible(log: MetricLog, metric: str, series: Series) -> tuple[float, float]:
-    """Returns the values that a mean may have: 0 to 1 for a reward function that gives nothing but 0 and 1, whose
-    variance is mean (1 - mean), by a little more as it is estimated; else any."""
-    functions = log.rewards()
-    if metric == "reward" and len(functions) == 1:
-        metric = f"rewards/{functions[0]}/mean"
-    deviations = log.get(metric.removesuffix("mean") + "std")
-    known = dict(zip(deviations.steps, deviations.values, strict=True))
-    both = [
-        (known[step] ** 2, value * (1 - value))
+    return {
+        step: (value - halves[step], value + halves[step])
         for step, value in zip(series.steps, series.values, strict=True)
-        if step in known
-    ]
-    is_binary = all(math.isclose(*pair, rel_tol=0.1, abs_tol=1e-6) for pair in both)
-    return (0.0, 1.0) if both and is_binary else (-math.inf, math.inf)
-
-
-def _number(value: float | None) -> float:
-    return math.nan if value is None else value
+        if step in halves
+    }

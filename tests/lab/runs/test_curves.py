@@ -6,18 +6,18 @@ import json
 from pathlib import Path
 from typing import Any
 
-from swift_r1.lab.view.curves import (
+import pytest
+
+from swift_r1.lab.runs.curves import (
     LEARNING,
     QUESTIONS,
-    CurveControls,
     Panel,
     RunGroup,
     about,
     constant,
-    lines,
+    curves,
     panels,
 )
-from swift_r1.record.glossary.titles import TITLES
 from swift_r1.record.metric_log import MetricLog
 
 
@@ -44,39 +44,38 @@ def panel(found: list[Panel], title: str) -> Panel:
     return next(one for one in found if one.title == title)
 
 
-def test_a_band_is_the_interval_of_the_mean_within_what_is_possible(tmp_path: Path) -> None:
-    # values of 0 and 1 have the variance mean (1 - mean); others may leave 0 to 1
-    binary = log(tmp_path / "binary", reward(0.05, 0.2179), reward(0.5, 0.5))
-    other = log(tmp_path / "other", reward(0.05, 0.5), reward(0.5, 0.5))
-    for one, low in ((binary, 0.0), (other, 0.05 - 0.196)):
-        group = RunGroup("run", [one])
-        [line] = lines(panel(panels([group]), "Reward"), [group], CurveControls())
-        assert line.band[0][1] == low and abs(line.band[0][2] - 0.246) < 1e-9
-    group = RunGroup("run", [binary])
-    [spread] = lines(panel(panels([group]), "Spread of rewards"), [group], CurveControls())
-    assert [y for _, y in spread.points] == [0.2179, 0.5] and not spread.band
+def test_a_band_is_the_interval_of_the_mean(tmp_path: Path) -> None:
+    group = RunGroup("run", (), [log(tmp_path / "run", reward(0.05, 0.2), reward(0.5, 0.5))])
+    [line] = curves(panel(panels([group]), "Reward"), [group])
+    assert line.points == [(1, 0.05), (2, 0.5)]
+    assert [round(end, 3) for end in line.band[0]] == [1, -0.146, 0.246]
+    [spread] = curves(panel(panels([group]), "Spread of rewards"), [group])
+    assert [y for _, y in spread.points] == [0.2, 0.5] and not spread.band
+    [smooth] = curves(panel(panels([group]), "Reward"), [group], 0.5)
+    assert smooth.points[1] == (2, (0.5 * 0.05 / 2 + 0.5 * 0.5) / 0.75)
 
 
-def test_a_logarithm_cuts_the_band_at_the_lowest_value(tmp_path: Path) -> None:
-    group = RunGroup("run", [log(tmp_path / "run", reward(0.05, 0.5), reward(0.5, 0.5))])
-    drawn = panel(panels([group]), "Reward")
-    [line] = lines(drawn, [group], CurveControls(log=True))
-    assert [low for _, low, _ in line.band] == [0.05, 0.5 - 0.196]
+def test_the_band_of_seeds_goes_from_the_lowest_to_the_highest(tmp_path: Path) -> None:
+    logs = [log(tmp_path / f"{n}", reward(0.1 * n, 0.2), reward(0.5, 0.5)) for n in (1, 3)]
+    group = RunGroup("runs", (), logs)
+    [line] = curves(panel(panels([group]), "Reward"), [group])
+    assert line.points[0] == (1, pytest.approx(0.2))
+    assert line.band[0] == (1, pytest.approx(0.1), pytest.approx(0.3))
 
 
 def test_answers_are_learned_by_their_loss(tmp_path: Path) -> None:
     row = {"loss": 2.0, "token_accuracy": 0.5, "grad_norm": 1.0, "eval/held/perplexity": 3.0}
-    group = RunGroup("run", [log(tmp_path / "run", row, row | {"loss": 1.0})])
+    group = RunGroup("run", (), [log(tmp_path / "run", row, row | {"loss": 1.0})])
     asked = {one.title: one.question for one in panels([group])}
     learning = {title for title, question in asked.items() if question == LEARNING}
-    assert learning == {"Held-out perplexity: held", "Loss", TITLES["token_accuracy"]}
+    assert learning == {"Held-out perplexity: held", "Loss", "Token accuracy"}
 
 
 def test_what_does_not_change_is_a_line_of_text_unless_it_tells_whether_the_run_learns(
     tmp_path: Path,
 ) -> None:
     row = {"reward": 0.0, "clip_ratio/low": 0.0, "clip_ratio/high": 0.25, "entropy": 1.0}
-    group = RunGroup("run", [log(tmp_path / "run", row, row | {"entropy": 2.0})])
+    group = RunGroup("run", (), [log(tmp_path / "run", row, row | {"entropy": 2.0})])
     found = panels([group])
     said = {one.title: constant(one, [group]) for one in found}
     assert said["Clipped ratios"] == "Clipped ratios: low 0, high 0.25"
@@ -88,25 +87,22 @@ def test_what_does_not_change_is_a_line_of_text_unless_it_tells_whether_the_run_
 
 def test_colours_are_runs_and_strokes_are_metrics_where_there_are_several(tmp_path: Path) -> None:
     rows = [{"completions/mean_length": 10.0 + n, "completions/max_length": 20.0} for n in (1, 2)]
-    groups = [
-        RunGroup(name, [log(tmp_path / name, *rows)], opens=f"/completions?run={name}", every=2)
-        for name in ("one", "other")
-    ]
+    groups = [RunGroup(name, (), [log(tmp_path / name, *rows)]) for name in ("one", "other")]
     drawn = panel(panels(groups), "Completion length")
-    found = lines(drawn, groups, CurveControls())
-    assert [(one.name, one.colour, one.dash) for one in found] == [
+    found = curves(drawn, groups)
+    assert [(one.label, one.colour, one.dash) for one in found] == [
         ("one", 0, 0),
         ("one · longest", 0, 1),
         ("other", 1, 0),
         ("other · longest", 1, 1),
     ]
     assert about(drawn, groups) == "tokens; mean solid, longest dashed"
-    assert (found[2].opens, found[2].every) == ("/completions?run=other", 2)
+    assert [one.group for one in found] == [0, 0, 1, 1]
 
 
 def test_tasks_share_a_chart_of_their_rewards(tmp_path: Path) -> None:
     rows = [{"reward": 0.5, "tasks/b/reward": 0.9, "tasks/a/reward": 0.1, "tasks/a/prompts": 3}] * 2
-    group = RunGroup("run", [log(tmp_path / "run", *rows)])
+    group = RunGroup("run", (), [log(tmp_path / "run", *rows)])
     assert panel(panels([group]), "Reward by task").metrics == {
         "tasks/a/reward": "a",
         "tasks/b/reward": "b",
