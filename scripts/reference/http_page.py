@@ -57,7 +57,7 @@ _ABOUT = {
 }
 _OTHERS = """## Other addresses
 
-`swift view` has pages for people, no API: `/`, `/completions`, `/group`, `/tokens`, `/prompt`, `/episode`,
+`swift view` has pages for people, no API: `/`, `/completions`, `/group`, `/tokens`, `/prompt` and
 `/time`, each with what its controls say in the address, and `GET /health`
 ([seeing-a-run.md](seeing-a-run.md)). With a key a browser shows it once, as `?key=`; other clients send
 `Authorization: Bearer KEY`.

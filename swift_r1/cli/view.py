@@ -56,7 +56,6 @@ class ViewArguments(Command):
     step: int | None = flag(
         None, "the step whose groups are shown (default: the last)", _TEXT, at_least=0
     )
-    prompt: str | None = flag(None, "show the groups of this prompt, by its prompt_id", _TEXT)
     trace: str | None = flag(
         None, "write what every process did when to this file, for ui.perfetto.dev"
     )
@@ -88,7 +87,7 @@ def run(words: Sequence[str]) -> int:
     if args.text:
         from swift_r1.lab.view.text import show_text
 
-        return show_text(runs, args.step, args.prompt)
+        return show_text(runs, args.step)
     if args.trace is not None:
         from swift_r1.lab.view.trace import write_trace
 

@@ -136,14 +136,13 @@ class RunFolder:
             if (row.get("step"), row.get("prompt_id")) == (step, prompt_id)
         ]
 
-    def episode_times(self, row: Mapping[str, Any]) -> dict[str, Any]:
-        """Returns the line of `episode_times.jsonl` about a line of `completions.jsonl`; empty without one."""
-        names = ("step", "request_id", "number")
-        found: dict[str, Any] = {}
-        for one in self._read_anew(EPISODE_TIMES):
-            if all(one.get(name) == row.get(name) for name in names):
-                found = one
-        return found
+    def episode_times(self, step: int) -> dict[tuple[Any, Any], dict[str, Any]]:
+        """Returns the lines of `episode_times.jsonl` of a step, by request and number of the completion."""
+        return {
+            (row.get("request_id"), row.get("number")): row
+            for row in self._read_anew(EPISODE_TIMES)
+            if row.get("step") == step
+        }
 
     def _read_anew(self, name: str) -> Iterator[dict[str, Any]]:
         """Yields the rows of a file that may be long, and may have grown."""

@@ -18,9 +18,6 @@ LONGER = 2.0
 TRUNCATED = 0.3
 TRUNCATED_MORE = 0.2
 MOSTLY_TRUNCATED = 0.5
-# More completions that are cut off, or less of a reward for the format, are worth watching.
-WATCHED = 0.05
-WATCHED_ROUNDS = 5
 
 
 @detector("repetition", 3, "completions/repetition")
@@ -147,23 +144,3 @@ def data_repeated(past: Past, rounds: int) -> Sign | None:
         f"ones, where {known:,} were expected",
         "look for the same rows in --dataset more than once; a #N larger than the data repeats them",
     )
-
-
-def to_watch(past: Past) -> list[str]:
-    """Returns what goes the wrong way, though not far enough for a sign: completions that are cut off, and rewards for
-    the format."""
-    worse = {"completions/clipped_ratio": 1}
-    worse |= {f"{name}/mean": -1 for name in past.rewards if "format" in name.lower()}
-    found = []
-    for metric, way in worse.items():
-        change = past.change(metric, WATCHED_ROUNDS)
-        if change is None or way * change.rise <= 0 or abs(change.gain) < WATCHED:
-            continue
-        early = fmean(change.early)
-        late = fmean(change.late)
-        if metric == "completions/clipped_ratio":
-            found.append(f"cut off {early:.0%} to {late:.0%}")
-        else:
-            name = metric.removeprefix("rewards/").removesuffix("/mean")
-            found.append(f"{name} {early:.2g} to {late:.2g}")
-    return found

@@ -95,11 +95,6 @@ class Diagnosis(MetricLog):
             return None
 
     @property
-    def to_watch(self) -> list[str]:
-        """Returns what goes the wrong way, though not far enough for a sign."""
-        return text.to_watch(self.past)
-
-    @property
     def not_judged(self) -> list[str]:
         """Returns the detectors that have nothing to look at: none of their metrics is logged."""
         return [one.name for one in self._detectors if not one.metrics(self)]

@@ -33,15 +33,15 @@ class _Node:
     depth: int
 
 
-def episode_tree(row: Row, times: Row, look: Look, unfolded: bool = False) -> str:
+def episode_tree(row: Row, times: Row, look: Look) -> str:
     """Returns the tree of a line of `completions.jsonl` with what `episode_times.jsonl` has of it; empty where the calls
-    were not recorded. With `unfolded` all that is folded else is open."""
+    were not recorded. What holds the searched words is unfolded."""
     calls = recorded_calls(row)
     steps = steps_of(calls, conversations_of(row))
     tools = _Tools(row, times, steps)
     nodes = [
         f'<li class="d{min(node.depth, _DEEPEST)}">'
-        f"{_call(node.number, steps, row, times, tools, look, unfolded)}</li>"
+        f"{_call(node.number, steps, row, times, tools, look)}</li>"
         for node in _in_order(steps)
     ]
     return f'<ol class="tree">{"".join(nodes)}</ol>' if nodes else ""
@@ -70,7 +70,6 @@ def _call(
     times: Row,
     tools: _Tools,
     look: Look,
-    unfolded: bool,
 ) -> str:
     step = steps[number]
     said = step["said"] or {}
@@ -85,8 +84,8 @@ def _call(
     ]
     own = {name: value for name, value in said.items() if name != "tool_calls"}
     body = turns(read, look) + (turns([own], look) if own else "")
-    body += "".join(_tool(call, look, unfolded) for call in calls)
-    is_open = unfolded or bool(matches(text, look.words))
+    body += "".join(_tool(call, look) for call in calls)
+    is_open = bool(matches(text, look.words))
     return (
         f"<details{' open' if is_open else ''}><summary data-item>{' · '.join(facts)}"
         f'<span class="said">{excerpt(" ".join(text.split()), look.words, _EXCERPT)}</span></summary>{body}</details>'
@@ -177,7 +176,7 @@ class _Tools:
         return AnsweredCall(call.id, call.name, call.arguments, self._answers.get(call.id))
 
 
-def _tool(call: AnsweredCall, look: Look, unfolded: bool) -> str:
+def _tool(call: AnsweredCall, look: Look) -> str:
     facts = [f"<b>{markup(call.name)}</b>", markup(call.arguments, VALUE)]
     if call.outcome not in ("", "answer"):
         facts.append(markup(call.outcome))
@@ -186,7 +185,7 @@ def _tool(call: AnsweredCall, look: Look, unfolded: bool) -> str:
     answer = "<p class=said>no answer was read</p>"
     if call.answer is not None:
         answer = passage(call.answer, look)
-    is_open = unfolded or bool(matches(call.answer or "", look.words))
+    is_open = bool(matches(call.answer or "", look.words))
     return (
         f'<details class="turn tool"{" open" if is_open else ""}><summary data-item>'
         f"{' · '.join(facts)}</summary>{answer}</details>"

@@ -76,8 +76,6 @@ class Headline:
             found.append(f"{len(findings)} sign{'s' * (len(findings) > 1)} of trouble")
         elif ran:
             found.append(f"✓ no sign of trouble ({ran} of {len(DETECTORS)} checks ran)")
-            if log.to_watch:
-                found.append(f"watch: {', '.join(log.to_watch)}")
         if trends:
             found.append("each reward")
         self.summary.text = ", ".join(found)

@@ -58,17 +58,16 @@ _STATE = ("run", "verdict", "status", "progress", "time", "reward")  # of one of
 _LEFT_OUT = ("run", "versions")  # of the newest
 _NUMBERS = ("first", "last", "reward", "advantage", "step")  # columns
 _MARKS = 6  # the last events
-# shown where neither a step nor a prompt is named
+# shown where no step is named
 _GROUPS = 3
 _READ = 64  # groups, of which those are chosen whose rewards differ most
 _COMPLETIONS = 8
 _LONGEST = 10_000  # characters of a text that are read
 
 
-def show_text(runs: Sequence[RunFolder], step: int | None, prompt: str | None) -> int:
-    """Prints an overview of all runs, and of the newest its curves and groups: those of `step`, else of the last step,
-    or all of the prompt with this id. Returns the exit code. Raises UsageError where the run has no such step or
-    prompt."""
+def show_text(runs: Sequence[RunFolder], step: int | None) -> int:
+    """Prints an overview of all runs, and of the newest its curves and groups: those of `step`, else of the last step.
+    Returns the exit code. Raises UsageError where the run has no such step."""
     if isinstance(sys.stdout, TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")  # a terminal without UTF-8
     console = Terminal(highlight=False)
@@ -79,7 +78,7 @@ def show_text(runs: Sequence[RunFolder], step: int | None, prompt: str | None) -
     log = logs[-1]
     with CompletionTable(newest.path / COMPLETIONS) as table:
         table.refresh()
-        query = _asked(table, step, prompt)
+        query = _asked(table, step)
         if len(runs) > 1:
             states = [
                 progress_of(run, log) | {"run": name, "verdict": brief(log.verdict, log.past)}
@@ -90,7 +89,7 @@ def show_text(runs: Sequence[RunFolder], step: int | None, prompt: str | None) -
             console.print(f"\n{_line(newest.name)}")
         _overview(console, newest, log)
         if not newest.supervised:
-            _groups(console, table, query, few=step is None and prompt is None)
+            _groups(console, table, query, few=step is None)
         for problem in dict.fromkeys([*newest.problems, *log.problems, *table.problems]):
             console.print(_line(f"! {problem}"), style="yellow")
     return EXIT_OK
@@ -102,25 +101,15 @@ def _shortened(steps: Sequence[int]) -> str:
     return ", ".join(names if len(names) <= 8 else [*names[:3], "...", *names[-3:]])
 
 
-def _asked(table: CompletionTable, step: int | None, prompt: str | None) -> CompletionQuery:
-    """Returns which completions to show. Raises UsageError: there are none of that step or prompt."""
+def _asked(table: CompletionTable, step: int | None) -> CompletionQuery:
+    """Returns which completions to show. Raises UsageError: there are none of that step."""
     steps = table.steps()
     if step is not None and step not in steps:
         raise UsageError(
             f"--step {step}: no completions at this step; recorded steps: {_shortened(steps)}"
         )
-    if prompt is None:
-        shown = step if step is not None else max(steps, default=0)
-        return CompletionQuery(steps=(shown, shown))
-    query = CompletionQuery(prompt_id=prompt, steps=None if step is None else (step, step))
-    if not table.count(query):
-        where = "the run" if step is None else f"step {step}"
-        message = f"--prompt {prompt}: {where} has no such prompt"
-        known = ", ".join(near["prompt_id"] for near in table.prompts(prompt, 3)[1])
-        if known:
-            message += f"; the run has {known}"
-        raise UsageError(_line(message))
-    return query
+    shown = step if step is not None else max(steps, default=0)
+    return CompletionQuery(steps=(shown, shown))
 
 
 def _overview(console: Console, run: RunFolder, log: Diagnosis) -> None:
@@ -136,7 +125,6 @@ def _overview(console: Console, run: RunFolder, log: Diagnosis) -> None:
     ]
     console.print(_table(["", ""], rows, head=False))
     _show(console, ["metric", f"to step {log.last_step:,}", "first", "last"], _metrics(log))
-    _show(console, ["evaluation", "", "last", "95 %", "step"], _evaluations(log))
     timeline = Timeline(run.path)
     timeline.refresh()
     marks = timeline.marks[-_MARKS:]
@@ -167,7 +155,8 @@ def _show(console: Console, names: Sequence[str], rows: Sequence[Sequence[str]])
 def _metrics(log: MetricLog) -> list[list[str]]:
     rows = []
     by_function = [f"rewards/{name}/mean" for name in log.rewards()]
-    for name in ("reward", *log.rewards_of_tasks(), *by_function, *_METRICS):
+    evaluated = [f"eval/{name}/{log.estimate(name)}" for name in log.benchmarks()]
+    for name in ("reward", *log.rewards_of_tasks(), *by_function, *evaluated, *_METRICS):
         known = [value for value in log.get(name).values if not math.isnan(value)]
         if known:
             rows.append(
@@ -178,28 +167,6 @@ def _metrics(log: MetricLog) -> list[list[str]]:
                     f"{known[-1]:.4g}",
                 ]
             )
-    return rows
-
-
-def _evaluations(log: MetricLog) -> list[list[str]]:
-    """Returns a row for the last value of each estimate of each benchmark."""
-    rows = []
-    for benchmark, names in log.benchmarks().items():
-        for name in names:
-            for last in log.evaluations(benchmark, name)[-1:]:
-                interval = ""
-                if last.low is not None and last.high is not None:
-                    interval = f"{last.low:.3f} to {last.high:.3f}"
-                curve = sparkline(log.get(f"eval/{benchmark}/{name}").values)
-                rows.append(
-                    [
-                        _line(f"{benchmark} {name}"),
-                        curve,
-                        f"{last.value:.3f}",
-                        interval,
-                        str(last.step),
-                    ]
-                )
     return rows
 
 

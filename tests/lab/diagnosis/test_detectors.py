@@ -175,18 +175,6 @@ def test_nothing_is_found_in_a_healthy_run(tmp_path: Path) -> None:
     assert found.findings == {} and found.not_judged == ["evaluation falling"]
 
 
-def test_what_goes_the_wrong_way_is_to_be_watched_before_it_is_a_sign(tmp_path: Path) -> None:
-    worse = {
-        "completions/clipped_ratio": changing(0.0, 0.16),
-        "rewards/format/mean": changing(1.0, 0.84),
-    }
-    found = diagnosed(tmp_path / "worse", rows_of(worse, 30))
-    assert found.findings == {} and found.to_watch == ["cut off 0% to 16%", "format 1 to 0.84"]
-    assert diagnosed(tmp_path / "healthy", rows_of({}, 30)).to_watch == []
-    better = {"completions/clipped_ratio": changing(0.16, 0.0)}
-    assert diagnosed(tmp_path / "better", rows_of(better, 30)).to_watch == []
-
-
 def test_a_short_run_says_what_it_is_too_early_for(tmp_path: Path) -> None:
     found = diagnosed(tmp_path, rows_of(FAULTS["no signal"], 2, steps=4), steps=4)
     assert found.findings == {} and found.rounds == 2

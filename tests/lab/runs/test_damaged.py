@@ -80,7 +80,7 @@ def look(run: Path) -> list[str]:
     for lane in timeline.lanes:
         timeline.totals(lane)
     assert timeline.marks is not None
-    show_text([found], None, None)
+    show_text([found], None)
     problems += [*found.problems, *record.problems, *log.problems, *timeline.problems]
     assert all(problem and "\n" not in problem for problem in problems)
     return problems

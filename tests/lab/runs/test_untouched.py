@@ -41,7 +41,7 @@ assert record.probes_at(record.probe_steps()[-1]) and record.text(record.complet
 timeline = Timeline(runs[0].path)
 timeline.refresh()
 assert timeline.marks
-assert show_text(runs, None, None) == 0
+assert show_text(runs, None) == 0
 """
 
 

@@ -19,8 +19,6 @@ PATHS = (
     ),
     *(
         "/group?run={}&step=3&group=1",
-        "/episode?run={}&step=3&group=1&number=1",
-        "/episode?run={}&step=nan",
         "/group?run={}&step=nan&group=1e400",
         "/tokens?run={}",
         "/tokens?run={}&step=3",

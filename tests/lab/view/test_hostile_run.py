@@ -15,7 +15,6 @@ PATHS = (
     "/",
     "/completions",
     "/group?step=1&group=0",
-    "/episode?step=1&group=0&unfolded=1",
     "/tokens?step=1",
     "/time",
     "/prompt?prompt=countdown:1",

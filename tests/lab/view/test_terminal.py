@@ -25,8 +25,8 @@ def columns(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "80")
 
 
-def shown(capsys, *paths: Path, step: int | None = None, prompt: str | None = None) -> list[str]:
-    assert show_text(find_runs(paths), step, prompt) == 0
+def shown(capsys, *paths: Path, step: int | None = None) -> list[str]:
+    assert show_text(find_runs(paths), step) == 0
     lines = [line.rstrip() for line in capsys.readouterr().out.splitlines()]
     assert max(map(len, lines)) <= 80
     return lines
@@ -44,7 +44,7 @@ def test_an_overview_and_the_last_groups(tmp_path, capsys):
     assert "countdown: accuracy  0.5 [0.2, 0.8]" in lines
     assert "command              swift rlhf --model 'tiny model' --seed 0" in lines
     assert ["entropy", "█▄▃▂▂▁▁▁", "2", "0.25"] in [line.split() for line in lines]
-    assert "countdown accuracy  ▁  0.500  0.200 to 0.800     8" in lines
+    assert ["eval/countdown/accuracy", "▁", "0.5", "0.5"] in [line.split() for line in lines]
     assert [line.split()[2:] for line in lines if line.startswith("2026-")] == [
         ["0", "started", "from", "the", "beginning"],
         ["8", "saved", "checkpoint-8"],
@@ -114,21 +114,15 @@ def test_an_agents_calls_are_shown(tmp_path, capsys):
     assert any('[assistant] add({"to": 2}) [tool] 3 [assista' in line for line in lines)
 
 
-def test_a_step_and_a_prompt(tmp_path, capsys):
+def test_a_step(tmp_path, capsys):
     run = make_run(tmp_path / "run", steps=8)
     assert [
         line.split(",")[1] for line in shown(capsys, run, step=3) if line.startswith("step 3")
     ] == [f" group {group}" for group in range(4)]
-    heads = [line for line in shown(capsys, run, prompt="countdown:2") if line.startswith("step ")]
-    assert len(heads) > 1 and all("countdown:2" in head for head in heads)
     with pytest.raises(
         UsageError, match="--step 4: no completions at this step; recorded steps: 1, 3, 5, 7"
     ):
-        show_text(find_runs([run]), 4, None)
-    with pytest.raises(
-        UsageError, match="--prompt down:5: the run has no such prompt; the run has countdown:5"
-    ):
-        show_text(find_runs([run]), None, "down:5")
+        show_text(find_runs([run]), 4)
     assert capsys.readouterr().out == ""
 
 

@@ -29,6 +29,7 @@ from swift_r1.lab.view.elements import (
     table_of,
     tokens_link,
 )
+from swift_r1.lab.view.episode_html import episode_tree
 from swift_r1.lab.view.message_html import Look, prompt_block, shown
 from swift_r1.lab.view.shell import Page, opened, view_page
 from swift_r1.record.episodes import recorded_calls
@@ -67,22 +68,23 @@ async def group(page: Page) -> None:
     rich(_summary(rows))
     invalid = await asyncio.to_thread(page.run.invalid_rewards, step, prompt_id)
     there = await asyncio.to_thread(recorded, opened(TokenRecord, page.run.path), step, of)
+    has_calls = any(recorded_calls(row) for row in rows)
+    times = await asyncio.to_thread(page.run.episode_times, step) if has_calls else {}
     whole = page.text("whole")
     cards = []
     for row in rows:
         links = {}
         if (row.get("request_id"), row["number"]) in there:
             links["tokens"] = tokens_link(page, row, of)
-        if recorded_calls(row):
-            own = {"group": row.get("group"), "number": row["number"], "request": request or None}
-            links["as a tree"] = page.link("/episode", step=step, of=of, **own)
         shown_whole = whole == str(row["number"])
         if is_long(row) and not shown_whole:
             place = page.link("/group", **page.query | {"whole": row["number"]})
             links["whole text"] = f"{place}#n{row['number']}"
-        cards.append(card(row, reasons_of(row, invalid), links, replace(look, whole=shown_whole)))
+        own = replace(look, whole=shown_whole)
+        tree = episode_tree(row, times.get((row.get("request_id"), row["number"]), {}), own)
+        cards.append(card(row, reasons_of(row, invalid), links, own, tree))
     rich(f'<div class="cards">{"".join(cards)}</div>')
-    next_item_keys()
+    next_item_keys("completion or turn" if has_calls else "completion")
 
 
 def reward_of(row: Row) -> float:
