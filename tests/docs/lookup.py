@@ -79,7 +79,7 @@ def look_up(command: Shown) -> None:
             }
             parse_arguments(ReplayArguments, flags, {}, recorded=recorded)
         case ["swift", "why", *flags]:
-            known = spellings(WhyArguments).keys() | spellings(RlhfArguments).keys()
+            known = spellings(WhyArguments).keys()
             assert {word[2:] for word in flags if word.startswith("--")} <= known
         case ["swift", "sft", *flags]:
             parse_arguments(SftArguments, flags, command.environ, recorded=ALWAYS)

@@ -201,7 +201,13 @@ def _read(place: Place, key: str) -> None:
     """All that reads a run."""
     run = place.folder / "run"
     for number, words in enumerate(
-        (("report",), ("report", "--format", "md"), ("why",), ("why", "--json"), ("view", "--text"))
+        (
+            ("report",),
+            ("report", "-o", "report.md"),
+            ("why",),
+            ("why", "--json"),
+            ("view", "--text"),
+        )
     ):
         assert place.run(f"read-{number}", words[0], run, *words[1:], forked=True) == 0, place.said(
             f"read-{number}"

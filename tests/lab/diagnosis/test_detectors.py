@@ -335,7 +335,7 @@ def test_the_page_and_the_advice_are_of_these_detectors(tmp_path: Path) -> None:
     commands = (RlhfArguments, ForecastArguments, ReplayArguments, WhyArguments)
     known = {name for command in commands for name in spellings(command)}
     # of the benchmark
-    known |= {"only", "processes", "runs", "record", "parallel", "collapses"}
+    known |= {"only", "processes", "runs", "record", "parallel"}
     assert set(re.findall(r"--([a-z_]+)", code + page)) <= known
 
 

@@ -16,11 +16,6 @@ from swift_r1.lab.view.coloured import LEVELS, scale_of, values_of
 from tests.lab.runs.made import make_run, write_rows, write_tokens
 
 HOSTILE = "<script>document.title = 'taken'</script><img src=x onerror=\"document.title='taken'\">\x00\x1b[31m\u202e"
-PATHS = (
-    *("/completions?run={}", "/group?run={}&step=3&group=1", "/tokens?run={}", "/prompt?run={}"),
-    *("/prompt?run={}&prompt=countdown:1", "/time?run={}"),
-)
-
 Tab = Callable[..., Any]
 
 
@@ -42,11 +37,8 @@ def recorded(run: Path, step: int, number: int) -> dict[str, Any]:
     return next(row for row in rows if row["number"] == number)
 
 
-@pytest.mark.parametrize("theme", [pytest.param("light", marks=pytest.mark.long), "dark"])
-def test_tokens_have_the_colours_of_their_numbers(
-    viewer: Any, tab: Tab, run: Path, theme: str
-) -> None:
-    page, url, row = tab(theme=theme), viewer(run).url, recorded(run, 3, 2)
+def test_tokens_have_the_colours_of_their_numbers(viewer: Any, tab: Tab, run: Path) -> None:
+    page, url, row = tab(theme="dark"), viewer(run).url, recorded(run, 3, 2)
     row["mask"][10:14] = [False] * 4
     write_tokens(run / "tokens" / "step-000003.parquet", [row])
     request = row["request_id"].replace("/", "%2F")
@@ -73,7 +65,7 @@ def test_tokens_have_the_colours_of_their_numbers(
             share = max(0.0, min(1.0, share))
             if scale.colouring.kind == "diverging":
                 share = 2 * share - 1
-            wanted = colours.diverging(round(share * LEVELS) / LEVELS, dark=theme == "dark")
+            wanted = colours.diverging(round(share * LEVELS) / LEVELS, dark=True)
             assert background == rgb(wanted), (colour, value)
     page.hover(".tokens.text i:nth-of-type(5)")
     said = page.inner_text(".token-panel")
@@ -85,6 +77,7 @@ def test_tokens_have_the_colours_of_their_numbers(
     page.wait_for_function("document.querySelector('.token-panel').innerText.includes('6 of')")
 
 
+@pytest.mark.long
 def test_another_colour_is_in_the_address_and_the_next_completion_a_key_away(
     viewer: Any, tab: Tab, run: Path
 ) -> None:
@@ -104,17 +97,6 @@ def test_another_colour_is_in_the_address_and_the_next_completion_a_key_away(
 
 
 @pytest.mark.long
-def test_the_tokens_of_another_step(viewer: Any, tab: Tab, run: Path) -> None:
-    page, url = tab(), viewer(run).url
-    page.goto(f"{url}/tokens?run=made")
-    page.wait_for_selector(".legend >> text=entropy (nats): sure")  # not the advantage, one for all
-    page.get_by_label("step", exact=True).click()
-    page.get_by_role("option", name="evaluation at step 6").click()
-    page.wait_for_selector("text=recorded in the evaluation at step 6")
-    page.goto(f"{url}/tokens?run=made&step=99")
-    page.wait_for_selector("text=step 99 has no recorded tokens; recorded: 1 to 6")
-
-
 def test_each_sequence_of_an_episode_is_a_page(viewer: Any, tab: Tab, run: Path) -> None:
     row = recorded(run, 3, 2)
     own = [
@@ -291,6 +273,7 @@ def test_a_prompt_over_time_and_what_changed(viewer: Any, tab: Tab, run: Path) -
     assert page.locator(".versions script, .versions img").count() == 0
 
 
+@pytest.mark.long
 def test_a_prompt_of_two_runs_side_by_side(viewer: Any, tab: Tab, run: Path) -> None:
     make_run(run.parent / "other", steps=2, seed=1)
     page, url = tab(), viewer(run.parent).url

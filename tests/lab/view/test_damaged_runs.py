@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import pytest
 
 from tests.lab.runs.made import make_run
 
@@ -50,6 +51,7 @@ def damage(path: Path, chance: random.Random) -> None:
     path.write_bytes(content)
 
 
+@pytest.mark.long
 def test_every_page_answers(viewer: Any, tmp_path: Path) -> None:
     names = ["types", *(f"damaged-{seed}" for seed in range(4))]
     for seed, name in enumerate(names):

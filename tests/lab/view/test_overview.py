@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import shutil
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -81,6 +80,7 @@ def test_the_page_follows_a_run_that_trains_and_shows_what_its_files_say(
         training.wait(60)
 
 
+@pytest.mark.long
 def test_zoom_and_scroll_stay_while_a_run_grows_and_a_link_restores_them(
     viewer: Callable[..., Viewer], tab: Callable[..., Any], made: Path
 ) -> None:
@@ -123,6 +123,7 @@ def zoom(page: Any, title: str) -> tuple[float, float]:
     return found[0], found[1]
 
 
+@pytest.mark.long
 def test_what_a_control_changes_is_in_the_link(
     viewer: Callable[..., Viewer], tab: Callable[..., Any], made: Path
 ) -> None:
@@ -142,83 +143,6 @@ def test_what_a_control_changes_is_in_the_link(
     for (_, value), (_, shown) in zip(raw, smooth, strict=True):
         mean, share = 0.6 * mean + 0.4 * value, 0.6 * share + 0.4
         assert shown == pytest.approx(mean / share)
-
-
-@pytest.mark.long
-def test_seeds_are_one_line(
-    viewer: Callable[..., Viewer], tab: Callable[..., Any], tmp_path: Path
-) -> None:
-    for seed in (1, 2):
-        make_run(tmp_path / "runs" / f"seed-{seed}", steps=8, seed=seed)
-    one, two = (logged(tmp_path / "runs" / f"seed-{seed}", "reward") for seed in (1, 2))
-    page, url = tab(), viewer(tmp_path / "runs").url
-    page.goto(url)
-    found = until(lambda: series(page, "Reward"))
-    assert list(found) == ["reward"]
-    assert [y for _, y in found["reward"]] == pytest.approx(
-        [(a + b) / 2 for (_, a), (_, b) in zip(one, two, strict=True)]
-    )
-    page.goto(f"{url}/?run=seed-1")
-    assert until(lambda: series(page, "Reward")) == {"reward": one}
-    # of several a page of one names its run
-    for chosen, title in (("", "Completions: seed-2"), ("?run=seed-1", "Completions")):
-        page.goto(f"{url}/completions{chosen}")
-        assert page.inner_text(".view-title") == title
-    page.goto(f"{url}/?run=seed-1&smooth=0.5")
-    until(lambda: series(page, "Reward"))
-    page.evaluate("view.address({ from: 2, to: 5 })")  # as a zoom does
-    page.get_by_label("runs").click()
-    page.get_by_role("option", name="seed-2").click()
-    page.keyboard.press("Escape")
-    page.wait_for_url("**/?smooth=0.5&from=2&to=5&run=seed-1&run=seed-2")
-
-
-@pytest.mark.long
-def test_no_page_is_wider_than_the_window_and_keys_go_to_each(
-    viewer: Callable[..., Viewer], tab: Callable[..., Any], made: Path
-) -> None:
-    page, url = tab(400, "dark"), viewer(made).url
-    page.goto(url)
-    links = until(
-        lambda: page.eval_on_selector_all(
-            "[data-go]", "all => all.map((one) => [one.dataset.go, one.pathname])"
-        )
-    )
-    assert len(links) == 5
-    for key, path in (*links[1:], links[0]):  # it is at the first
-        page.keyboard.press("g")
-        page.keyboard.press(key)
-        page.wait_for_url(lambda now, path=path: urlsplit(now).path == path)
-        page.wait_for_load_state("networkidle")
-        assert query(page) == {"run": "a run"}
-        for width in (1280, 400):
-            page.set_viewport_size({"width": width, "height": 800})
-            assert page.evaluate("document.documentElement.scrollWidth") <= width, path
-        assert page.evaluate("document.body.classList.contains('body--dark')")
-
-
-def test_the_keys_are_listed_and_the_theme_is_kept(
-    viewer: Callable[..., Viewer], tab: Callable[..., Any], made: Path
-) -> None:
-    page = tab(theme="light")
-    page.goto(viewer(made).url)
-    until(lambda: series(page, "Reward"))
-    page.keyboard.press("?")
-    assert {"g o", "t", "p"} <= set(
-        page.locator("dialog.view-help div").evaluate_all(
-            "all => all.map((one) => [...one.querySelectorAll('kbd')].map((key) => key.textContent).join(' '))"
-        )
-    )
-    page.keyboard.press("Escape")
-    colour = "getComputedStyle(document.body).backgroundColor"
-    light = page.evaluate(colour)
-    page.keyboard.press("t")
-    assert page.evaluate(colour) == light
-    page.keyboard.press("t")
-    until(lambda: page.evaluate(colour) != light)
-    page.reload()
-    until(lambda: series(page, "Reward"))
-    until(lambda: page.evaluate(colour) != light)
 
 
 def test_an_address_that_names_nothing_says_so_within_the_frame(
@@ -308,41 +232,6 @@ CONTRAST = """() => {
 }"""
 
 
-@pytest.mark.long
-def test_two_tabs_follow_a_run_until_its_folder_is_gone(
-    viewer: Callable[..., Viewer], tab: Callable[..., Any], made: Path
-) -> None:
-    other = make_run(made.parent / "another", steps=3)
-    page, second, url = tab(), tab(), viewer(made, other).url
-    for one in (page, second):
-        one.goto(f"{url}/?run=a run")
-        until(lambda one=one: series(one, "Loss"))
-    for step in (31, 32):
-        with (made / "logging.jsonl").open("a") as file:
-            file.write(json.dumps({"step": step, "loss": 5}) + "\n")
-        for one in (page, second):
-            until(lambda one=one, step=step: series(one, "Loss")["loss"][-1] == [step, 5], 10)
-    shutil.rmtree(made)
-    for one in (page, second):
-        until(lambda one=one: "was removed" in one.inner_text(".view-problems"))
-        assert series(one, "Loss")["loss"][-1] == [32, 5]  # what was read stays
-    page.goto(url)
-    until(lambda: series(page, "Loss"))
-    assert page.locator(".view-problem").all_inner_texts() == [
-        f"{made}: there is no such folder any more"
-    ]
-
-
-def test_what_the_curves_mean_is_below_them(
-    viewer: Callable[..., Viewer], tab: Callable[..., Any], made: Path
-) -> None:
-    page = tab()
-    page.goto(viewer(made).url)
-    page.click("text=what the curves mean")
-    shown = until(lambda: page.locator("details:has-text('what the curves mean')").inner_text())
-    assert "mean reward of the completions" in shown and "explained_variance" not in shown
-
-
 _POINT = """(number) => {
   const chart = getElement(document.querySelector(".view-chart").id.slice(1)).chart;
   const [x, y] = chart.convertToPixel({ gridIndex: 0 }, chart.getOption().series[0].data[number]);
@@ -371,22 +260,6 @@ def test_a_point_leads_to_its_completions_and_all_charts_are_pointed_at(
     for key in ("ArrowRight", "ArrowRight", "ArrowRight", "Enter"):
         page.keyboard.press(key)
     page.wait_for_url("**/completions?run=a+run&step=3")
-
-
-@pytest.mark.long
-def test_new_charts_take_the_window_of_those_that_are_there(
-    viewer: Callable[..., Viewer], tab: Callable[..., Any], made: Path
-) -> None:
-    page, url = tab(), viewer(made).url
-    page.goto(f"{url}/?from=10&to=20")
-    until(lambda: series(page, "Reward"))
-    page.locator(".view-chart[data-ready]").first.dblclick(position={"x": 150, "y": 100})
-    until(lambda: query(page) == {})
-    page.get_by_label("find a metric").fill("reward_std")
-    until(lambda: series(page, "Spread of rewards") and not series(page, "Loss"))
-    page.get_by_label("find a metric").fill("")
-    until(lambda: series(page, "Loss"))
-    assert zoom(page, "Loss") == (0, 30)
 
 
 def _append(run: Path, rows: Sequence[Mapping[str, Any]]) -> None:

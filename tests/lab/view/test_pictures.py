@@ -45,6 +45,7 @@ def runs(tmp_path: Path) -> Path:
     return tmp_path / "runs"
 
 
+@pytest.mark.long
 def test_the_first_screen_has_the_headline_and_the_curves(
     viewer: Callable[..., Viewer], tab: Callable[..., Any], runs: Path
 ) -> None:
@@ -63,6 +64,7 @@ def test_the_first_screen_has_the_headline_and_the_curves(
     until(lambda: page.evaluate(_IN_VIEW) >= 6, 10)
 
 
+@pytest.mark.long
 def test_axe_finds_nothing_serious_and_the_keyboard_reaches_every_control(
     viewer: Callable[..., Viewer], tab: Callable[..., Any], runs: Path
 ) -> None:

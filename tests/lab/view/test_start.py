@@ -123,25 +123,6 @@ def test_help_and_faults_load_nothing_heavy() -> None:
         assert done.stdout.splitlines()[-1] == "[]"
 
 
-@pytest.mark.long
-def test_memory_stays_where_it_is_while_pages_come_and_go(
-    viewer: Callable[..., Viewer], tab: Callable[..., Any], made: Path
-) -> None:
-    shown = viewer(made)
-    process = psutil.Process(shown.process.pid)
-    page = tab()
-
-    def visits(number: int) -> int:
-        for _ in range(number):
-            for path in ("/", "/completions", "/prompt"):
-                page.goto(shown.url + path)
-                page.wait_for_selector(".view-title")
-        return int(process.memory_info().rss)
-
-    warm = visits(3)
-    assert visits(8) - warm < 48 << 20
-
-
 @pytest.mark.parametrize("how", [pytest.param("the end", marks=pytest.mark.long), "SIGKILL"])
 def test_the_page_beside_a_run_ends_with_it(tiny_model: Path, tmp_path: Path, how: str) -> None:
     run, port = tmp_path / "run", free_port()

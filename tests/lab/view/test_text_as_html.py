@@ -114,8 +114,8 @@ ROW = {
         ("clipped", ["d-16", "d0", "d0 m", "d16"]),
         ("logp_diff", ["d-2", "d0", "d0 m", "d16"]),
         ("ratio", ["d-2", "d0", "d0 m", "d16"]),
-        ("entropy", ["s0", "s8", "s16 m", "s32"]),
-        ("version", ["s0", "s0", "s32 m", "s32"]),
+        ("entropy", ["d0", "d4", "d8 m", "d16"]),
+        ("version", ["d0", "d0", "d16 m", "d16"]),
     ],
 )
 def test_colours_are_those_of_the_numbers(colour: str, wanted: list[str]) -> None:
@@ -144,11 +144,10 @@ def test_missing_columns_are_left_out() -> None:
 
 
 def test_each_level_has_its_colour_and_text_that_can_be_read() -> None:
-    rules = dict(re.findall(r"^(\S+ ?\S* ?\.[ds]-?\d+) \{ background: (#\w+)", token_css(), re.M))
+    rules = dict(re.findall(r"^(\S+ ?\S* ?\.d-?\d+) \{ background: (#\w+)", token_css(), re.M))
     assert rules[".tokens .d16"] == colours.diverging(1.0)
     assert rules[".body--dark .tokens .d-8"] == colours.diverging(-0.5, dark=True)
-    assert rules[".tokens .s32"] == colours.diverging(1.0)
-    assert rules[".tokens .s0"] == colours.PAGE_LIGHT  # what most tokens are does not stand out
+    assert rules[".tokens .d0"] == colours.PAGE_LIGHT  # what most tokens are does not stand out
     for background, text in re.findall(r"background: (#\w+); color: (#\w+)", token_css()):
         assert colours.contrast(background, text) >= 4.5
 
