@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Collection, Sequence
 from itertools import chain
 from typing import Any
+from urllib.parse import urlencode
 
 from nicegui import ui
 
@@ -137,9 +138,8 @@ class _Overview:
                 **{f"--{flag}": values[place] for flag, values in flags.items()},
                 **{name: text for name, text in standing.items() if name != "run"},
             }
-            link = (
-                f'<a href="{markup(f"/?run={run.name}")}" title="this run alone">{markup(name)}</a>'
-            )
+            address = urlencode({"run": run.name}, errors="replace")
+            link = f'<a href="/?{address}" title="this run alone">{markup(name)}</a>'
             cells = {name: markup(text) for name, text in texts.items()}
             rows.append({"run": f"{_mark(colour)}{link}", **cells})
             of_run = signs(page, run, list(log.findings.values()))
