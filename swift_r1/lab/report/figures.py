@@ -54,7 +54,7 @@ def figure(title: str, curves: Sequence[Curve], about: str = "") -> Figure:
     from matplotlib.figure import Figure as Canvas
     from matplotlib.ticker import MaxNLocator
 
-    style: dict[str, Any] = {
+    style: Any = {
         "svg.hashsalt": title,
         "svg.fonttype": "none",
         "text.parse_math": False,

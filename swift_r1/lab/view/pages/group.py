@@ -80,9 +80,9 @@ async def group(page: Page) -> None:
         if is_long(row) and not shown_whole:
             place = page.link("/group", **page.query | {"whole": row["number"]})
             links["whole text"] = f"{place}#n{row['number']}"
-        own = replace(look, whole=shown_whole)
-        tree = episode_tree(row, times.get((row.get("request_id"), row["number"]), {}), own)
-        cards.append(card(row, reasons_of(row, invalid), links, own, tree))
+        of_card = replace(look, whole=shown_whole)
+        tree = episode_tree(row, times.get((row.get("request_id"), row["number"]), {}), of_card)
+        cards.append(card(row, reasons_of(row, invalid), links, of_card, tree))
     rich(f'<div class="cards">{"".join(cards)}</div>')
     next_item_keys("completion or turn" if has_calls else "completion")
 
