@@ -30,7 +30,7 @@ What to look at first: `reward` and an evaluation rise, `frac_reward_zero_std` s
 Links name the signs by which a run says by itself that something is wrong; [diagnosis.md](diagnosis.md) has their
 thresholds. [seeing-a-run.md](seeing-a-run.md) shows the curves.
 
-The tables are `swift_r1/record/glossary/`. A new metric gets an entry there; tests fail without.
+The tables are `swift_r1/record/glossary.toml`. A new metric gets an entry there; tests fail without.
 """
 
 
