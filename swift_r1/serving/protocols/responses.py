@@ -1,4 +1,4 @@
-"""OpenAI's Responses API at the address of a session: `/v1/responses`, with what is stored of them until the session ends.
+"""OpenAI's Responses API at the address of a session: `/v1/responses`. No response is stored.
 
 What its requests may have beside these fields would change the answer, and is refused by name.
 """
@@ -9,14 +9,11 @@ import base64
 import binascii
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
-from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import Annotated, Any, ClassVar, Literal
-from weakref import WeakKeyDictionary
 
 from fastapi import APIRouter, FastAPI
-from fastapi.responses import JSONResponse
-from pydantic import BeforeValidator, Field, TypeAdapter, model_validator
+from pydantic import BeforeValidator, Field, field_validator, model_validator
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -43,12 +40,10 @@ from swift_r1.serving.protocols.turn import (
     Turn,
     answered,
     chat_request,
-    message_of,
     thinking_arguments,
 )
 from swift_r1.serving.sessions.gateway import Gateway
-from swift_r1.serving.sessions.history import Message, canonical
-from swift_r1.serving.sessions.session import SessionState
+from swift_r1.serving.sessions.history import Message
 from swift_r1.wire.protocol import EngineDead, HTTPError, Several, Text
 
 _TYPES = {"thoughts": "reasoning", "text": "message", "call": "function_call"}
@@ -153,18 +148,10 @@ class FunctionCall(SentBack):
         message.setdefault("tool_calls", []).append(call)
 
 
-class ItemReference(OpenAIModel):
-    """An item that is stored in the session."""
-
-    type: Literal["item_reference"]
-    id: Text
-
-
 Item = Annotated[
-    ItemOfMessage | CallOutput | Reasoning | FunctionCall | ItemReference,
+    ItemOfMessage | CallOutput | Reasoning | FunctionCall,
     Field(discriminator="type"),
 ]
-_item: TypeAdapter[Any] = TypeAdapter(Item)
 
 
 def _as_items(given: Any) -> Any:
@@ -212,8 +199,8 @@ class ResponsesRequest(RequestModel):
     model: Text
     input: Annotated[Several[Item], BeforeValidator(_as_items)]  # or a text
     instructions: Text | None = None  # a system message in front, of this response alone
-    previous_response_id: Text | None = None  # goes on behind a stored one
-    store: bool = True
+    previous_response_id: None = None
+    store: bool = False  # only false: the conversation comes back as `input`
     max_output_tokens: int | None = Field(default=None, ge=1)  # longest answer, thoughts included
     temperature: float = Field(default=1.0, ge=0.0, le=2.0)  # 0: greedy
     top_p: float = Field(default=1.0, gt=0.0, le=1.0)
@@ -238,6 +225,15 @@ class ResponsesRequest(RequestModel):
     prompt_cache_key: Text | None = None
     prompt_cache_retention: Text | None = None
     service_tier: Text | None = None
+
+    @field_validator("store", "previous_response_id", mode="before")
+    @classmethod
+    def _nothing_is_stored(cls, value: Any) -> Any:
+        if value:
+            raise ValueError(
+                "no response is stored here: leave it out, and send the whole conversation as input"
+            )
+        return value
 
     def chat(self, model: Served, messages: Sequence[Message]) -> ChatRequest:
         """Returns the same as a chat of these messages. Raises HTTPError (400)."""
@@ -277,74 +273,14 @@ def _messages_of(items: Sequence[Any]) -> list[dict[str, Any]]:
     return messages
 
 
-@dataclass(frozen=True, slots=True)
-class Stored:
-    """A response as its client got it, its own input, and the messages of both."""
-
-    shown: dict[str, Any]
-    items: list[dict[str, Any]]
-    messages: list[Message]
-    before: Stored | None
-
-    def conversation(self) -> list[Message]:
-        """Returns the messages up to its answer, without the instructions of any response."""
-        line = [self]
-        while line[-1].before is not None:
-            line.append(line[-1].before)
-        return [message for one in reversed(line) for message in one.messages]
-
-
-class StoredResponses:
-    """The stored responses of sessions, for as long as these are there."""
-
-    def __init__(self) -> None:
-        self._kept: WeakKeyDictionary[SessionState, dict[str, Stored]] = WeakKeyDictionary()
-
-    def keep(self, state: SessionState, stored: Stored) -> None:
-        own = self._kept.setdefault(state, {})
-        name = stored.shown["id"]
-        if name not in own:  # a retry is answered by the same one
-            state.hold(len(canonical([stored.shown, stored.items, stored.messages])))
-            own[name] = stored
-
-    def get(self, state: SessionState, name: str, field: str | None = None) -> Stored:
-        """Raises HTTPError: 404, or 400 where a field of a request names it."""
-        found = self._kept.get(state, {}).get(name)
-        if found is None:
-            sentence = f"there is no stored response {name[:200]!r} in this session"
-            raise HTTPError(400, f"{field}: {sentence}") if field else HTTPError(404, sentence)
-        return found
-
-    def delete(self, state: SessionState, name: str) -> None:
-        """What was said stays in the conversations of those behind it. Raises HTTPError (404)."""
-        self.get(state, name)
-        del self._kept[state][name]
-
-    def item(self, state: SessionState, name: str) -> Any:
-        """Raises HTTPError (400)."""
-        for one in self._kept.get(state, {}).values():
-            for item in (*one.items, *one.shown["output"]):
-                if item.get("id") == name:
-                    return _item.validate_python(item)
-        raise HTTPError(400, f"input: there is no stored item {name[:200]!r} in this session")
-
-
 class ResponsesShown:
-    """Shows an answer as a response of OpenAI's; `keep` is called with the whole one."""
+    """Shows an answer as a response of OpenAI's."""
 
-    def __init__(
-        self,
-        body: ResponsesRequest,
-        model: Served,
-        pieces: Pieces,
-        turn: Turn,
-        keep: Callable[[dict[str, Any], Message], None],
-    ) -> None:
+    def __init__(self, body: ResponsesRequest, model: Served, pieces: Pieces, turn: Turn) -> None:
         self._body = body
         self._model = model
         self._pieces = pieces
         self._turn = turn
-        self._keep = keep
         self._created = int(time.time())
 
     @cached_property
@@ -442,7 +378,6 @@ class ResponsesShown:
         return item
 
     def _finished(self) -> dict[str, Any]:
-        """Returns the whole response, which is stored first: its client may go on behind it at once."""
         turn = self._turn
         read = self._pieces.prompt_tokens
         thoughts = 0
@@ -458,8 +393,6 @@ class ResponsesShown:
             "output_tokens_details": {"reasoning_tokens": thoughts},
             "total_tokens": read + turn.tokens,
         }
-        if self._body.store:
-            self._keep(response, message_of(turn.blocks))
         return response
 
     def _response(self, status: str) -> dict[str, Any]:
@@ -510,80 +443,21 @@ def _thought(tokens: Sequence[TokenLogprob]) -> int:
     return len(tokens)
 
 
-def _check_asked(request: Request, known: Sequence[str]) -> None:
-    """Raises HTTPError (400) for parameters of the address that are not read."""
-    unread = [name for name in request.query_params if name not in known]
-    if unread:
-        raise HTTPError(400, f"the parameter {unread[0][:200]!r} is not known here")
-
-
 def add_responses(app: FastAPI, served: Callable[[], Served], gateway: Gateway) -> None:
     """Adds the routes; `served` returns the model, or raises HTTPError while there is none."""
     routes = APIRouter(route_class=BodyRoute)
-    kept = StoredResponses()
-    gone = refusals(400, 404, 410, shape=OpenAIRefusal)
-    own = f"{SESSION}/v1/responses"
+    asked = refusals(400, 403, 404, 410, 499, 503, shape=OpenAIRefusal)
 
-    @routes.post(own, responses=refusals(400, 403, 404, 410, 499, 503, shape=OpenAIRefusal))
+    @routes.post(f"{SESSION}/v1/responses", responses=asked)
     async def session_responses(session: str, request: Request, body: ResponsesRequest) -> Response:
-        """Answers a conversation of OpenAI's Responses API, and records it. Responses are stored until the session ends,
-        unless `store` is false."""
-        state = gateway.store.get(session)
+        """Answers a conversation of OpenAI's Responses API, and records it."""
+        gateway.store.get(session)
         model = served()
-        before = None
-        if body.previous_response_id is not None:
-            before = kept.get(state, body.previous_response_id, "previous_response_id")
-        items = [
-            kept.item(state, one.id) if isinstance(one, ItemReference) else one
-            for one in body.input
-        ]
-        messages = _messages_of(items)
-        chat = body.chat(model, [*(before.conversation() if before else ()), *messages])
+        chat = body.chat(model, _messages_of(body.input))
         turn = partial(Turn, chat, model.prompts, True, False)
         pieces, shown = await open_chat(request, chat, model, (gateway, session), turn)
-
-        def keep(response: dict[str, Any], answer: Message) -> None:
-            sent = [
-                {"id": f"in_{pieces.name}_{place}"} | one.model_dump(exclude_none=True)
-                for place, one in enumerate(items)
-            ]
-            kept.keep(state, Stored(response, sent, [*messages, answer], before))
-
         return await answered(
-            request, body.stream, pieces, ResponsesShown(body, model, pieces, shown, keep)
-        )
-
-    @routes.get(own + "/{name}", responses=gone)
-    async def session_response(session: str, name: str, request: Request) -> Response:
-        """A stored response."""
-        _check_asked(request, ())
-        return JSONResponse(kept.get(gateway.store.get(session), name).shown)
-
-    @routes.delete(own + "/{name}", responses=gone)
-    async def session_delete_response(session: str, name: str) -> Response:
-        """Forgets a stored response. Those behind it stay as they are."""
-        kept.delete(gateway.store.get(session), name)
-        return JSONResponse({"id": name, "object": "response", "deleted": True})
-
-    @routes.get(own + "/{name}/input_items", responses=gone)
-    async def session_input_items(
-        session: str,
-        name: str,
-        request: Request,
-        order: Literal["asc", "desc"] = "desc",
-    ) -> Response:
-        """The input of a stored response, without that of responses before it."""
-        _check_asked(request, ("order",))
-        items = kept.get(gateway.store.get(session), name).items
-        items = items if order == "asc" else items[::-1]
-        return JSONResponse(
-            {
-                "object": "list",
-                "data": items,
-                "first_id": items[0]["id"] if items else None,
-                "last_id": items[-1]["id"] if items else None,
-                "has_more": False,
-            }
+            request, body.stream, pieces, ResponsesShown(body, model, pieces, shown)
         )
 
     app.include_router(routes)

@@ -200,10 +200,6 @@ class SessionState:
             before.held = 0
         self.lineage.answered(call)
 
-    def hold(self, size: int) -> None:
-        """Counts bytes that are kept for the session elsewhere, until it ends."""
-        self._grow(size)
-
     def _grow(self, size: int) -> None:
         self.bytes += size
         self.on_growth(size)
