@@ -117,7 +117,7 @@ class HubArguments:
         choices=("every_save", "end", "checkpoint", "all_checkpoints"),
     )
     hub_timeout: float = resumable_flag(
-        1800.0, "seconds that sending a checkpoint may take", _PUSHES, more_than=0
+        1800.0, "seconds that the end of the run waits for the last upload", _PUSHES, more_than=0
     )
 
 

@@ -484,9 +484,7 @@ def open_uploader(context: Context) -> Uploader | None:
     hub = default_hub(args.use_hf)
     repo = str(args.hub_model_id)
     flags = HubFlags(hub, repo, args.hub_private_repo, args.hub_strategy, args.hub_timeout)
-    uploader = Uploader(flags, context.watchdog.progress)
-    context.cleanup.callback(uploader.close)
-    return uploader
+    return Uploader(flags, context.watchdog.progress)
 
 
 def schedule_of(args: RlhfArguments, plan: Plan, peak: float) -> LearningRate:

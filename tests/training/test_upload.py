@@ -173,13 +173,13 @@ def test_what_is_sent_to_modelscope(hub: Hub, tmp_path: Path, caplog: Any) -> No
     ("answers", "timeout", "cause"),
     [("error", 60, "401"), ("never", 3, "it took longer than --hub_timeout 3 s")],
 )
-def test_a_failed_upload_is_a_warning(
+def test_a_failed_upload_is_an_error_in_the_log(
     hub: Hub, tmp_path: Path, caplog: Any, answers: str, timeout: float, cause: str
 ) -> None:
     hub.answers = answers
     folder = checkpoint(tmp_path / "checkpoint-5")
     Uploader(HubFlags("hf", "me/model", False, "every_save", timeout)).saved(folder, last=True)
-    (record,) = [one for one in caplog.records if one.levelno == logging.WARNING]
+    (record,) = [one for one in caplog.records if one.levelno == logging.ERROR]
     said = record.getMessage()
     assert (
         cause in said

@@ -1,26 +1,18 @@
-"""Sends checkpoints to a hub while the run trains: by a process for each, which ends at a deadline.
-
-`python -m swift_r1.training.checkpoint.upload ORDER` is that process; it prints the address, or why it cannot. The
-token is in its environment. A failed upload is a warning that says how to do it by hand, and never the end of the run.
-"""
+"""Sends checkpoints to a hub while the run trains. A failed upload is an error in the log that says how to do it by hand,
+and never the end of the run."""
 
 from __future__ import annotations
 
-import json
 import logging
 import os
-import signal
-import subprocess
-import sys
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from dataclasses import dataclass
 from pathlib import Path
 
 from swift_r1.data.hubs import Hub
 from swift_r1.errors import one_line
-from swift_r1.runtime.processes import end_with_parent, module_words
-from swift_r1.workers.process import SupervisedProcess
 
 logger = logging.getLogger("swift_r1.training")
 
@@ -38,7 +30,7 @@ class HubFlags:
     repo: str
     private: bool
     strategy: str
-    timeout: float  # seconds that an upload may take
+    timeout: float  # seconds that the end of the run waits for an upload
 
 
 class Uploader:
@@ -50,120 +42,83 @@ class Uploader:
     ) -> None:
         self.flags = flags
         self.progress = progress
-        self._process: SupervisedProcess | None = None
-        self._folder = Path()
+        self._thread = ThreadPoolExecutor(1)
+        self._sending: Future[None] | None = None
 
     def saved(self, folder: Path, last: bool) -> None:
-        """A checkpoint is whole. Returns at once, except for the last of the run."""
-        sending = (
-            self._process is not None and self._process.poll() is None and not self._process.late
-        )
-        if not last and (sending or self.flags.strategy == "end"):
+        """Sends a checkpoint that is whole. Returns at once, except for the last of the run."""
+        busy = self._sending is not None and not self._sending.done()
+        if not last and (busy or self.flags.strategy == "end"):
             return
-        self._conclude()
-        order = asdict(self.flags) | {"folder": str(folder)}
-        self._folder = folder
-        logger.info(
-            "sending %s to %s (at most %g s)", folder.name, self.flags.repo, self.flags.timeout
-        )
-        words = [sys.executable, *module_words(__name__, json.dumps(order))]
-        environ = os.environ | {"HF_HUB_DISABLE_PROGRESS_BARS": "1"}
-        self._process = SupervisedProcess(
-            words, environ, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
-        )
-        self._process.deadline = time.monotonic() + self.flags.timeout
-        if last:
-            self._conclude()
-
-    def _conclude(self) -> None:
-        """Waits for the upload that is under way, to its deadline, and says what became of it."""
-        process = self._process
-        self._process = None
-        if process is None:
-            return
-        said = None
-        while said is None:
+        logger.info("sending %s to %s", folder.name, self.flags.repo)
+        self._sending = sending = self._thread.submit(self._send, folder)
+        deadline = time.monotonic() + self.flags.timeout
+        while last and not sending.done():
             self.progress("an upload")
-            left = process.deadline - time.monotonic()
-            try:
-                output, _ = process.communicate(timeout=min(max(left, 0.0), _LOOK_S))
-                said = output.decode()
-            except subprocess.TimeoutExpired:
-                if left <= 0:
-                    process.kill()
-                    process.communicate()
-                    said = f"it took longer than --hub_timeout {self.flags.timeout:g} s"
-        if process.returncode == 0:
-            logger.info("%s is on the hub: %s", self._folder.name, said.strip())
-            return
-        by_hand = _BY_HAND[self.flags.hub].format(repo=self.flags.repo, folder=self._folder)
-        cause = " ".join(said.split())[:400] or f"exit code {process.returncode}"
-        logger.warning("%s was not sent to the hub: %s; by hand: %s", self._folder, cause, by_hand)
+            left = deadline - time.monotonic()
+            if left <= 0:
+                self._failed(folder, f"it took longer than --hub_timeout {self.flags.timeout:g} s")
+                return
+            wait([sending], min(left, _LOOK_S))
 
-    def close(self) -> None:
-        """Ends what is under way, where the run did not come to its end."""
-        if self._process is not None and self._process.poll() is None:
-            self._process.kill()
-
-
-def send(order: dict[str, str], token: str | None) -> str:
-    """The model to the repository's root, and for resuming the whole checkpoint too, in a folder of its own; returns
-    the address. Raises what the hub's library raises."""
-    folder = order["folder"]
-    repo = order["repo"]
-    parts: list[tuple[str, list[str]]] = [("", _RESUMING)]
-    if order["strategy"] in ("checkpoint", "all_checkpoints"):
-        parts.append(
-            ("last-checkpoint" if order["strategy"] == "checkpoint" else Path(folder).name, [])
-        )
-    message = f"{Path(folder).name}, by swift-r1"
-    if order["hub"] == "hf":
-        from huggingface_hub import HfApi
-
-        api = HfApi(token=token)
-        url = str(api.create_repo(repo, private=bool(order["private"]), exist_ok=True))
-        for place, left_out in parts:
-            api.upload_folder(
-                repo_id=repo,
-                folder_path=folder,
-                path_in_repo=place,
-                ignore_patterns=left_out,
-                commit_message=message,
+    def _send(self, folder: Path) -> None:
+        token = os.environ.get(TOKEN_VARIABLE)
+        try:
+            url = (_to_hugging_face if self.flags.hub == "hf" else _to_modelscope)(
+                self.flags, folder, token
             )
-        return url
-    from modelscope.hub.api import HubApi
+        except Exception as error:  # noqa: BLE001  whatever the libraries raise, the run goes on
+            said = f"{type(error).__name__}: {one_line(error)}"
+            self._failed(folder, said.replace(token, "***") if token else said)
+        else:
+            logger.info("%s is on the hub: %s", folder.name, url)
 
-    other = HubApi()
-    other.create_repo(
-        repo, token=token, visibility="private" if order["private"] else "public", exist_ok=True
-    )
-    for place, left_out in parts:
-        other.upload_folder(
-            repo,
-            folder,
+    def _failed(self, folder: Path, cause: str) -> None:
+        by_hand = _BY_HAND[self.flags.hub].format(repo=self.flags.repo, folder=folder)
+        logger.error("%s was not sent to the hub: %s; by hand: %s", folder, cause[:400], by_hand)
+
+
+def _parts(flags: HubFlags, folder: Path) -> dict[str, list[str]]:
+    """Returns what is sent, by its place in the repository, with the patterns that are left out: the model at the root,
+    and for resuming the whole checkpoint in a folder of its own."""
+    whole = {"checkpoint": "last-checkpoint", "all_checkpoints": folder.name}.get(flags.strategy)
+    return {"": _RESUMING} | ({} if whole is None else {whole: []})
+
+
+def _to_hugging_face(flags: HubFlags, folder: Path, token: str | None) -> str:
+    from huggingface_hub import HfApi
+    from huggingface_hub.utils import disable_progress_bars
+
+    disable_progress_bars()
+    api = HfApi(os.environ.get("HF_ENDPOINT"), token)
+    url = api.create_repo(flags.repo, private=flags.private, exist_ok=True)
+    for place, left_out in _parts(flags, folder).items():
+        api.upload_folder(
+            repo_id=flags.repo,
+            folder_path=folder,
             path_in_repo=place,
             ignore_patterns=left_out,
-            commit_message=message,
+            commit_message=f"{folder.name}, by swift-r1",
+        )
+    return str(url)
+
+
+def _to_modelscope(flags: HubFlags, folder: Path, token: str | None) -> str:
+    from modelscope.hub.api import HubApi
+
+    for name in ("modelscope", "modelscope_hub"):  # they log every request
+        logging.getLogger(name).setLevel(logging.ERROR)
+    api = HubApi()
+    visibility = "private" if flags.private else "public"
+    api.create_repo(flags.repo, token=token, visibility=visibility, exist_ok=True)
+    for place, left_out in _parts(flags, folder).items():
+        api.upload_folder(
+            flags.repo,
+            str(folder),
+            path_in_repo=place,
+            ignore_patterns=left_out,
+            commit_message=f"{folder.name}, by swift-r1",
             token=token,
             use_cache=False,  # it would be a file in the checkpoint
         )
-    return str(other.get_model_url(repo))
-
-
-def main(argv: Sequence[str]) -> int:
-    end_with_parent(signal.SIGTERM)
-    token = os.environ.get(TOKEN_VARIABLE)
-    # libraries print too
-    output = sys.stdout
-    sys.stdout = sys.stderr
-    try:
-        print(send(json.loads(argv[0]), token), file=output)
-    except Exception as error:  # noqa: BLE001  whatever the libraries raise is the answer
-        said = f"{type(error).__name__}: {one_line(error)}"
-        print(said.replace(token, "***") if token else said, file=output)
-        return 1
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    return str(api.get_model_url(flags.repo))
