@@ -14,6 +14,7 @@ _HOMES = {
     "swift_r1.plugins.agents": ("Agent", "agents"),
     "swift_r1.data.tool_registry": ("tools",),
     "swift_r1.data.sampler": ("Outcome", "Sampler", "samplers"),
+    "swift_r1.record.reporters": ("Reporter", "trackers"),
     "swift_r1.data": (
         "AlpacaPreprocessor",
         "AutoPreprocessor",
@@ -36,6 +37,7 @@ __all__ = [
     "DatasetMeta",
     "MessagesPreprocessor",
     "Outcome",
+    "Reporter",
     "ResponsePreprocessor",
     "RowPreprocessor",
     "Sampler",
@@ -46,6 +48,7 @@ __all__ = [
     "register_dataset",
     "samplers",
     "tools",
+    "trackers",
 ]
 
 if TYPE_CHECKING:
@@ -63,6 +66,7 @@ if TYPE_CHECKING:
     from swift_r1.data.sampler import Outcome, Sampler, samplers
     from swift_r1.data.tool_registry import tools
     from swift_r1.plugins.agents import Agent, agents
+    from swift_r1.record.reporters import Reporter, trackers
     from swift_r1.rewards import ORM, AsyncORM, orms
 
 

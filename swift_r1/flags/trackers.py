@@ -13,18 +13,20 @@ if TYPE_CHECKING:
     from swift_r1.flags.rlhf import RlhfArguments
 
 
-def _tracked(*names: str) -> Scope:
+def _tracked(name: str) -> Scope:
     return Scope(
-        lambda args: bool({*names, "all"} & {*args.report_to}),
-        f"without --report_to {' or '.join(names)}",
+        lambda args: bool({name, "all"} & {*args.report_to}),
+        f"without --report_to {name}",
         allow_default=True,
     )
 
 
-_ANY, _TENSORBOARD, _WANDB, _SWANLAB, _TRACKIO = (
-    _tracked("wandb", "swanlab", "trackio", "mlflow"),
-    *(_tracked(name) for name in ("tensorboard", "wandb", "swanlab", "trackio")),
+_NAMED = Scope(
+    lambda args: bool({*args.report_to} - {"none", "tensorboard"}),
+    "without another tracker than tensorboard",
+    allow_default=True,
 )
+_TENSORBOARD, _WANDB, _TRACKIO = map(_tracked, ("tensorboard", "wandb", "trackio"))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,11 +36,11 @@ class TrackerArguments:
     log_completions: bool = resumable_flag(False, "show completions and send them to the trackers")
     report_to: list[str] = resumable_flag(
         ["tensorboard"],
-        "trackers, of which at least one must be installed; all: those that are",
-        choices=("none", "all", "tensorboard", "wandb", "swanlab", "trackio", "mlflow"),
+        "trackers: tensorboard, wandb, trackio and those of --external_plugins, of which at least one must be installed; "
+        "all: the first three, as far as they are; or none",
     )
     run_name: str | None = resumable_flag(
-        None, "name of the run in the trackers (default: the run folder's)", _ANY
+        None, "name of the run in the trackers (default: the run folder's)", _NAMED
     )
     logging_dir: str | None = resumable_flag(
         None,
@@ -51,28 +53,6 @@ class TrackerArguments:
     )
     wandb_log_unique_prompts: bool = resumable_flag(
         False, "send one completion per prompt to wandb", _WANDB
-    )
-    swanlab_project: str | None = resumable_flag(
-        None,
-        "project in SwanLab (default: SWANLAB_PROJ_NAME, else swift-r1)",
-        _SWANLAB,
-        ms_swift="ms-swift",
-    )
-    swanlab_workspace: str | None = resumable_flag(
-        None, "its workspace (default: the key's user)", _SWANLAB
-    )
-    swanlab_exp_name: str | None = resumable_flag(
-        None, "name of the run there (default: --run_name)", _SWANLAB
-    )
-    swanlab_mode: str | None = resumable_flag(
-        None,
-        "where SwanLab keeps the run (default: SWANLAB_MODE, else cloud with a key and local without)",
-        _SWANLAB,
-        choices=("cloud", "local", "offline", "disabled"),
-        ms_swift="cloud",
-    )
-    swanlab_token: str | None = resumable_flag(
-        None, "SwanLab's key (better: in SWANLAB_API_KEY)", _SWANLAB, secret="SWANLAB_API_KEY"
     )
     project: str | None = resumable_flag(
         None, "project in Trackio (default: swift-r1)", _TRACKIO, ms_swift="huggingface"

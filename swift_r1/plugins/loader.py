@@ -25,7 +25,8 @@ class LoadedPlugin:
 
     Attributes:
         path: as it was given.
-        orms, rm_plugins, datasets, schedulers, envs, samplers, tools, agents: names in the registries of these kinds.
+        orms, rm_plugins, datasets, schedulers, envs, samplers, tools, agents, trackers: names in the registries of these
+            kinds.
         others: names in registries that nothing here reads (`prms`, `context_managers`).
         module: the loaded module, which may have a `gold(row)` for `swift check`.
     """
@@ -39,6 +40,7 @@ class LoadedPlugin:
     samplers: tuple[str, ...]
     tools: tuple[str, ...]
     agents: tuple[str, ...]
+    trackers: tuple[str, ...]
     others: tuple[str, ...]
     module: ModuleType
 
@@ -108,6 +110,7 @@ def _load(text: str, path: Path) -> LoadedPlugin:
         samplers=changed["sampler"],
         tools=changed["tool"],
         agents=changed["agent"],
+        trackers=changed["tracker"],
         others=(*changed["process reward"], *changed["context manager"]),
         module=module,
     )

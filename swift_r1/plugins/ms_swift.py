@@ -16,6 +16,7 @@ from swift_r1.data.tool_registry import tools
 from swift_r1.plugins.agents import agents
 from swift_r1.plugins.protocol import prms, rm_plugins
 from swift_r1.plugins.rollouts import context_managers, envs, multi_turns
+from swift_r1.record.reporters import trackers
 from swift_r1.rewards import orms
 
 _MODULES = (
@@ -40,6 +41,7 @@ REGISTRIES: Mapping[str, tuple[dict[str, Any], str, str]] = {
     "sampler": (samplers, "", ""),  # which it has not
     "tool": (tools, "", ""),
     "agent": (agents, "", ""),
+    "tracker": (trackers, "", ""),
 }
 """What plugins register, and where: our registry, and the module of ms-swift that makes its own, and its name there."""
 

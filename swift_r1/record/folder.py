@@ -45,9 +45,7 @@ _NOT_ENTERED = (
     "spans",
     "tensorboard",
     "wandb",
-    "swanlab",
     "trackio",
-    "mlflow",
 )
 
 

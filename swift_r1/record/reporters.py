@@ -1,8 +1,7 @@
-"""Trackers that metrics and completions are sent to: TensorBoard, Weights & Biases, SwanLab, Trackio, MLflow.
+"""Trackers that metrics and completions are sent to: TensorBoard, Weights & Biases, Trackio, and those of plugins.
 
 They do not stand on `accelerate.tracking`, whose trackers raise RuntimeError in a process without accelerate's
-`PartialState`. Of these five it has a table for wandb alone, and its MLflow passes on names such as `avg@4`, which
-MLflow refuses, and every failure of the server, which would end the run.
+`PartialState`, and have a table for wandb alone.
 """
 
 from __future__ import annotations
@@ -10,15 +9,13 @@ from __future__ import annotations
 import importlib
 import logging
 import os
-import re
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Protocol
 
-from swift_r1.errors import UsageError, one_line
+from swift_r1.errors import UsageError, no_such
 
 logger = logging.getLogger(__name__)
 
@@ -27,17 +24,13 @@ _COLUMNS = ("step", "prompt", "completion", "reward", "advantage")
 
 @dataclass(frozen=True)
 class TrackerFlags:
-    """The flags of the trackers. SwanLab's key is in SWANLAB_API_KEY, which its library reads."""
+    """The flags of the trackers."""
 
     report_to: Sequence[str] = ()
     run_name: str | None = None
     logging_dir: str | None = None
     wandb_project: str | None = None
     wandb_log_unique_prompts: bool = False
-    swanlab_project: str | None = None
-    swanlab_workspace: str | None = None
-    swanlab_exp_name: str | None = None
-    swanlab_mode: str | None = None
     project: str | None = None
     trackio_space_id: str | None = None
 
@@ -48,6 +41,8 @@ def _cells(rows: Sequence[Mapping[str, Any]]) -> list[list[Any]]:
 
 
 class Reporter(Protocol):
+    """A tracker of one run. What its methods raise ends the run."""
+
     def log(self, metrics: Mapping[str, float], step: int) -> None: ...
 
     def log_completions(self, rows: Sequence[Mapping[str, Any]], step: int) -> None: ...
@@ -117,49 +112,6 @@ class WeightsAndBiases:
         self._wandb.teardown()  # ends wandb's own process
 
 
-class SwanLab:
-    """Writes to the cloud where there is a key, else in the run folder; it never prompts."""
-
-    def __init__(self, flags: TrackerFlags, run_dir: Path, config: Mapping[str, Any]) -> None:
-        swanlab = importlib.import_module("swanlab")
-        self._swanlab = swanlab
-        has_key = (
-            bool(os.environ.get("SWANLAB_API_KEY"))
-            or Path.home().joinpath(".swanlab", ".netrc").is_file()
-        )
-        mode = (
-            flags.swanlab_mode
-            or os.environ.get("SWANLAB_MODE")
-            or ("cloud" if has_key else "local")
-        )
-        if mode == "cloud" and not has_key:
-            logger.warning(
-                "swanlab has no key (--swanlab_token): this run is kept in %s", run_dir / "swanlab"
-            )
-            mode = "local"
-        swanlab.init(
-            project=flags.swanlab_project or os.environ.get("SWANLAB_PROJ_NAME", "swift-r1"),
-            workspace=flags.swanlab_workspace,
-            experiment_name=flags.swanlab_exp_name or flags.run_name or run_dir.name,
-            config=dict(config),
-            logdir=str(run_dir / "swanlab"),
-            mode=mode,
-        )
-
-    def log(self, metrics: Mapping[str, float], step: int) -> None:
-        self._swanlab.log(dict(metrics), step=step)
-
-    def log_completions(self, rows: Sequence[Mapping[str, Any]], step: int) -> None:
-        texts = [
-            self._swanlab.Text(f"{row['prompt']}\n{row['completion']}\nreward {row['reward']}")
-            for row in rows
-        ]
-        self._swanlab.log({"completions": texts}, step=step)
-
-    def close(self) -> None:
-        self._swanlab.finish()
-
-
 class Trackio:
     """Writes to the run folder, or with a login to Hugging Face in the Space that the flags name; it never prompts."""
 
@@ -195,105 +147,59 @@ class Trackio:
         self._trackio.finish()
 
 
-class MLflow:
-    """Writes to the run folder, or where MLFLOW_TRACKING_URI says, in the experiment MLFLOW_EXPERIMENT_NAME. A server
-    that fails during the run costs what was to be sent, and a warning."""
-
-    def __init__(self, flags: TrackerFlags, run_dir: Path, config: Mapping[str, Any]) -> None:
-        os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")  # read by the import
-        self._entities = importlib.import_module("mlflow.entities")
-        self._error = importlib.import_module("mlflow.exceptions").MlflowException
-        uri = os.environ.get("MLFLOW_TRACKING_URI")
-        files = None
-        if not uri:
-            folder = run_dir.absolute() / "mlflow"
-            folder.mkdir(exist_ok=True)
-            uri = f"sqlite:///{folder / 'mlflow.db'}"
-            files = (folder / "artifacts").as_uri()
-        name = os.environ.get("MLFLOW_EXPERIMENT_NAME", "swift-r1")
-        self._client = client = importlib.import_module("mlflow").MlflowClient(uri)
-        experiment = client.get_experiment_by_name(name)
-        number = (
-            client.create_experiment(name, files)
-            if experiment is None
-            else experiment.experiment_id
-        )
-        self._run: str = client.create_run(
-            number, run_name=flags.run_name or run_dir.name
-        ).info.run_id
-        params = [self._entities.Param(key, str(value)[:500]) for key, value in config.items()]
-        for first in range(0, len(params), 100):  # at most, in a batch
-            self._client.log_batch(self._run, params=params[first : first + 100])
-
-    def log(self, metrics: Mapping[str, float], step: int) -> None:
-        now = int(time.time() * 1000)
-        names = {name: re.sub(r"[^\w\-. :/]", "_", name) for name in metrics}  # avg@4
-        found = [
-            self._entities.Metric(names[name], float(value), now, step)
-            for name, value in metrics.items()
-        ]
-        self._send(self._client.log_batch, self._run, found)
-
-    def log_completions(self, rows: Sequence[Mapping[str, Any]], step: int) -> None:
-        table = {name: [row[name] for row in rows] for name in _COLUMNS}
-        self._send(self._client.log_table, self._run, table, f"completions/step-{step:06}.json")
-
-    def close(self) -> None:
-        self._send(self._client.set_terminated, self._run)
-
-    def _send(self, work: Callable[..., object], *arguments: Any) -> None:
-        try:
-            work(*arguments)
-        except (self._error, OSError) as error:  # what stores artifacts raises the latter
-            logger.warning("mlflow: %s", one_line(error))
-
-
-REPORTERS: Mapping[str, Callable[[TrackerFlags, Path, Mapping[str, Any]], Reporter]] = {
+trackers: dict[str, Callable[[TrackerFlags, Path, Mapping[str, Any]], Reporter]] = {
     "tensorboard": TensorBoard,
     "wandb": WeightsAndBiases,
-    "swanlab": SwanLab,
     "trackio": Trackio,
-    "mlflow": MLflow,
 }
+"""Name for `--report_to` -> what makes a reporter of the flags, the run's folder and all flags. Plugins write into it."""
+BUILT_IN = frozenset(trackers)
+# Trackers of other trainers, whose scripts name them: a plugin that comes with the package has each.
+_PLUGINS = {name: f"plugins/{name}_tracker.py" for name in ("swanlab", "mlflow")}
 
 
 def chosen_trackers(names: Sequence[str]) -> list[str]:
-    """Returns the trackers that `--report_to` names: none, or with `all` those that are installed."""
+    """Returns the trackers that `--report_to` names: none, or with `all` those of the package that are installed."""
     return (
-        [name for name in REPORTERS if is_installed(name)]
+        [name for name in sorted(BUILT_IN) if _is_there(name)]
         if "all" in names
         else [n for n in names if n != "none"]
     )
 
 
-def is_installed(name: str) -> bool:
-    """Returns whether a tracker's package, which has its name, is installed."""
-    return find_spec(name) is not None
+def _is_there(name: str) -> bool:
+    """Returns whether a tracker can be used; a package's has its name."""
+    return find_spec(name) is not None if name in BUILT_IN else name in trackers
+
+
+def _how_to_get(name: str) -> str:
+    if name in BUILT_IN:
+        return f"{name} is not installed: pip install {name}"
+    return f"{name} comes from a plugin: --external_plugins {_PLUGINS[name]}"
 
 
 def tracker_faults(names: Sequence[str]) -> list[str]:
-    """Returns why a run would be in no tracker; where one of several is installed, the others are only warned about."""
-    if not names or any(map(is_installed, names)):
-        return []
-    wanted = " ".join(names)
-    return [
-        f"--report_to {wanted}: not installed: pip install {wanted}; logging.jsonl in the run folder has it all too"
+    """Returns why a run would be in no tracker; where one of several is there, the others are only warned about. Plugins
+    are loaded already."""
+    faults = [
+        f"--report_to: {no_such('tracker', name, trackers, '; others come from --external_plugins')}"
+        for name in names
+        if name not in trackers and name not in _PLUGINS
     ]
+    if not names or faults or any(map(_is_there, names)):
+        return faults
+    ways = "; ".join(map(_how_to_get, names))
+    return [f"--report_to: {ways}; logging.jsonl in the run folder has it all too"]
 
 
 def open_reporters(flags: TrackerFlags, run_dir: Path, config: Mapping[str, Any]) -> list[Reporter]:
-    """Opens the trackers of `--report_to`, with a warning about those that are not installed. Raises UsageError as
+    """Opens the trackers of `--report_to`, with a warning about those that are not there. Raises UsageError as
     `tracker_faults`."""
     faults = tracker_faults(flags.report_to)
     if faults:
         raise UsageError(*faults)
+    there = [name for name in flags.report_to if _is_there(name)]
     for name in flags.report_to:
-        if not is_installed(name):
-            logger.warning(
-                "--report_to %s: it is not installed, so nothing is sent there: pip install %s",
-                name,
-                name,
-            )
-    return [
-        REPORTERS[name](flags, run_dir, config) for name in flags.report_to if is_installed(name)
-    ]
+        if name not in there:
+            logger.warning("--report_to: nothing is sent to %s: %s", name, _how_to_get(name))
+    return [trackers[name](flags, run_dir, config) for name in there]

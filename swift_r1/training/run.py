@@ -30,11 +30,12 @@ from swift_r1.flags.sft import SftArguments
 from swift_r1.flags.training import seconds_of
 from swift_r1.models.loading import load_tokenizer
 from swift_r1.models.routing import routing_of
+from swift_r1.plugins import load_plugins
 from swift_r1.record.console import RunConsole
 from swift_r1.record.events import Events, Kind
 from swift_r1.record.lines import read_rows
 from swift_r1.record.recorder import Recorder, RunRecorder
-from swift_r1.record.reporters import open_reporters
+from swift_r1.record.reporters import BUILT_IN, open_reporters
 from swift_r1.record.spans import Spans, Stopwatch
 from swift_r1.record.token_record import GIB, TOKENS, TokenWriter, cut_record
 from swift_r1.rollout.base import Rollouts
@@ -372,6 +373,8 @@ def _open_recorder(context: Context, plan: Plan) -> Recorder:
     diagnosis = context.start.diagnosis
     if not context.ranks.is_rank0:
         return Recorder()
+    if not BUILT_IN.issuperset(args.report_to):
+        load_plugins(args.external_plugins)  # a replay has not done it
     logged, _ = read_rows(run_dir / "logging.jsonl")  # of a run that goes on
     first = next((row["reward"] for row in logged if row.get("reward") is not None), None)
     recorder = RunRecorder(

@@ -519,20 +519,12 @@ def test_no_input_crashes_the_parser(words: list[str]) -> None:
 
 
 def test_secrets_travel_in_the_environment_alone() -> None:
-    words = ["--report_to", "swanlab", "--swanlab_token", "s3cret"]
+    words = ["--push_to_hub", "true", "--hub_model_id", "me/model", "--hub_token", "s3cret"]
     args = parse(*words)
-    assert args.secrets == {"SWANLAB_API_KEY": "s3cret"} and "s3cret" not in repr(args) + str(
+    assert args.secrets == {"SWIFT_HUB_TOKEN": "s3cret"} and "s3cret" not in repr(args) + str(
         args.to_dict()
     )
-    assert RlhfArguments.from_dict(args.to_dict()).swanlab_token is None
-    assert without_secrets([*words, "--swanlab-token=s3cret", "--api_key", "s3cret"]) == [
-        *(
-            "--report_to",
-            "swanlab",
-            "--swanlab_token",
-            "***",
-            "--swanlab-token=***",
-            "--api_key",
-            "***",
-        )
+    assert RlhfArguments.from_dict(args.to_dict()).hub_token is None
+    assert without_secrets([*words, "--hub-token=s3cret", "--api_key", "s3cret"]) == [
+        *(*words[:-1], "***", "--hub-token=***", "--api_key", "***")
     ]

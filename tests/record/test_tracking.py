@@ -9,16 +9,22 @@ import sqlite3
 import subprocess
 import sys
 from types import SimpleNamespace
-from unittest.mock import Mock
 
 import psutil
 import pytest
 
 from swift_r1.errors import UsageError
+from swift_r1.plugins import load_plugins, ms_swift
+from swift_r1.record import reporters
 from swift_r1.record.console import RunConsole, progress_bar
 from swift_r1.record.metrics import JsonLines, merged, read_json_lines
 from swift_r1.record.recorder import RunRecorder, draw_curves
-from swift_r1.record.reporters import MLflow, TrackerFlags, chosen_trackers, open_reporters
+from swift_r1.record.reporters import (
+    TrackerFlags,
+    chosen_trackers,
+    open_reporters,
+    tracker_faults,
+)
 from swift_r1.runtime.terminal import Terminal
 from swift_r1.runtime.visible import _Visible
 
@@ -231,7 +237,6 @@ def tracked(tmp_path, name):
         "TRACKIO_DIR",
         "TRACKIO_SPACE_ID",
         "TRACKIO_SERVER_URL",
-        "MLFLOW_TRACKING_URI",
     }
     environ = {key: value for key, value in os.environ.items() if key not in unknown}
     command = [sys.executable, "-c", _TRACK, name]
@@ -264,36 +269,48 @@ def test_trackio_keeps_a_run_in_its_folder(tmp_path):
     } and '"completion": "c"' in json.dumps(values[2][2])
 
 
-def test_mlflow_keeps_a_run_in_its_folder(tmp_path):
-    folder = tracked(tmp_path, "mlflow")
-    with sqlite3.connect(folder / "mlflow.db") as found:
-        values = found.execute(
-            "select key, step, value from metrics where not is_nan order by step, key"
-        ).fetchall()
-        runs = found.execute("select name, status from runs").fetchall()
-        params = found.execute("select key, value from params").fetchall()
-    assert values == [
-        ("eval/a/avg_4/low", 1, 0.5),
-        ("loss", 1, 1.0),
-        ("step", 1, 1.0),
-        ("loss", 2, 2.0),
+PLUGIN = """
+from swift_r1 import trackers
+
+
+class Lines:
+    def __init__(self, flags, run_dir, config):
+        self.file = open(run_dir / "lines.txt", "a")
+
+    def log(self, metrics, step):
+        print(step, metrics["loss"], file=self.file)
+
+    def log_completions(self, rows, step):
+        print(len(rows), "completions", file=self.file)
+
+    def close(self):
+        self.file.close()
+
+
+trackers["lines"] = Lines
+"""
+
+
+def test_a_tracker_of_a_plugin_gets_the_metrics(tmp_path, monkeypatch):
+    monkeypatch.setattr(reporters, "trackers", trackers := dict(reporters.trackers))
+    monkeypatch.setitem(ms_swift.REGISTRIES, "tracker", (trackers, "", ""))
+    assert tracker_faults(["lines"]) == [
+        "--report_to: there is no tracker lines: known are tensorboard, wandb, trackio; others come from "
+        "--external_plugins"
     ]
-    assert runs == [("mine", "FINISHED")] and params == [("seed", "1")]
-    [table] = folder.rglob("step-000002.json")
-    assert json.loads(table.read_text())["data"] == [[2, "p", "c", 1.0, None]]
+    (tmp_path / "plugin.py").write_text(PLUGIN)
+    [plugin] = load_plugins([str(tmp_path / "plugin.py")])
+    assert plugin.trackers == ("lines",)
+    [reporter] = open_reporters(TrackerFlags(["lines"]), tmp_path, {})
+    reporter.log({"loss": 0.5}, 3)
+    reporter.log_completions([{}], 3)
+    reporter.close()
+    assert (tmp_path / "lines.txt").read_text() == "3 0.5\n1 completions\n"
 
 
-def test_a_server_of_mlflow_that_fails_costs_a_warning(caplog):
-    """Its own errors, and those of what stores its artifacts."""
-    mlflow = SimpleNamespace(_error=RuntimeError)
-    for error in (RuntimeError("gone"), ConnectionError("refused")):
-        MLflow._send(mlflow, Mock(side_effect=error))
-    assert [record.getMessage() for record in caplog.records] == ["mlflow: gone", "mlflow: refused"]
-
-
-def test_a_tracker_that_is_not_installed_is_named(tmp_path, monkeypatch, caplog):
-    monkeypatch.setitem(sys.modules, "swanlab", None)
-    with pytest.raises(UsageError, match="--report_to swanlab: not installed: pip install swanlab"):
+def test_a_tracker_that_is_not_there_is_named(tmp_path, caplog):
+    plugin = "swanlab comes from a plugin: --external_plugins plugins/swanlab_tracker.py"
+    with pytest.raises(UsageError, match=plugin):
         open_reporters(TrackerFlags(["swanlab"]), tmp_path, {})
     # One tracker of two is enough: scripts name those of their authors.
     (reporter,) = open_reporters(
@@ -301,7 +318,7 @@ def test_a_tracker_that_is_not_installed_is_named(tmp_path, monkeypatch, caplog)
     )
     reporter.log({"loss": 1.0}, 1)
     reporter.close()
-    assert list((tmp_path / "t").glob("events*")) and "swanlab: it is not installed" in caplog.text
+    assert list((tmp_path / "t").glob("events*")) and plugin in caplog.text
     assert "swanlab" not in chosen_trackers(["all"]) and chosen_trackers(["none"]) == []
 
 

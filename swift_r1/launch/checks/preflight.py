@@ -33,7 +33,7 @@ from swift_r1.launch.checks.tools import check_sandboxes
 from swift_r1.plugins import LoadedPlugin, load_plugins
 from swift_r1.plugins.environments.registering import register_environment
 from swift_r1.plugins.tools.mcp_servers import register_servers
-from swift_r1.record.reporters import tracker_faults
+from swift_r1.record.reporters import BUILT_IN, tracker_faults
 from swift_r1.rewards import orms
 from swift_r1.runtime.libraries import vllm_faults
 
@@ -142,6 +142,8 @@ def data_notes(args: RlhfArguments, data: LoadedData) -> list[str]:
 
 def trainer_faults(args: RlhfArguments, world: World) -> list[str]:
     """Returns what is wrong with trackers and backend."""
+    if not BUILT_IN.issuperset(args.report_to):
+        load_plugins(args.external_plugins)  # of a replay, which needs them for nothing else
     return [*tracker_faults(args.report_to), *deepspeed_faults(args, world), *fsdp_faults(args)]
 
 

@@ -64,6 +64,7 @@ _KINDS = {
     "samplers": "samplers",
     "tools": "tools",
     "agents": "agents",
+    "trackers": "trackers",
     "others": "other",
 }
 """What a plugin registers, in words."""
