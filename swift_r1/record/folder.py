@@ -92,18 +92,10 @@ class RunFolder:
 
     @property
     def plan(self) -> Mapping[str, Any]:
-        """Returns the fields of `arguments.plan.Plan`; of a run of an older version `total_steps` and `world_size` at
-        most."""
-        plan = _mapping(self._file.get("plan"))
-        if plan:
-            return plan
-        known = {
-            "total_steps": self.args.get("max_steps"),
-            "world_size": self._file.get("world_size"),
-        }
-        return {
-            name: count for name, count in known.items() if isinstance(count, int) and count > 0
-        }
+        """Returns the fields of `flags.plan.Plan`; of ms-swift's run `total_steps` at most."""
+        steps = self.args.get("max_steps")
+        known = {"total_steps": steps} if isinstance(steps, int) and steps > 0 else {}
+        return _mapping(self._file.get("plan")) or known
 
     @property
     def started(self) -> float | None:

@@ -66,7 +66,7 @@ class Series:
     values: array[float] = field(default_factory=lambda: array("d"))
 
     def add(self, step: int, value: float) -> None:
-        """Later lines win: a run of an older version that was resumed wrote some steps twice."""
+        """Later lines win: another trainer's run that was resumed has some steps twice."""
         while self.steps and self.steps[-1] >= step:
             self.steps.pop()
             self.values.pop()

@@ -84,14 +84,8 @@ class Movement:
         """Returns what `state` holds of a checkpoint; None where it has nothing."""
         if not state:
             return None
-        if "completions" in state:  # of an older one
-            rows = [
-                KeptRow(prompt, answer, [True] * len(answer))
-                for prompt, answer in state["completions"]
-            ]
-        else:
-            rows = [KeptRow(**row) for row in state["rows"]]
-        return cls(tuple(rows), tuple(state["logps"]))
+        rows = tuple(KeptRow(**row) for row in state["rows"])
+        return cls(rows, tuple(state["logps"]))
 
     def due(self, round_: int) -> bool:
         """Says whether it is measured before round `round_`, from 1: in each of the first, then in some."""

@@ -94,15 +94,6 @@ def test_the_prompt_s_images_are_seen_after_a_resume_too(tmp_path: Path) -> None
     assert blind.logps != movement.logps
 
 
-def test_a_checkpoint_of_an_older_version_is_measured_as_it_was(tiny_model: Path) -> None:
-    backend = backend_of(tiny_model)
-    batch = round_batch([TokenSequence.of_answer([5, 6], [7, 8])], [0.0])
-    state = {"completions": [[[5, 6], [7, 8]]], "logps": whole(batch, backend).tolist()}
-    older = Movement.restored(state)
-    assert older is not None
-    assert older.metrics(backend, BATCHING, ALONE)["policy/moved"] == 0.0
-
-
 def test_a_round_in_which_the_policy_wrote_nothing_is_no_measure(tiny_model: Path) -> None:
     batch = round_batch([row([7], [False])], [0.0])
     movement = Movement.of_round(batch, backend_of(tiny_model), BATCHING, ALONE)

@@ -6,7 +6,7 @@ import json
 import os
 import random
 from collections.abc import Mapping, Sequence
-from dataclasses import MISSING, asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
@@ -21,15 +21,11 @@ from swift_r1.training.checkpoint.folder import sync
 
 STATE = "state"
 RUN_JSON = "run.json"
-_CORRECTION = "rollout_importance_sampling_mode"
-_OLD_PROMPTS = ("prompts_taken", "prompts_digest", "choices")
 LOGS = ("logging.jsonl", "completions.jsonl", "eval_completions.jsonl", "invalid_rewards.jsonl")
 """Files of a run folder that only grow: a checkpoint knows how long they were."""
 
 _FORMAT = 4
-"""Also of what the numbers mean: until 1 a seed gave another order of prompts (`data/sampler.py`), until 2
-`--rollout_importance_sampling_mode sequence_mask` gave all tokens of a completion one weight, until 3 what was computed
-before an open round's first step belonged to ranks."""
+"""Rises where a field, or what its numbers mean, changes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,10 +70,8 @@ class RunState:
     logs: Mapping[str, int]  # bytes of each file of `LOGS`
     fingerprint: Fingerprint
     evaluates: bool = False  # the evaluation of this step is still to come
-    # of `EntropyState`; empty in older checkpoints
-    entropy: Mapping[str, Any] = field(default_factory=dict)
-    # of `Movement`; empty in older checkpoints
-    movement: Mapping[str, Any] = field(default_factory=dict)
+    entropy: Mapping[str, Any] = field(default_factory=dict)  # of `EntropyState`
+    movement: Mapping[str, Any] = field(default_factory=dict)  # of `Movement`
 
     def write(self, folder: Path) -> None:
         content = standard_json(asdict(self), lambda value: {"number": str(value)})
@@ -94,28 +88,13 @@ class RunState:
             raise UsageError(
                 f"{checkpoint} cannot be resumed from: it was saved without state/ (--save_only_model true)"
             ) from None
-        if "prompts_taken" in content:  # of an older one, of one task
-            old = [content.pop(name, "") for name in _OLD_PROMPTS]
-            content["prompts"] = {"": dict(zip(("taken", "digest", "choices"), old, strict=True))}
         known = {item.name for item in fields(cls)}
-        needed = {
-            item.name
-            for item in fields(cls)
-            if item.default is MISSING and item.default_factory is MISSING
-        }
-        written = content.pop("format", None)
-        older = written in (2, 3) and content.get("round") is None
-        if not (older or written == _FORMAT) or not needed <= set(content) <= known:
+        if content.pop("format", None) != _FORMAT or content.keys() != known:
             raise UsageError(
                 f"{checkpoint} cannot be resumed from: its state/ is of another version of swift-r1; "
                 "--resume_only_model true begins a new run with its weights"
             )
         fingerprint = Fingerprint(**content["fingerprint"])
-        if written == 2 and fingerprint.args.get(_CORRECTION) == "sequence_mask":
-            raise UsageError(
-                f"{checkpoint} cannot be resumed from: --{_CORRECTION} sequence_mask meant another loss when it was "
-                "saved; --resume_only_model true begins a new run with its weights"
-            )
         prompts = {name: PromptState(**own) for name, own in content["prompts"].items()}
         return cls(**content | {"fingerprint": fingerprint, "prompts": prompts})
 
