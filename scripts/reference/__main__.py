@@ -1,5 +1,5 @@
-"""The pages of docs/ that are made from code: `python scripts/reference` writes them, with `--check` it says which are
-not what the code says, and ends with 1 where there are any."""
+"""The pages of docs/ that are made from code: `python scripts/reference` writes them. With `--check` it says which of
+those in git are not what the code says, and ends with 1 where there are any. The others are made for the site."""
 
 from __future__ import annotations
 
@@ -14,25 +14,26 @@ import metrics_page
 import python_page
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
-PAGES: dict[str, Callable[[], str]] = {
-    "flags.md": flags_page.page,
+IN_GIT: dict[str, Callable[[], str]] = {"flags.md": flags_page.page, "files.md": files_page.page}
+FOR_THE_SITE: dict[str, Callable[[], str]] = {
     "http.md": http_page.page,
     "python.md": python_page.page,
     "metrics.md": metrics_page.page,
-    "files.md": files_page.page,
 }
 
 
 def main(words: list[str]) -> int:
-    stale = [name for name, page in PAGES.items() if _differs(DOCS / name, page())]
-    if words == ["--check"]:
-        for name in stale:
+    checks = words == ["--check"]
+    pages = IN_GIT if checks else IN_GIT | FOR_THE_SITE
+    texts = {name: page() for name, page in pages.items()}
+    stale = {name: text for name, text in texts.items() if _differs(DOCS / name, text)}
+    for name, text in stale.items():
+        if checks:
             print(f"docs/{name} is not what the code says: run python scripts/reference")
-        return int(bool(stale))
-    for name in stale:
-        (DOCS / name).write_text(PAGES[name](), encoding="utf-8")
-        print(f"docs/{name} was written")
-    return 0
+        else:
+            (DOCS / name).write_text(text, encoding="utf-8")
+            print(f"docs/{name} was written")
+    return int(checks and bool(stale))
 
 
 def _differs(path: Path, text: str) -> bool:

@@ -15,6 +15,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 LISTED = ("git", "-C", str(ROOT), "ls-files", "--cached", "--others", "--exclude-standard")
+MADE = ("docs/http.md", "docs/metrics.md", "docs/python.md")  # by scripts/reference, and not in git
 PICTURES = (".png", ".svg", ".gif")
 FURNITURE = ("iframe-worker.js", "site.css")  # beside this file
 LANGUAGES = {
@@ -39,9 +40,9 @@ FILE_NAME = re.compile(
 
 
 def tracked() -> frozenset[str]:
-    """The files of the repository, and new ones that git does not ignore."""
+    """The files of the repository, new ones that git does not ignore, and the pages that are made for the site."""
     names = subprocess.check_output(LISTED, text=True).splitlines()
-    return frozenset(name for name in names if (ROOT / name).is_file())
+    return frozenset(name for name in names if (ROOT / name).is_file()) | {*MADE}
 
 
 def is_page(name: str) -> bool:

@@ -78,7 +78,7 @@ def _add_state(app: FastAPI, lifecycle: Lifecycle) -> None:
 
     @app.get("/metrics", response_class=PlainTextResponse)
     async def metrics() -> Response:
-        """Counters and gauges for Prometheus. docs/metrics.md lists them."""
+        """Counters and gauges for Prometheus. Each says what it is."""
         return Response(lifecycle.metrics.text(), media_type=CONTENT_TYPE_LATEST)
 
     @app.get("/info", response_model=wire.ServerInfo, responses=refusals(503))

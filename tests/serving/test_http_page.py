@@ -1,15 +1,18 @@
-"""The examples of docs/http.md work, one after another, on a real server."""
+"""The examples of the page HTTP of the site work, one after another, on a real server."""
 
 from __future__ import annotations
 
 import re
 import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
 from tests.conftest import ServerProcess, wait_until_serving
 
-PAGE = Path(__file__).resolve().parents[2] / "docs" / "http.md"
+sys.path.append(str(Path(__file__).resolve().parents[2] / "scripts" / "reference"))
+
+from http_page import page
 
 
 def test_the_examples_of_the_page_work(
@@ -17,7 +20,7 @@ def test_the_examples_of_the_page_work(
 ) -> None:
     server = start_tiny(tiny_model)
     wait_until_serving(server)
-    examples = re.findall(r"```bash\n(.*?)```", PAGE.read_text(), re.DOTALL)
+    examples = re.findall(r"```bash\n(.*?)```", page(), re.DOTALL)
     assert len(examples) > 20
     said = (
         "".join(examples)
