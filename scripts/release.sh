@@ -46,7 +46,7 @@ rm -rf build ./*.egg-info
 
 $py -m venv "$work/fresh"
 "$work/fresh/bin/pip" install -q --disable-pip-version-check --no-deps dist/*.whl
-(cd "$work" && [ "$(fresh/bin/swift --version)" = "swift-r1 $version" ] && fresh/bin/swift examples >/dev/null) ||
+(cd "$work" && [ "$(fresh/bin/swift --version)" = "swift-r1 $version" ] && fresh/bin/swift init >/dev/null) ||
     die "the wheel does not work in a fresh environment"
 
 "$work/tools/bin/cyclonedx-py" environment .venv/bin/python --output-reproducible -o "$work/sbom.json"

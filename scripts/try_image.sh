@@ -48,7 +48,7 @@ if [ -n "$trainer" ]; then
         swift rlhf run.yaml --use_vllm true --vllm_mode server --vllm_server_host 127.0.0.1 --vllm_server_port "$port" \
             --num_generations 4 --per_device_train_batch_size 8 --max_completion_length 16 --max_length 256 --max_steps 2
     }
-    swift init . --task maths --model /model </dev/null >/dev/null || die "the trainer's image wrote no task"
+    swift init maths . --model /model >/dev/null || die "the trainer's image wrote no task"
     code=0
     SWIFT_API_KEY=another train >/dev/null || code=$?
     [ "$code" = 2 ] || die "with another key the trainer ended with $code, not with 2"

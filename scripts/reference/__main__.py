@@ -1,5 +1,5 @@
 """The pages of docs/ that are made from code: `python scripts/reference` writes them. With `--check` it says which of
-those in git are not what the code says, and ends with 1 where there are any. The others are made for the site."""
+those in git are not what the code says, and ends with 1 where there are any; with `--site` it writes the others alone."""
 
 from __future__ import annotations
 
@@ -24,7 +24,9 @@ FOR_THE_SITE: dict[str, Callable[[], str]] = {
 
 def main(words: list[str]) -> int:
     checks = words == ["--check"]
-    pages = IN_GIT if checks else IN_GIT | FOR_THE_SITE
+    pages = {} if words == ["--site"] else dict(IN_GIT)
+    if not checks:
+        pages |= FOR_THE_SITE
     texts = {name: page() for name, page in pages.items()}
     stale = {name: text for name, text in texts.items() if _differs(DOCS / name, text)}
     for name, text in stale.items():

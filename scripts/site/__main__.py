@@ -23,7 +23,9 @@ def main() -> int:
     if faults := faults_of_navigation(config["nav"], tracked()):
         print(*faults, sep="\n", file=sys.stderr)
         return 1
-    subprocess.run([ROOT / ".venv" / "bin" / "python", ROOT / "scripts" / "reference"], check=True)
+    subprocess.run(
+        [ROOT / ".venv" / "bin" / "python", ROOT / "scripts" / "reference", "--site"], check=True
+    )
     write_pages(ROOT / config["docs_dir"], titles(config["nav"]))
     zensical = Path(sys.executable).with_name("zensical")
     words = [zensical, "build", "--clean", "--strict", "-f", CONFIG]

@@ -1,54 +1,30 @@
-"""`swift init`: a folder to start from, with a plugin, data and flags that pass the check."""
+"""`swift init`: a starter, a recipe or a plugin that comes with the package, in a folder to begin from."""
 
 from __future__ import annotations
 
+import ast
 import json
+import re
 import shlex
-import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import chdir
 from dataclasses import dataclass
-from importlib.resources import files
-from itertools import count
 from pathlib import Path
 from typing import ClassVar
 
 from swift_r1.cli import check as check_command
 from swift_r1.cli.files import naming
-from swift_r1.errors import EXIT_OK, UsageError
+from swift_r1.errors import EXIT_OK, UsageError, no_such
 from swift_r1.flags.fields import flag
 from swift_r1.flags.parser import Command, parse_arguments
 
-TASKS = {
+STARTERS = {
     "maths": "answers with a right number",
     "format": "answers in a given form",
     "code": "programs that pass tests",
     "judge": "texts that another model judges",
     "agent": "conversations with a program, which it asks for what it needs",
 }
-
-
-@dataclass(frozen=True, kw_only=True)
-class InitArguments(Command):
-    """Init."""
-
-    command: ClassVar[str] = "init"
-    folder: list[str] = flag([], "the folder to make", positional=True)
-    task: str | None = flag(None, "what the model is to learn", choices=tuple(TASKS))
-    model: str | None = flag(None, "folder or hub id of the model")
-
-
-_USAGE = """swift init [FOLDER] [--task TASK] [--model M]
-
-Writes a folder to start from: plugin.py with a dataset and a reward, data.jsonl with a dozen rows, and run.yaml with
-the flags. Then it checks them, without loading a model. In a terminal it asks for what is missing. Tasks:
-""" + "".join(f"\n  {name:<8} {what}" for name, what in TASKS.items())
-_EXAMPLES = """
-swift init
-swift init my-task --task maths --model Qwen/Qwen2.5-0.5B-Instruct
-"""
-HELP = (_USAGE, InitArguments, _EXAMPLES)
-_MODEL = "Qwen/Qwen2.5-0.5B-Instruct"
 _CHECKS = {  # dataset and rewards, and other flags
     "maths": ("problems", "right_number"),
     "format": ("texts", "wanted_json"),
@@ -56,40 +32,76 @@ _CHECKS = {  # dataset and rewards, and other flags
     "judge": ("wishes", "short"),  # without the judge, which the check would ask: none runs yet
     "agent": ("orders", "right_total", "--agent", "buyer"),
 }
+BUNDLED = Path(__file__).parent / "bundled"  # in a checkout links to its examples/ and plugins/
+_STARTERS = Path(__file__).parent / "starters"
+_NAMED = re.compile(r"\b(?:examples|plugins)/\w+(?:\.py)?")
+
+
+@dataclass(frozen=True, kw_only=True)
+class InitArguments(Command):
+    """Init."""
+
+    command: ClassVar[str] = "init"
+    words: list[str] = flag([], "what to write, and into which folder", positional=True)
+    model: str = flag("Qwen/Qwen2.5-0.5B-Instruct", "folder or hub id of a starter's model")
+
+
+_USAGE = """swift init [NAME [FOLDER]] [--model M]
+
+Without NAME: lists what there is. With it, into FOLDER (default: the current folder):
+- a starter: plugin.py with a dataset and a reward, data.jsonl with a dozen rows, and run.yaml with the flags of the
+  model M. Then it checks them, without loading a model.
+- a recipe or a plugin, with all that it uses, below examples/ and plugins/ there.
+An existing file with other content is never overwritten."""
+_EXAMPLES = """
+swift init maths my-task --model Qwen/Qwen2.5-0.5B-Instruct
+swift init gsm8k_ppo my-recipes
+"""
+HELP = (_USAGE, InitArguments, _EXAMPLES)
 
 
 def run(words: Sequence[str]) -> int:
-    """Runs the command; its exit code is the check's. Raises UsageError: a flag is missing where nobody can be asked,
-    or the folder holds one of the files or cannot be written."""
+    """Runs the command; of a starter its exit code is the check's. Raises UsageError: there is no such name, another
+    file is there, or the folder cannot be written."""
     args = parse_arguments(InitArguments, words)
-    if len(args.folder) > 1:
-        raise UsageError(f"one folder, not {len(args.folder)}: {' '.join(args.folder)}")
-    task = args.task
-    name = "".join(args.folder)
-    model = args.model
-    if sys.stdin.isatty():
-        if task is None:
-            for number, (known, what) in enumerate(TASKS.items(), 1):
-                print(f"  {number}  {known:<8} {what}")
-            task = _asked("What is the model to learn?", next(iter(TASKS)), list(TASKS))
-        while not name:
-            name = _asked("Into which folder?", _free_name(f"my-{task}"))
-            taken = _taken(Path(name), _texts(task))
-            if taken:
-                print(taken)
-                name = ""
-        model = model or _asked("Which model (a folder or a hub id)?", _MODEL)
-    if task is None or not name:
-        raise UsageError(f"swift init FOLDER --task {'|'.join(TASKS)}")
-    folder = Path(name)
-    model = model or _MODEL
-    if model.startswith((".", "/", "~")) and not Path(model).expanduser().is_dir():
-        raise UsageError(f"--model {model}: there is no such folder")
+    known = recipes()
+    if not args.words:
+        _list(known)
+        return EXIT_OK
+    if len(args.words) > 2:
+        raise UsageError(f"swift init NAME FOLDER, not: swift init {shlex.join(args.words)}")
+    name = Path(args.words[0].rstrip("/")).stem
+    folder = Path(*args.words[1:])
+    if name in STARTERS:
+        return _begin(name, folder, args.model)
+    if name not in known:
+        raise UsageError(no_such("starter, recipe or plugin", name, [*STARTERS, *known]))
+    for place in copy(known[name], folder):
+        print(folder / place)
+    print(f"its commands are for {shlex.quote(str(folder.resolve()))}")
+    return EXIT_OK
+
+
+def _list(known: Mapping[str, str]) -> None:
+    print("starters:")
+    for name, what in STARTERS.items():
+        print(f"  {name:<24}{what}")
+    for top in ("examples", "plugins"):
+        print(f"{top}:")
+        for name, place in known.items():
+            if place.startswith(top):
+                print(f"  {name:<24}{_line(place)}")
+    print("\n`swift init NAME FOLDER` writes one into a folder.")
+
+
+def _begin(task: str, folder: Path, model: str) -> int:
+    """Writes a starter and checks it."""
     here = Path(model).expanduser()
-    written = write_starter(folder, task, str(here.resolve()) if here.is_dir() else model)
+    if model.startswith((".", "/", "~")) and not here.is_dir():
+        raise UsageError(f"--model {model}: there is no such folder")
+    print(f"{folder}: {', '.join(write_starter(folder, task, model))}")
     dataset, *rewards = _CHECKS[task]
     check = ["--external_plugins", "plugin.py", "--dataset", dataset, "--reward_funcs", *rewards]
-    print(f"{folder}: {', '.join(written)}")
     print("swift check", shlex.join(check), flush=True)
     with chdir(folder):
         code = check_command.run(check)
@@ -100,57 +112,86 @@ def run(words: Sequence[str]) -> int:
     return code
 
 
-def _asked(question: str, default: str, choices: Sequence[str] = ()) -> str:
-    """Returns the answer, also by its number among `choices`; asked again until it is one of them."""
-    while True:
-        try:
-            answer = input(f"{question} [{default}] ").strip() or default
-        except EOFError as error:
-            raise UsageError("no answer: give --task, --model and a folder") from error
-        if answer.isdecimal() and 1 <= int(answer) <= len(choices):
-            answer = choices[int(answer) - 1]
-        if not choices or answer in choices:
-            return answer
-        print(f"one of {', '.join(choices)}")
-
-
 def write_starter(folder: Path, task: str, model: str) -> list[str]:
-    """Writes the files of a task; their names. Raises UsageError where one is there already, or the folder cannot be
-    written."""
-    texts = _texts(task, model)
-    taken = _taken(folder, texts)
-    if taken:
-        raise UsageError(taken)
-    with naming(f"{folder} cannot be written"):
-        folder.mkdir(parents=True, exist_ok=True)
-        for name, text in texts.items():
-            (folder / name).write_text(text, encoding="utf-8")
-    return sorted(texts)
-
-
-def _texts(task: str, model: str = "") -> dict[str, str]:
-    """Returns the files of a task, by name."""
-    starters = files("swift_r1.cli") / "starters"
+    """Writes the files of a starter; returns their names. Raises UsageError as `_write`."""
+    here = Path(model).expanduser()
     texts = {
         file.name: file.read_text(encoding="utf-8")
-        for file in (starters / task).iterdir()
+        for file in sorted((_STARTERS / task).iterdir())
         if file.is_file()
     }
     flags = texts.pop("flags.yaml").rstrip()
-    run = (starters / "run.yaml").read_text(encoding="utf-8")
-    return texts | {"run.yaml": run.format(model=json.dumps(model), task=flags)}
+    run = (_STARTERS / "run.yaml").read_text(encoding="utf-8")
+    named = json.dumps(str(here.resolve()) if here.is_dir() else model)
+    texts["run.yaml"] = run.format(model=named, task=flags)
+    _write(folder, {name: text.encode() for name, text in texts.items()})
+    return list(texts)
 
 
-def _taken(folder: Path, names: Iterable[str]) -> str | None:
-    """Returns a sentence about the files that are in the way of these."""
-    there = [name for name in sorted(names) if (folder / name).exists()]
-    return f"{folder} already has {', '.join(there)}: name another folder" if there else None
+def _write(folder: Path, files: Mapping[str, bytes]) -> None:
+    """Raises UsageError, before anything is written, where another file is in one of these places; and where the folder
+    cannot be written."""
+    with naming(f"{folder} cannot be written"):
+        others = [
+            place
+            for place, content in files.items()
+            if (folder / place).exists() and (folder / place).read_bytes() != content
+        ]
+        if others:
+            raise UsageError(
+                f"{folder} holds other files already: {', '.join(others)}: name another folder"
+            )
+        for place, content in files.items():
+            (folder / place).parent.mkdir(parents=True, exist_ok=True)
+            (folder / place).write_bytes(content)
 
 
-def _free_name(name: str) -> str:
-    """Returns the name, with a number where there is a file or folder of it already."""
-    free = name
-    numbers = count(2)
-    while Path(free).exists():
-        free = f"{name}-{next(numbers)}"
-    return free
+def recipes() -> dict[str, str]:
+    """Returns the place of each recipe, then of each plugin, by name: `examples/gsm8k_ppo` or `plugins/countdown.py`, as
+    commands name it."""
+    return {
+        path.stem: f"{top}/{path.name}"
+        for top in ("examples", "plugins")
+        for path in sorted((BUNDLED / top).iterdir())
+        if path.suffix == ".py" or (path.is_dir() and path.name != "__pycache__")
+    }
+
+
+def copy(place: str, folder: Path) -> list[str]:
+    """Copies a recipe or plugin with all that it uses; returns the places of its files in `folder`. Raises UsageError as
+    `_write`."""
+    places = [file for used in _with_all_it_uses(place) for file in _files(used)]
+    _write(folder, {file: (BUNDLED / file).read_bytes() for file in places})
+    for file in places:
+        (folder / file).chmod((BUNDLED / file).stat().st_mode)  # scripts can be run
+    return places
+
+
+def _with_all_it_uses(place: str) -> list[str]:
+    """Returns the place and those that its files name, and so on."""
+    known = set(recipes().values())
+    found = [place]
+    for one in found:
+        for file in _files(one):
+            named = _NAMED.findall((BUNDLED / file).read_text(encoding="utf-8"))
+            found += [other for other in dict.fromkeys(named) if other in known - set(found)]
+    return found
+
+
+def _files(place: str) -> Iterator[str]:
+    """Yields the places of the files of a recipe or plugin."""
+    top = BUNDLED / place
+    for path in sorted(top.rglob("*")) if top.is_dir() else [top]:
+        if path.is_file() and path.suffix != ".pyc":
+            yield path.relative_to(BUNDLED).as_posix()
+
+
+def _line(place: str) -> str:
+    """Returns what it is: the heading of its README.md, else the first sentence of its Python file."""
+    readme = BUNDLED / place / "README.md"
+    if readme.is_file():
+        return readme.read_text(encoding="utf-8").splitlines()[0].removeprefix("# ")
+    (file,) = (file for file in _files(place) if file.endswith(".py"))
+    docstring = ast.get_docstring(ast.parse((BUNDLED / file).read_text(encoding="utf-8"))) or ""
+    first = " ".join(docstring.partition("\n\n")[0].split())
+    return re.split(r"(?<=\.)\s", first)[0].removesuffix(".")

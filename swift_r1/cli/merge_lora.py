@@ -9,25 +9,18 @@ import shutil
 import tempfile
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar, Self
+from typing import ClassVar
 
-from swift_r1.errors import EXIT_OK, RunFailed, UsageError
+from swift_r1.cli.files import naming
+from swift_r1.errors import EXIT_OK, UsageError
 from swift_r1.flags.adapters import adapter_config
 from swift_r1.flags.fields import flag
 from swift_r1.flags.parser import Command, parse_arguments
-from swift_r1.flags.training import DTYPES
-from swift_r1.flags.world import World
 from swift_r1.launch.checks.model_folder import model_faults
 
 _MERGED = "swift-r1-merged-"
-_USAGE = """swift merge-lora --adapters FOLDER [--model M] [--output_dir D]
-
-Writes a model that needs no adapters: what the rollout server was given in training, number for number."""
-_EXAMPLES = """
-swift merge-lora --adapters output/model/v0-20261121-120000/checkpoint-100
-"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,45 +37,35 @@ class MergeArguments(Command):
     output_dir: str | None = flag(
         None, "folder of the merged model (default: that of the adapters with -merged)"
     )
-    torch_dtype: str | None = flag(
-        None,
-        "dtype of the merged weights (default: the one they were trained in)",
-        choices=DTYPES,
-        aliases=("dtype",),
-    )
-
-    def resolved(self, given: frozenset[str], world: World, environ: Mapping[str, str]) -> Self:
-        adapters = self.adapters.rstrip("/")
-        return replace(self, adapters=adapters, output_dir=self.output_dir or f"{adapters}-merged")
 
 
-HELP = (_USAGE, MergeArguments, _EXAMPLES)
+HELP = (
+    """swift merge-lora --adapters FOLDER [--model M] [--output_dir D]
+
+Writes a model that needs no adapters: what the rollout server was given in training, number for number.""",
+    MergeArguments,
+    "swift merge-lora --adapters output/model/v0-20261121-120000/checkpoint-100",
+)
 
 
 def run(words: Sequence[str]) -> int:
-    """Runs the command.
-
-    Raises:
-        UsageError: the folder holds no adapters, their model is not there, or the output folder is not empty.
-        RunFailed: the merged model cannot be written.
-    """
+    """Runs the command. Raises UsageError: the folder holds no adapters, their model is not there, or the output folder
+    is not empty or cannot be written."""
     args = parse_arguments(MergeArguments, words)
     adapters = Path(args.adapters).expanduser()
-    output = Path(str(args.output_dir)).expanduser()
+    output = Path(args.output_dir or f"{args.adapters.rstrip('/')}-merged").expanduser()
     base = base_model(adapters, args.model)
     if output.exists() and (not output.is_dir() or any(output.iterdir())):
         raise UsageError(f"--output_dir {output} exists and is not empty")
     from swift_r1.models.merging import merge
 
-    try:
+    with naming(f"--output_dir {output}"):
         final = output.resolve()
         final.parent.mkdir(parents=True, exist_ok=True)
         # a merge that is stopped leaves nothing that looks like a model
         with tempfile.TemporaryDirectory(prefix=f".{final.name}-", dir=final.parent) as folder:
-            merge(base, adapters, Path(folder, final.name), args.torch_dtype)
+            merge(base, adapters, Path(folder, final.name))
             Path(folder, final.name).rename(final)
-    except OSError as error:
-        raise RunFailed(f"{output}: {error.strerror or error}") from error
     print(f"merged model: {output}")
     return EXIT_OK
 
@@ -117,14 +100,9 @@ def merged_folder(adapters: Path, base: str, environ: Mapping[str, str]) -> Path
         owner = re.fullmatch(rf"{_MERGED}(\d+)-\w+", old.name)
         if owner is not None and not Path(f"/proc/{owner[1]}").exists():
             shutil.rmtree(old, ignore_errors=True)
-    try:
+    with naming(f"--adapters {adapters} cannot be merged below {room}"), ExitStack() as cleanup:
         folder = Path(tempfile.mkdtemp(prefix=f"{_MERGED}{os.getpid()}-", dir=room))
-        with ExitStack() as cleanup:
-            cleanup.callback(shutil.rmtree, folder, ignore_errors=True)
-            merge(base, adapters, folder, None)
-            cleanup.pop_all()
-    except OSError as error:
-        raise UsageError(
-            f"--adapters {adapters} cannot be merged below {room}: {error.strerror or error}"
-        ) from error
+        cleanup.callback(shutil.rmtree, folder, ignore_errors=True)
+        merge(base, adapters, folder)
+        cleanup.pop_all()
     return folder

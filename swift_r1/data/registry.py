@@ -52,7 +52,7 @@ class DatasetMeta:
             `split` ("train", and "eval" for its own held-out set, which a loader has that names it; where it raises for
             "eval", or gives its training rows, "test" and then "validation"), `count` (rows wanted at most, None for
             all: a loader that names it samples by itself), `seed`, `subset` (None if not given).
-        tags, help: shown by `swift plugins`.
+        tags, help: shown by `swift check --registered`.
         huge_dataset: ms-swift's, without effect here.
         load_function: ms-swift v3's loader; it needs ms-swift's own objects, so using such a dataset is an error.
         eval_split: the hub splits that are held out.

@@ -470,6 +470,10 @@ class CheckArguments(RlhfArguments):
         4, "rows per dataset to preprocess, and to call the rewards with", at_least=1
     )
     json: bool = flag(False, "write one JSON object to standard output and nothing else")
+    registered: bool = flag(
+        False,
+        "list the rewards, datasets, tools and so on that flags may name, those of --external_plugins too, and check nothing",
+    )
 
     def faults(self, given: frozenset[str], world: World) -> Iterator[str]:
         """Yields what is wrong with the values that matter here; the others may be given, so that a command can be

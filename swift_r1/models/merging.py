@@ -56,7 +56,7 @@ def write_base(model: PreTrainedModel, folder: Path, quantization: Quantization 
         (folder / BASE).write_text(json.dumps(content) + "\n", encoding="utf-8")
 
 
-def merge(base: str, adapters: Path, output: Path, dtype: str | None) -> None:
+def merge(base: str, adapters: Path, output: Path) -> None:
     """Writes the merged model, with the tokenizer, to `output`.
 
     4-bit weights are merged as the numbers that they stand for: over these the adapters were trained.
@@ -64,7 +64,6 @@ def merge(base: str, adapters: Path, output: Path, dtype: str | None) -> None:
     Args:
         base: folder or id of the model under the adapters.
         adapters: their folder, as peft or a checkpoint has them.
-        dtype: of the merged weights; None: the one that they were trained in, else the model's.
 
     Raises UsageError: the adapters are not of this model.
     """
@@ -101,8 +100,6 @@ def merge(base: str, adapters: Path, output: Path, dtype: str | None) -> None:
     with torch.no_grad():
         for weight in policy_weights(model):
             weights[weight.name].copy_(weight.value())
-    if dtype is not None:
-        plain = plain.to(getattr(torch, dtype))
     plain.generation_config = model.generation_config
 
     use_checkpoint_form(plain, base)

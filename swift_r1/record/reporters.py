@@ -51,6 +51,8 @@ class Reporter(Protocol):
 
 
 class TensorBoard:
+    """Writes its files into the run folder, or into `--logging_dir`."""
+
     def __init__(self, flags: TrackerFlags, run_dir: Path, config: Mapping[str, Any]) -> None:
         from torch.utils.tensorboard import SummaryWriter
 

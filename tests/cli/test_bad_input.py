@@ -295,8 +295,8 @@ def test_bad_rollout_flags(model: Path, tmp_path: Path, flags: list[str], line: 
             "swift rlhf: --rlhf_type is missing: grpo or ppo",
         ),
         (
-            ["plugins", "gone.py"],
-            "swift plugins: --external_plugins gone.py: there is no such file",
+            ["check", "--registered", "--external_plugins", "gone.py"],
+            "swift check: --external_plugins gone.py: there is no such file",
         ),
         (["rlhf", "gone.yaml"], "swift rlhf: config file gone.yaml: No such file or directory"),
     ],

@@ -168,7 +168,7 @@ def run(command: Shown, capfd: pytest.CaptureFixture[str]) -> None:
     if words[0] in DRY and "--dry_run" not in words:
         words.append("--dry_run")
     # It imports torch, DeepSpeed and vLLM in new processes, and says the same on every page.
-    code = once(tuple(words)) if words[0] == "doctor" else main(words)
+    code = once(tuple(words)) if words == ["check"] else main(words)
     assert code == 0, f"{command}: exit code {code}: {capfd.readouterr().err}"
 
 
@@ -245,7 +245,7 @@ def test_a_training_runs(
     if command.words[2] == "run.yaml":  # of `swift init`
         written = next(one for one in shown_on(command.page) if one.words[:2] == ("swift", "init"))
         run(written, capfd)
-        monkeypatch.chdir(written.words[2])
+        monkeypatch.chdir(written.words[3])
         write_files(command.page)
         words = [sys.executable, "-m", "swift_r1", *command.words[1:]]
         for flag, value in (

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from swift_r1.cli.init import TASKS, write_starter
+from swift_r1.cli.init import STARTERS, write_starter
 from tests import forks
 from tests.rewards.test_judge import Server
 
@@ -19,7 +19,8 @@ LONG = ("format", "code", "agent")
 
 
 @pytest.mark.parametrize(
-    "task", [pytest.param(task, marks=pytest.mark.long if task in LONG else ()) for task in TASKS]
+    "task",
+    [pytest.param(task, marks=pytest.mark.long if task in LONG else ()) for task in STARTERS],
 )
 def test_a_starter_trains(task: str, tmp_path: Path, tiny_model: Path) -> None:
     write_starter(tmp_path, task, str(tiny_model))

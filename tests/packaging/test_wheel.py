@@ -48,7 +48,7 @@ def test_the_wheel_has_every_file_and_works_without_a_checkout(tmp_path: Path) -
         name for name in wanted if (ROOT / name.removeprefix("swift_r1/cli/bundled/")).exists()
     }
     done = subprocess.run(
-        [sys.executable, "-m", "swift_r1", "examples", "copy", "countdown"],
+        [sys.executable, "-m", "swift_r1", "init", "countdown"],
         cwd=tmp_path,
         env={"PYTHONPATH": str(tmp_path / "installed"), "PATH": ""},
         capture_output=True,

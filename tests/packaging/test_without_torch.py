@@ -50,8 +50,8 @@ def swift(tmp_path: Path, *words: str, missing: str = ALL) -> subprocess.Complet
 
 def test_a_plugin_is_written_and_checked(tmp_path: Path) -> None:
     for words in (
-        ("examples", "copy", "countdown"),
-        ("init", "new", "--task", "maths"),
+        ("init", "countdown"),
+        ("init", "maths", "new"),
         ("check", *PLUGIN),
     ):
         done = swift(tmp_path, *words)
@@ -60,7 +60,7 @@ def test_a_plugin_is_written_and_checked(tmp_path: Path) -> None:
 
 
 def test_an_agent_is_written_and_its_check_says_what_to_install(tmp_path: Path) -> None:
-    done = swift(tmp_path, "init", "new", "--task", "agent")
+    done = swift(tmp_path, "init", "agent", "new")
     assert done.returncode == EXIT_USAGE
     assert (
         "the package openai, of which agents get a client: pip install 'swift-r1[agents]'"
