@@ -472,7 +472,7 @@ class CheckArguments(RlhfArguments):
     json: bool = flag(False, "write one JSON object to standard output and nothing else")
     registered: bool = flag(
         False,
-        "list the rewards, datasets, tools and so on that flags may name, those of --external_plugins too, and check nothing",
+        "list the rewards, datasets, tools and so on that flags may name, also those of plugins, and check nothing",
     )
 
     def faults(self, given: frozenset[str], world: World) -> Iterator[str]:

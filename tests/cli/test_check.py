@@ -180,6 +180,7 @@ def test_a_good_plugin(plugin: Path) -> None:
     assert found["plugins"][0]["schedulers"] == ["again"]
 
 
+@pytest.mark.long
 def test_each_task_of_a_mixture(plugin: Path) -> None:
     tasks = {
         "good": {"dataset": "sums", "reward_funcs": "right"},
@@ -206,6 +207,7 @@ def test_each_task_of_a_mixture(plugin: Path) -> None:
     )
 
 
+@pytest.mark.long
 def test_samplers(plugin: Path) -> None:
     good, bad = SAMPLERS.split("samplers |= ", 1)
     (plugin.parent / "good.py").write_text(good + 'samplers["first"] = First\n')
@@ -252,6 +254,7 @@ class Stuck(Sampler):
             pass
 
 
+@pytest.mark.long
 def test_a_sampler_that_never_returns(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(samplers, "stuck", Stuck)
     monkeypatch.setattr(checking_sampler, "_SECONDS", 0.2)
@@ -274,6 +277,7 @@ def test_the_count_of_rows_left_out(plugin: Path) -> None:
 @pytest.mark.parametrize(
     "columns", [[], ["--columns", '{"answer": "answer"}'], ["--columns", '{"answer": "gold"}']]
 )
+@pytest.mark.long
 def test_a_column_reaches_rewards_under_its_own_name(plugin: Path, columns: list[str]) -> None:
     plugin.write_text(
         "from swift_r1 import orms\n"
@@ -404,6 +408,7 @@ def judges(tmp_path: Path) -> Path:
     return tmp_path
 
 
+@pytest.mark.long
 def test_a_made_up_wrong_answer_that_is_right_is_no_fault(judges: Path) -> None:
     """With a tolerance each number plus one is right, and so is another row's; a larger LIMIT gives the same rows."""
     words = ("--dataset", "sums.jsonl", "--reward_funcs", "near", "--gold")
@@ -422,6 +427,7 @@ def test_a_made_up_wrong_answer_that_is_right_is_no_fault(judges: Path) -> None:
     assert "in 1 of 2 rows, the first is sums:0: right 'SELECT n FROM t LIMIT 10'" in str(runs)
 
 
+@pytest.mark.long
 def test_a_reward_that_tells_right_from_wrong_in_one_row_is_no_fault(judges: Path) -> None:
     words = ("--dataset", "sums.jsonl", "--gold", "{query}", "--reward_funcs")
     reaches, blind = check(judges, *words, "reaches", "any_text", code=0)["rewards"]
@@ -431,6 +437,7 @@ def test_a_reward_that_tells_right_from_wrong_in_one_row_is_no_fault(judges: Pat
     assert "no reward gives the right answer more than a wrong one" in found["faults"][0]
 
 
+@pytest.mark.long
 def test_a_reward_gives_its_own_wrong_answer(judges: Path) -> None:
     words = ("--dataset", "sums.jsonl", "--gold", "<answer>{solution}</answer>", "--reward_funcs")
     far, near = check(judges, *words, "far", "near", code=0)["rewards"]
@@ -468,6 +475,7 @@ def test_gold_on_the_command_line_and_nothing_to_learn_from(plugin: Path) -> Non
     ]
 
 
+@pytest.mark.long
 def test_rewards_see_what_the_prompt_begins(plugin: Path, thinking_base: Path) -> None:
     """The template opens `<think>`, so a right completion need not; one that does is as it is."""
     words = (
@@ -488,6 +496,7 @@ def test_rewards_see_what_the_prompt_begins(plugin: Path, thinking_base: Path) -
         assert right["values"]["right"] == form["values"]["right"] == [1.0, 1.0]
 
 
+@pytest.mark.long
 def test_arguments_of_the_template(plugin: Path, tiny_model: Path) -> None:
     words = (
         "--dataset",
@@ -599,6 +608,7 @@ def test_the_prompt_as_the_model_sees_it(plugin: Path) -> None:
     )
 
 
+@pytest.mark.long
 def test_an_unknown_reward_gets_the_plugins_names_before_rows_are_prepared(plugin: Path) -> None:
     plugin.write_text(
         "from swift_r1 import DatasetMeta, orms, register_dataset\n"
@@ -684,6 +694,7 @@ def test_a_right_completion_for_built_in_rewards(tmp_path: Path) -> None:
     assert reward["tells_right"]
 
 
+@pytest.mark.long
 def test_golds_that_a_reward_cannot_read_are_counted_and_named(tmp_path: Path) -> None:
     golds = [
         "2",
@@ -701,6 +712,7 @@ def test_golds_that_a_reward_cannot_read_are_counted_and_named(tmp_path: Path) -
     assert second.startswith("gsm8k " + said.format(3)) and "sums:3 (about ten); sums:4 (" in second
 
 
+@pytest.mark.long
 def test_what_is_odd_is_said_once_with_its_row(tmp_path: Path, tiny_model: Path) -> None:
     (tmp_path / "plugin.py").write_text(
         "from swift_r1 import orms\n"
@@ -731,6 +743,7 @@ def test_what_is_odd_is_said_once_with_its_row(tmp_path: Path, tiny_model: Path)
     assert "1 of 19 training prompts left out: longer than 512 tokens" in said
 
 
+@pytest.mark.long
 def test_a_column_that_a_row_lacks_is_one_line(tmp_path: Path) -> None:
     rows = [{"question": "1?", "solution": "1"}, {"question": "2?"}]
     (tmp_path / "sums.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
@@ -739,6 +752,7 @@ def test_a_column_that_a_row_lacks_is_one_line(tmp_path: Path) -> None:
     assert "needs the column solution, which the row sums:1 lacks" in fault
 
 
+@pytest.mark.long
 def test_a_reward_that_scores_nothing_is_called_for_one_row(plugin: Path) -> None:
     """Each call of one that hangs takes its whole time limit: its group and its completions, and no more rows."""
     words = ["--dataset", "sums", "--reward_funcs", "stuck", "right", "--reward_timeout", "0.2"]
@@ -752,6 +766,7 @@ def test_a_reward_that_scores_nothing_is_called_for_one_row(plugin: Path) -> Non
 
 
 @pytest.mark.parametrize("name", ["right", "slow", "leaves"])
+@pytest.mark.long
 def test_rlhf_is_silent_and_never_waits_for_a_reward(plugin: Path, name: str) -> None:
     done, seconds = rlhf(plugin.parent, name)
     assert [line for line in done.stderr.splitlines() if "reward" in line] == []

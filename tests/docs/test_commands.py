@@ -20,6 +20,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+from _pytest.mark.structures import ParameterSet
 
 from swift_r1.cli.main import main
 from swift_r1.fleet.run_file import read_run_file
@@ -73,6 +74,14 @@ def shown_on(page: str) -> list[Shown]:
 WITH_COMMANDS = [page for page in pages() if shell_blocks(page)]
 
 
+def in_time(page: str, *values: object) -> ParameterSet:
+    """README.md alone is for `make test`."""
+    return pytest.param(*(values or [page]), marks=() if page == "README.md" else pytest.mark.long)
+
+
+EVERY_PAGE = pytest.mark.parametrize("page", [in_time(page) for page in WITH_COMMANDS])
+
+
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return save_tiny_model(
@@ -82,7 +91,14 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def folder(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The current folder: a checkout with a model, a few runs and the files that the pages name."""
+    """The current folder."""
+    fill(tmp_path, model)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def fill(tmp_path: Path, model: Path) -> None:
+    """As a checkout, with a model, a few runs and the files that the pages name."""
     for name in ("benchmarks", "docs", "examples", "plugins", "requirements", "scripts", "tests"):
         (tmp_path / name).symlink_to(ROOT / name)
     for name in ("models/smollm2-135m", "models/mini/countdown", "M"):
@@ -117,16 +133,15 @@ def folder(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path
     (tmp_path / "run.yaml").write_text(yaml.safe_dump(run))
     (tmp_path / "config.yaml").write_text(yaml.safe_dump(flags))
     (tmp_path / "servers.txt").write_text("http://127.0.0.1:8000\n")
-    monkeypatch.chdir(tmp_path)
-    return tmp_path
 
 
-@pytest.mark.parametrize("page", WITH_COMMANDS)
+@EVERY_PAGE
 def test_every_command_is_known(page: str) -> None:
     unknown = [str(command) for command in shown_on(page) if way_of(command) is None]
     assert unknown == [], "tests/docs/ways.py says of each command whether it runs"
 
 
+@pytest.mark.long
 def test_no_reason_is_left_over() -> None:
     words = {
         word
@@ -137,7 +152,7 @@ def test_no_reason_is_left_over() -> None:
     assert RESOLVED_TRAININGS.keys() - words == set()
 
 
-@pytest.mark.parametrize("page", WITH_COMMANDS)
+@EVERY_PAGE
 def test_commands(
     page: str, folder: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -197,8 +212,9 @@ def named_server(
         server.stop()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
-    "page", [p for p in WITH_COMMANDS if any(c.words[0] == "curl" for c in shown_on(p))]
+    "page", [p for p in WITH_COMMANDS if any("curl " in one.text for one in shell_blocks(p))]
 )
 def test_a_server_answers(page: str, named_server: Callable[[str], ServerProcess]) -> None:
     """The server is the one that the page has started last; a request gets at most 8 tokens."""
@@ -221,18 +237,30 @@ def test_a_server_answers(page: str, named_server: Callable[[str], ServerProcess
         key = with_key[1] if with_key else key
 
 
-TRAININGS = [
-    pytest.param(command, id=f"{page}-{number}")
-    for page in WITH_COMMANDS
-    for number, command in enumerate(shown_on(page))
-    if way_of(command) is Way.SMALL
-]
-
-
 @pytest.mark.long
-@pytest.mark.timeout(1800)
-@pytest.mark.parametrize("command", TRAININGS)
-def test_a_training_runs(
+@pytest.mark.timeout(5400)
+@pytest.mark.parametrize(
+    "page", [p for p in WITH_COMMANDS if any("swift rlhf" in one.text for one in shell_blocks(p))]
+)
+def test_trainings_run(
+    page: str,
+    model: Path,
+    hub: dict[str, str],  # noqa: F811
+    tmp_path: Path,
+    capfd: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Two steps of each with small sizes, to exit code 0 and a checkpoint; its server too, where it has one."""
+    trainings = [one for one in shown_on(page) if way_of(one) is Way.SMALL]
+    for number, command in enumerate(trainings):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        fill(folder, model)
+        monkeypatch.chdir(folder)
+        train(command, folder, model, hub, capfd, monkeypatch)
+
+
+def train(
     command: Shown,
     folder: Path,
     model: Path,
@@ -240,7 +268,6 @@ def test_a_training_runs(
     capfd: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Two steps of it with small sizes, to exit code 0 and a checkpoint; its server too, where it has one."""
     write_files(command.page)
     if command.words[2] == "run.yaml":  # of `swift init`
         written = next(one for one in shown_on(command.page) if one.words[:2] == ("swift", "init"))
@@ -274,10 +301,14 @@ def test_a_training_runs(
 
 
 OTHERS = [
-    fence for page in pages() for fence in fences(page) if fence.language in ("python", *READ)
+    in_time(page, fence)
+    for page in pages()
+    for fence in fences(page)
+    if fence.language in ("python", *READ)
 ]
 
 
+@pytest.mark.long
 def test_the_run_file_on_the_page_is_read(folder: Path) -> None:
     [shown, *_] = [fence.text for fence in fences("docs/launch.md") if fence.language == "yaml"]
     (folder / "shown.yaml").write_text(shown)

@@ -16,6 +16,7 @@ from tests import forks
 from tests.conftest import save_tiny_model
 from tests.docs.shown import Shown, commands, fences, files
 
+pytestmark = pytest.mark.long
 PAGE = "docs/first-hour.md"
 SHOWN = [one for fence in fences(PAGE) if fence.language == "bash" for one in commands(fence)]
 OF_THE_TASK = [one for one in SHOWN if "shop" in str(one) or "--compare" in one.words]

@@ -18,6 +18,7 @@ from swift_r1.flags.evaluation import EvalArguments
 from swift_r1.flags.fields import from_words, spellings
 from swift_r1.flags.parser import parse_arguments
 
+pytestmark = pytest.mark.long
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 PAGES = {
     name: (DOCS / f"{name}.md").read_text() for name in ("from-trl", "from-verl", "from-openrlhf")

@@ -19,6 +19,7 @@ from swift_r1.flags.evaluation import EvalArguments
 from swift_r1.flags.fields import spellings
 from swift_r1.flags.rlhf import CheckArguments
 
+pytestmark = pytest.mark.long
 ROOT = Path(__file__).resolve().parents[2]
 PLUGINS = (ROOT / "docs" / "plugins.md").read_text()
 BLOCKS = re.findall(r"^```python\n(.*?)^```", PLUGINS, re.MULTILINE | re.DOTALL)

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.long
 PAGE = (Path(__file__).resolve().parents[2] / "docs" / "grpo.md").read_text()
 NUMBER = re.compile(r"-?\d+\.\d+")
 

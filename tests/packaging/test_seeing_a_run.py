@@ -10,6 +10,7 @@ import pytest
 from swift_r1.lab.runs.failures import FAILURES
 from tests.lab.runs.made import make_run
 
+pytestmark = pytest.mark.long
 PAGE = (Path(__file__).parents[2] / "docs" / "seeing-a-run.md").read_text()
 
 
