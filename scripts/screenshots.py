@@ -96,14 +96,12 @@ def pages(run: Path) -> dict[str, str]:
         "number": row.number,
         "colour": "entropy",
     }
-    probes = [one for step in record.probe_steps() for one in record.probes_at(step)]
-    probe = probes[0].prompt_id if probes else row.prompt_id
     return {
         "view-overview": "/?smooth=0.6",
         "view-completions": "/completions?" + urlencode({"sort": "reward", "desc": 1}),
         "view-group": "/group?" + urlencode({"step": row.round_step, "group": row.group}),
         "view-tokens": "/tokens?" + urlencode(token),
-        "view-prompt": "/prompt?" + urlencode({"prompt": probe}),
+        "view-prompt": "/prompt?" + urlencode({"prompt": row.prompt_id}),
         "view-time": "/time",
     }
 

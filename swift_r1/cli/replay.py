@@ -117,7 +117,7 @@ def why_not_replayed(name: str) -> str | None:
         flag_specs(ReplayArguments)[name].group in _SAMPLED_GROUPS and name not in _MEMORY
     ):
         return "is of what was sampled, and that is recorded: leave it out"
-    if name.startswith("eval_") or name in ("num_generations_eval", "probe_prompts", *_EVALUATION):
+    if name.startswith("eval_") or name in ("num_generations_eval", *_EVALUATION):
         return "is of evaluations, which a replay has none of: measure its checkpoints with `swift eval`"
     if name in ("num_train_epochs", "max_epochs"):
         return "does not say how long a replay is: it ends with the record, or at --max_steps"

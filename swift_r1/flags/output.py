@@ -28,7 +28,6 @@ _SAVE_STEPS = Scope(
 )
 _RECORDED = Scope(lambda args: args.log_tokens != "none", "with --log_tokens none")
 _SAMPLED = Scope(lambda args: args.log_tokens == "sample", "with --log_tokens {log_tokens}")
-_PROBED = Scope(lambda args: args.evaluates or not args.probe_prompts, EVALUATED.else_message)
 STRATEGIES = ("no", "steps", "epoch")
 
 
@@ -61,13 +60,6 @@ class OutputArguments:
         "most GiB of the steps' files; over it those of every second step go, and so again, evenly over the run",
         _RECORDED,
         more_than=0,
-    )
-    probe_prompts: int = resumable_flag(
-        4,
-        "the first so many evaluated prompts, whose completions are recorded at each evaluation (with the same seeds)",
-        _RECORDED,
-        _PROBED,
-        at_least=0,
     )
     view: bool = resumable_flag(
         False,

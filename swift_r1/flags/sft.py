@@ -42,7 +42,7 @@ _TAKEN = ("external_plugins",)  # of other groups
 _NOT_TAKEN = frozenset(
     (
         *("share_prompt", "prompt_sampler", "ref_adapters", "log_tokens", "log_tokens_groups"),
-        *("log_tokens_limit", "probe_prompts", "log_completions", "wandb_log_unique_prompts"),
+        *("log_tokens_limit", "log_completions", "wandb_log_unique_prompts"),
         *("eval_unit", "eval_datasets", "num_generations_eval", "eval_temperature", "eval_top_p"),
         "eval_max_completion_length",
     )

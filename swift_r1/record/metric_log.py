@@ -48,7 +48,6 @@ _NOT_LEARNED = frozenset(
             "log_completions",
         ),
         *(
-            "probe_prompts",
             "vllm_server_host",
             "vllm_server_port",
             "vllm_server_base_url",

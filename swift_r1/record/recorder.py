@@ -13,7 +13,7 @@ from swift_r1.record.events import AppendedLines, Events, Kind
 from swift_r1.record.folder import EPISODE_TIMES
 from swift_r1.record.metrics import JsonLines, merged, read_json_lines
 from swift_r1.record.reporters import Reporter
-from swift_r1.record.token_record import PROBE, STEP, TokenRows, TokenWriter
+from swift_r1.record.token_record import TokenRows, TokenWriter
 
 _SHOWN_COMPLETIONS = 2
 
@@ -77,9 +77,8 @@ class Recorder:
         step: int,
         metrics: Mapping[str, float],
         rows: Sequence[Mapping[str, Any]],
-        probes: TokenRows | None = None,
     ) -> None:
-        """An evaluation of the weights of `step` is done; `probes` are the tokens of `--probe_prompts`."""
+        """An evaluation of the weights of `step` is done."""
 
     def flush(self) -> None:
         """Waits until what was recorded is in its files."""
@@ -190,7 +189,7 @@ class RunRecorder(Recorder):
 
     def tokens(self, step: int, rows: TokenRows) -> None:
         if self.token_writer is not None:
-            self.token_writer.write(STEP, step, rows)
+            self.token_writer.write(step, rows)
 
     def flush(self) -> None:
         if self.token_writer is not None:
@@ -201,10 +200,7 @@ class RunRecorder(Recorder):
         step: int,
         metrics: Mapping[str, float],
         rows: Sequence[Mapping[str, Any]],
-        probes: TokenRows | None = None,
     ) -> None:
-        if self.token_writer is not None and probes is not None:
-            self.token_writer.write(PROBE, step, probes)
         self._log.write({"step": step, **metrics})
         for row in rows:
             self._eval_completions.write(row)

@@ -7,7 +7,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 from swift_r1.errors import one_line
 from swift_r1.runtime.files import regular
@@ -15,14 +15,14 @@ from swift_r1.runtime.files import regular
 if TYPE_CHECKING:
     import pyarrow
 
-_FILE = re.compile(r"(step|probe)-(\d{6,})\.parquet")
+_FILE = re.compile(r"step-(\d{6,})\.parquet")
 _VOCABULARY = "vocabulary.parquet"
 _KEYS = ("step", "round_step", "prompt_id", "request_id", "number", "group", "sequence")
 
 
 @dataclass(frozen=True)
 class RecordedCompletion:
-    """A completion in one optimizer step (or one evaluation), `T` tokens long; what was not recorded is None."""
+    """A completion in one optimizer step, `T` tokens long; what was not recorded is None."""
 
     step: int  # optimizer step
     round_step: int | None = None  # its `step` in completions.jsonl
@@ -61,13 +61,6 @@ class TokenRecord:
 
     def steps(self) -> list[int]:
         """Returns the recorded optimizer steps."""
-        return self._recorded("step")
-
-    def probe_steps(self) -> list[int]:
-        """Returns the evaluations at which the probe prompts were recorded."""
-        return self._recorded("probe")
-
-    def _recorded(self, kind: str) -> list[int]:
         try:
             names = [entry.name for entry in self.folder.iterdir()]
         except OSError as error:
@@ -76,22 +69,16 @@ class TokenRecord:
                     f"tokens/ cannot be read: {error.strerror or one_line(error)}"
                 )
             return []
-        return sorted(
-            int(found[2]) for name in names if (found := _FILE.fullmatch(name)) and found[1] == kind
-        )
+        return sorted(int(found[1]) for name in names if (found := _FILE.fullmatch(name)))
 
     def completions(self, step: int) -> list[RecordedCompletion]:
         """Returns the completions that an optimizer step recorded, without their tokens."""
-        return _rows(self._table("step", step, _KEYS))
+        return _rows(self._table(step, _KEYS))
 
     def columns(self, step: int, names: Sequence[str]) -> list[dict[str, Any]]:
         """Returns these columns of the completions that an optimizer step recorded; None where they were not."""
-        table = self._table("step", step, names)
+        table = self._table(step, names)
         return [] if table is None else table.select(list(names)).to_pylist()
-
-    def probes_at(self, step: int) -> list[RecordedCompletion]:
-        """Returns the probe prompts' completions at the evaluation of a step."""
-        return _rows(self._table("probe", step))
 
     def completion(
         self, round_step: int, request_id: str, number: int | None
@@ -101,7 +88,7 @@ class TokenRecord:
         for step in self.steps():
             if step < round_step:
                 continue
-            keys = self._table("step", step, ("round_step", "request_id", "number"))
+            keys = self._table(step, ("round_step", "request_id", "number"))
             if keys is None or not keys.num_rows:
                 continue
             rounds = [value for value in keys.column("round_step").to_pylist() if value is not None]
@@ -113,7 +100,7 @@ class TokenRecord:
                 if (row["round_step"], row["request_id"]) == (round_step, request_id)
                 and number in (None, row["number"])
             ]
-            if places and (table := self._table("step", step)) is not None:
+            if places and (table := self._table(step)) is not None:
                 found += _rows(table.take(places))
         return found
 
@@ -162,10 +149,8 @@ class TokenRecord:
     def text(self, token_ids: Sequence[int]) -> str:
         return "".join(self.pieces(token_ids))
 
-    def _table(
-        self, kind: Literal["step", "probe"], step: int, columns: Sequence[str] = ()
-    ) -> pyarrow.Table | None:
-        return self._read(f"{kind}-{step:06d}.parquet", columns)
+    def _table(self, step: int, columns: Sequence[str] = ()) -> pyarrow.Table | None:
+        return self._read(f"step-{step:06d}.parquet", columns)
 
     def _read(self, name: str, columns: Sequence[str]) -> pyarrow.Table | None:
         """Returns the columns of a file (all without any), as far as it has them; None where it cannot be read."""

@@ -31,13 +31,10 @@ logger = logging.getLogger(__name__)
 Vocabulary = Sequence[tuple[bytes, bool]]
 
 TOKENS = "tokens"  # the record's folder in a run folder
-# files of optimizer steps, and of the probe prompts at evaluations
-STEP = "step"
-PROBE = "probe"
 GIB = 2**30
 _VOCABULARY = "vocabulary.parquet"
 _STRIDE = "stride"
-_FILE = re.compile(rf"({STEP}|{PROBE})-(\d+)\.parquet")
+_FILE = re.compile(r"step-(\d+)\.parquet")
 _TEMPORARY = ".writing-"
 _PENDING_BYTES = 256 << 20  # most that waits to be written
 _DEADLINE_S = 60.0  # for what is left to write, before a checkpoint and at the end
@@ -133,25 +130,25 @@ class TokenWriter:
         self.limit = limit
         self._vocabulary = vocabulary
         self._changed = threading.Condition()
-        self._pending: deque[tuple[str, int, TokenRows]] = deque()
+        self._pending: deque[tuple[int, TokenRows]] = deque()
         self._closed = False
         self._thread: threading.Thread | None = None
         self._left_out = 0
         self._stride = 1
         self._sizes: dict[int, int] = {}  # bytes of the steps' files
 
-    def write(self, kind: str, step: int, rows: TokenRows) -> None:
-        """Takes the rows of a file, of `STEP` or `PROBE`; does not wait for the disk."""
+    def write(self, step: int, rows: TokenRows) -> None:
+        """Takes the rows of a step; does not wait for the disk."""
         with self._changed:
             if (
                 self._pending
-                and sum(one.nbytes for *_, one in self._pending) + rows.nbytes > _PENDING_BYTES
+                and sum(one.nbytes for _, one in self._pending) + rows.nbytes > _PENDING_BYTES
             ):
                 self._leave_out(
-                    _name(kind, step), f"{_PENDING_BYTES >> 20} MiB wait for a slow disk already"
+                    _name(step), f"{_PENDING_BYTES >> 20} MiB wait for a slow disk already"
                 )
                 return
-            self._pending.append((kind, step, rows))
+            self._pending.append((step, rows))
             self._changed.notify_all()
         if self._thread is None:
             self._thread = threading.Thread(target=self._run, name="token record", daemon=True)
@@ -186,9 +183,9 @@ class TokenWriter:
                 self._changed.wait_for(lambda: self._pending or self._closed)
                 if not self._pending:
                     return
-                kind, step, rows = self._pending[0]
-            if kind == PROBE or step % self._stride == 0:
-                self._attempt(_name(kind, step), partial(self._write_rows, kind, step, rows))
+                step, rows = self._pending[0]
+            if step % self._stride == 0:
+                self._attempt(_name(step), partial(self._write_rows, step, rows))
             with self._changed:
                 self._pending.popleft()
                 self._changed.notify_all()
@@ -199,12 +196,10 @@ class TokenWriter:
         self._sizes = _step_files(self.folder)
         self._remove_between()
 
-    def _write_rows(self, kind: str, step: int, rows: TokenRows) -> None:
-        size = self._put(_name(kind, step), rows.table(step))
-        if kind == STEP:
-            self._sizes[step] = size
-            while sum(self._sizes.values()) > self.limit:
-                self._thin(2 * self._stride)
+    def _write_rows(self, step: int, rows: TokenRows) -> None:
+        self._sizes[step] = self._put(_name(step), rows.table(step))
+        while sum(self._sizes.values()) > self.limit:
+            self._thin(2 * self._stride)
 
     def _thin(self, stride: int) -> None:
         self._put_bytes(_STRIDE, str(stride).encode())
@@ -218,7 +213,7 @@ class TokenWriter:
 
     def _remove_between(self) -> None:
         for step in [step for step in self._sizes if step % self._stride]:
-            (self.folder / _name(STEP, step)).unlink(missing_ok=True)
+            (self.folder / _name(step)).unlink(missing_ok=True)
             del self._sizes[step]
 
     def _write_vocabulary(self) -> None:
@@ -275,18 +270,18 @@ def cut_record(run_dir: Path, step: int) -> None:
     folder = run_dir / TOKENS
     for path in folder.iterdir() if folder.exists() else ():
         match = _FILE.fullmatch(path.name)
-        if path.name.startswith(_TEMPORARY) or (match is not None and int(match[2]) > step):
+        if path.name.startswith(_TEMPORARY) or (match is not None and int(match[1]) > step):
             path.unlink()
 
 
-def _name(kind: str, step: int) -> str:
-    return f"{kind}-{step:06}.parquet"
+def _name(step: int) -> str:
+    return f"step-{step:06}.parquet"
 
 
 def _step_files(folder: Path) -> dict[int, int]:
     """Returns the steps that have a file, and its bytes."""
     named = [(match, path) for path in folder.glob("*") if (match := _FILE.fullmatch(path.name))]
-    return {int(match[2]): path.stat().st_size for match, path in named if match[1] == STEP}
+    return {int(match[1]): path.stat().st_size for match, path in named}
 
 
 def stride_of(folder: Path) -> int:

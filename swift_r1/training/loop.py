@@ -455,8 +455,8 @@ class Trainer:
                 self.recorder.phase_end()
             self.progress.evaluates = False
             if found is not None:
-                metrics, rows, probes = found
-                self.recorder.evaluation(steps, metrics, rows, probes)
+                metrics, rows = found
+                self.recorder.evaluation(steps, metrics, rows)
                 self.summary.saw_evaluation(metrics)
                 saves = steps == self.plan.total_steps or self.due(
                     args.save_strategy, args.save_steps

@@ -340,8 +340,7 @@ def _sampled(
     sets = eval_sets(
         args.tasks, sampler.sampling, prompts, eval_sizes, data.open_rewards, facts.max_length
     )
-    probed = args.probe_prompts if args.log_tokens != "none" else 0
-    return rounds, Evaluator(sets, sampler, probed)
+    return rounds, Evaluator(sets, sampler)
 
 
 def _answer_evaluator(

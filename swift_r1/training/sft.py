@@ -140,7 +140,7 @@ class AnswerEvaluator:
     ranks: Ranks
 
     @torch.no_grad()
-    def run(self, step: int, unwanted: Callable[[], bool]) -> tuple[Metrics, Rows, None] | None:
+    def run(self, step: int, unwanted: Callable[[], bool]) -> tuple[Metrics, Rows] | None:
         """Returns the metrics under `eval/<name>/` on rank 0: the mean over all learned tokens. Collective. Raises
         EvaluationLeft on all ranks soon after `unwanted` is True on one."""
         totals: dict[str, Tensor] = {}

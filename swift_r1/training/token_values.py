@@ -165,21 +165,3 @@ class StepTokens:
             return []
         spans = zip(starts.tolist(), lengths.tolist(), strict=True)
         return [whole[start : start + length].numpy().tobytes() for start, length in spans]
-
-
-def probe_rows(trajectories: Sequence[Trajectory], step: int) -> TokenRows:
-    """Returns the tokens of an evaluation of the weights of `step`."""
-    sequences = [sequence for trajectory in trajectories for sequence in trajectory.sequences]
-    prompts = [one.prompt_token_ids for one in sequences]
-    tokens: dict[str, list[Sequence[float]]] = {
-        "token_ids": [one.token_ids for one in sequences],
-        "rollout_logps": [one.logprobs for one in sequences],
-        "weight_versions": [one.versions_of_tokens() for one in sequences],
-    }
-    return TokenRows(
-        completions=[own for trajectory in trajectories for own in _who(trajectory, step)],
-        prompt_lengths=numpy.array(list(map(len, prompts))),
-        prompt_token_ids=numpy.concatenate(prompts),
-        lengths=numpy.array([len(one.token_ids) for one in sequences]),
-        tokens={name: numpy.concatenate(values) for name, values in tokens.items()},
-    )

@@ -8,7 +8,7 @@ import numpy
 import pytest
 from pyarrow import parquet
 
-from swift_r1.record.token_record import PROBE, STEP, TOKENS, TokenRows, TokenWriter, cut_record
+from swift_r1.record.token_record import TOKENS, TokenRows, TokenWriter, cut_record
 
 
 def rows_of(step, count=3):
@@ -60,12 +60,10 @@ def names(tmp_path):
 
 def test_a_file_has_what_was_given(writer, tmp_path):
     one, rows = writer(), rows_of(7)
-    one.write(STEP, 7, rows)
-    one.write(PROBE, 7, rows)
+    one.write(7, rows)
     one.flush()
-    assert names(tmp_path) == ["probe-000007.parquet", "step-000007.parquet", "vocabulary.parquet"]
+    assert names(tmp_path) == ["step-000007.parquet", "vocabulary.parquet"]
     table = parquet.read_table(tmp_path / "tokens" / "step-000007.parquet")
-    assert table.equals(parquet.read_table(tmp_path / "tokens" / "probe-000007.parquet"))
     found = table.to_pylist()
     assert [
         (row["step"], row["round_step"], row["request_id"], row["number"]) for row in found
@@ -91,17 +89,17 @@ def test_a_file_has_what_was_given(writer, tmp_path):
 def test_a_full_disk_costs_its_files_alone(writer, tmp_path, caplog):
     """Here no file may be longer than 100 bytes for a while."""
     one = writer()
-    one.write(STEP, 1, rows_of(1))
+    one.write(1, rows_of(1))
     one.flush()
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (100, limits[1]))
     try:
         for step in (2, 3):
-            one.write(STEP, step, rows_of(step))
+            one.write(step, rows_of(step))
         one.flush()
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
-    one.write(STEP, 4, rows_of(4))
+    one.write(4, rows_of(4))
     one.close()
     assert names(tmp_path) == ["step-000001.parquet", "step-000004.parquet", "vocabulary.parquet"]
     said = [record.getMessage() for record in caplog.records]
@@ -117,7 +115,7 @@ def test_a_folder_that_cannot_be_made_costs_no_time(writer, tmp_path, caplog):
     (tmp_path / TOKENS).touch()
     one = writer()
     for step in (1, 2):
-        one.write(STEP, step, rows_of(step))
+        one.write(step, rows_of(step))
         one.flush()
     one.close()
     assert [record.getMessage().split(" ")[:2] for record in caplog.records] == [
@@ -134,9 +132,9 @@ def test_a_disk_that_stands_still_does_not_hold_up_training(writer, tmp_path, ca
     one, small = writer(), rows_of(1)
     zeros = numpy.zeros(50 << 20, numpy.int32)
     large = TokenRows(small.completions, small.prompt_lengths, zeros, small.lengths, small.tokens)
-    one.write(STEP, 1, small)
-    one.write(STEP, 2, large)
-    one.write(STEP, 3, large)
+    one.write(1, small)
+    one.write(2, large)
+    one.write(3, large)
     assert [record.getMessage()[:31] for record in caplog.records] == [
         "step-000003.parquet is left out"
     ]
@@ -149,7 +147,7 @@ def test_a_disk_that_stands_still_does_not_hold_up_training(writer, tmp_path, ca
 def test_thinned_evenly_and_the_same_wherever_it_was_killed(writer, tmp_path, caplog):
     caplog.set_level(logging.INFO)
     one = writer()
-    one.write(STEP, 1, rows_of(1))
+    one.write(1, rows_of(1))
     one.close()
     limit = 4.5 * (tmp_path / "tokens" / "step-000001.parquet").stat().st_size
     cut_record(tmp_path, -1)
@@ -158,7 +156,7 @@ def test_thinned_evenly_and_the_same_wherever_it_was_killed(writer, tmp_path, ca
     def write(steps):
         one = writer(limit)
         for step in steps:
-            one.write(STEP, step, rows_of(step))
+            one.write(step, rows_of(step))
             one.flush()
             assert (
                 sum(path.stat().st_size for path in (tmp_path / "tokens").glob("step-*")) <= limit
@@ -188,12 +186,12 @@ def test_killed_while_it_thinned(writer, tmp_path):
     """The stride is written, and no file is removed yet."""
     one = writer()
     for step in (1, 2, 3):
-        one.write(STEP, step, rows_of(step))
+        one.write(step, rows_of(step))
     one.close()
     (tmp_path / "tokens" / "stride").write_text("2")
     size = (tmp_path / "tokens" / "step-000001.parquet").stat().st_size
     one = writer(2.5 * size)
-    one.write(STEP, 4, rows_of(4))
+    one.write(4, rows_of(4))
     one.close()
     assert names(tmp_path) == [
         "step-000002.parquet",
@@ -211,7 +209,7 @@ def test_files_that_cannot_be_looked_at_cost_no_time(writer, tmp_path, caplog, m
     monkeypatch.setattr("swift_r1.record.token_record._step_files", fail)
     monkeypatch.setattr("swift_r1.record.token_record._DEADLINE_S", 10.0)
     one = writer()
-    one.write(STEP, 1, rows_of(1))
+    one.write(1, rows_of(1))
     one.close()
     assert "step-000001.parquet" in names(tmp_path)
     assert [record.getMessage().split(":")[0] for record in caplog.records] == [
@@ -225,12 +223,10 @@ def test_what_is_later_or_half_written_goes(tmp_path):
     for name in (
         "step-000003",
         "step-000004",
-        "probe-000000",
-        "probe-000004",
         "vocabulary",
         ".writing-step-000002",
     ):
         (folder / f"{name}.parquet").write_bytes(b"PAR1")
     cut_record(tmp_path, 3)
-    assert names(tmp_path) == ["probe-000000.parquet", "step-000003.parquet", "vocabulary.parquet"]
+    assert names(tmp_path) == ["step-000003.parquet", "vocabulary.parquet"]
     cut_record(tmp_path / "no run", 3)

@@ -11,7 +11,7 @@ from swift_r1.models.attention import use_packed_attention
 from swift_r1.models.routing import routing_of
 from swift_r1.record.recorded import WholeCompletion
 from swift_r1.record.token_reader import TokenRecord
-from swift_r1.record.token_record import STEP, TokenWriter
+from swift_r1.record.token_record import TokenWriter
 from swift_r1.rollout.trajectory import TokenSequence
 from swift_r1.runtime.ranks import Ranks
 from swift_r1.training import grpo, prefixes
@@ -106,7 +106,7 @@ def recorded(folder, batch, routed=True):
     who = {"prompt_id": "d:1", "request_id": "r", "number": 0, "weight_versions": ((0, 1),)}
     rows = [{"sample": sample, "routed": routed} | who for sample in (2, 0)]
     writer = TokenWriter(folder / "tokens", 1e9, lambda: [(b"a", False)])
-    writer.write(STEP, 1, StepTokens(rows, batch, False).rows(torch.zeros(4), ALONE))
+    writer.write(1, StepTokens(rows, batch, False).rows(torch.zeros(4), ALONE))
     writer.close()
     found = TokenRecord(folder).columns(1, WholeCompletion._fields)
     return [WholeCompletion(**row) for row in found]

@@ -85,7 +85,7 @@ def _passages(title: str, passages: Sequence[Passage], row: Mapping[str, Any]) -
 
 def same_prompts(evaluated: CompletionTable) -> list[Block]:
     """Returns the first completions of the first held-out prompts at some evaluations, the first and the last among
-    them. These prompts are those of `--probe_prompts`."""
+    them."""
     steps = evaluated.steps()
     if not steps:
         return []

@@ -143,11 +143,10 @@ def of_round(record: TokenRecord, round_step: int) -> list[RecordedCompletion]:
 
 
 def recorded(record: TokenRecord, step: int, of: str | None) -> set[tuple[str | None, int | None]]:
-    """Request and number of the completions of a step (`of` as in `table_of`) whose tokens are recorded."""
-    rows = of_round(record, step) if of is None else record.probes_at(step)
-    return {(row.request_id, row.number) for row in rows}
+    """Request and number of the completions of a step (`of` as in `table_of`) whose tokens are recorded: none of
+    evaluations."""
+    return {(row.request_id, row.number) for row in of_round(record, step)} if of is None else set()
 
 
-def tokens_link(page: Page, row: Mapping[str, Any], of: str | None) -> str:
-    where = {"step": row["step"]} if of is None else {"probe": row["step"]}
-    return page.link("/tokens", **where, request=row["request_id"], number=row["number"])
+def tokens_link(page: Page, row: Mapping[str, Any]) -> str:
+    return page.link("/tokens", step=row["step"], request=row["request_id"], number=row["number"])

@@ -19,7 +19,6 @@ from swift_r1.errors import UsageError
 from swift_r1.flags import RlhfArguments
 from swift_r1.flags.eval_tasks import EvalTask
 from swift_r1.flags.mixture import Task
-from swift_r1.record.token_record import TokenRows
 from swift_r1.rollout.base import GroupRequest, still_wanted
 from swift_r1.rollout.rounds import RoundSampler
 from swift_r1.rollout.scoring import (
@@ -40,7 +39,6 @@ from swift_r1.training.evaluation.questions import (
     shared_questions,
 )
 from swift_r1.training.evaluation.results import RULES, Graded, summarize
-from swift_r1.training.token_values import probe_rows
 from swift_r1.wire.protocol import SamplingParams
 
 MEAN = "mean"  # the name in the metrics of the plain mean over several sets
@@ -82,17 +80,13 @@ class Evaluator:
 
     sets: Sequence[EvalSet]
     sampler: RoundSampler  # of the run's rounds
-    probe_prompts: int = 0  # the first so many prompts are those whose tokens are recorded
 
     @property
     def num_completions(self) -> int:
         return sum(one.num_prompts * one.num_generations for one in self.sets)
 
-    def run(
-        self, step: int, unwanted: Callable[[], bool]
-    ) -> tuple[Metrics, Rows, TokenRows | None] | None:
-        """The metrics under `eval/<name>/`, one row per completion for `eval_completions.jsonl`, and the tokens of the
-        probe prompts; on rank 0.
+    def run(self, step: int, unwanted: Callable[[], bool]) -> tuple[Metrics, Rows] | None:
+        """The metrics under `eval/<name>/`, and one row per completion for `eval_completions.jsonl`; on rank 0.
 
         Collective. The seeds do not depend on the step, so that two evaluations differ by their weights alone. Raises
         EvaluationLeft on all ranks soon after `unwanted` is True on one.
@@ -105,7 +99,6 @@ class Evaluator:
             rollouts.unwanted = still_wanted
         metrics: Metrics = {}
         rows: Rows = []
-        probed: list[Trajectory] = []
         for one, scored in found:
             if scored is None:
                 return None
@@ -115,10 +108,7 @@ class Evaluator:
                 metrics |= {f"eval/{name}/{key}": value for key, value in _metrics(own).items()}
             more = {} if one.name is None else {"benchmark": one.name}
             rows += [more | completion_row(item, step) for item in scored.trained]
-            left = self.probe_prompts - len({item.prompt.prompt_id for item in probed})
-            probed += scored.trained[: left * one.num_generations]
-        written = [item for item in probed if item.sequences]
-        return metrics | plain_means(metrics), rows, probe_rows(written, step) if written else None
+        return metrics | plain_means(metrics), rows
 
     def _scored(self, one: EvalSet, step: int, unwanted: Callable[[], bool]) -> ScoredRound | None:
         """The completions of a set and their rewards, on rank 0. Collective."""

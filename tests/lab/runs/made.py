@@ -159,7 +159,7 @@ def logged(steps: int, rows: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
 
 
 def make_tokens(folder: Path, rows: list[dict[str, Any]], steps: int) -> None:
-    """The first group of each round in each of its steps, two probes at the last step, and the vocabulary: a token for
+    """The first group of each round in each of its steps, and the vocabulary: a token for
     each byte, for the answer tags, and one that is the beginning of a character."""
     (folder / "tokens").mkdir()
     for step in range(1, steps + 1):
@@ -168,8 +168,6 @@ def make_tokens(folder: Path, rows: list[dict[str, Any]], steps: int) -> None:
             recorded(row, step) for row in rows if row["step"] == round_step and row["group"] == 0
         ]
         write_tokens(folder / "tokens" / f"step-{step:06d}.parquet", own)
-    probes = [recorded(row, steps, probe=True) for row in completions(1, 2, 1, 4)]
-    write_tokens(folder / "tokens" / f"probe-{steps:06d}.parquet", probes)
     table = {
         "token_id": list(VOCABULARY),
         "bytes": list(VOCABULARY.values()),
@@ -191,7 +189,7 @@ def token_ids(text: str) -> list[int]:
     return [*ids, 258]
 
 
-def recorded(row: Mapping[str, Any], step: int, probe: bool = False) -> dict[str, Any]:
+def recorded(row: Mapping[str, Any], step: int) -> dict[str, Any]:
     ids = token_ids(row["completion"])
     chance, count = random.Random(f"{step} {row['request_id']} {row['number']}"), len(ids)
     logps = [-chance.expovariate(1) for _ in ids]
@@ -214,8 +212,7 @@ def recorded(row: Mapping[str, Any], step: int, probe: bool = False) -> dict[str
         "weight_versions": [row["weight_version"] + (at > count // 2) for at in range(count)],
         "ref_logps": None,
     }
-    not_probed = ("logps", "ratios", "clipped", "entropies", "advantages")
-    return values | dict.fromkeys(not_probed, None) if probe else values
+    return values
 
 
 def write_tokens(path: Path, rows: list[dict[str, Any]]) -> None:

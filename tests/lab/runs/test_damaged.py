@@ -34,7 +34,6 @@ FILES = (
         "spans/rank-0.jsonl",
         "tokens/step-000001.parquet",
         "tokens/vocabulary.parquet",
-        "tokens/probe-000002.parquet",
     ),
 )
 
@@ -72,8 +71,6 @@ def look(run: Path) -> list[str]:
         for one in record.completions(step):
             for row in record.completion(one.round_step, one.request_id, one.number):
                 record.pieces(row.token_ids or [])
-    for step in record.probe_steps():
-        record.probes_at(step)
     log, timeline = MetricLog(run), Timeline(run)
     log.refresh()
     timeline.refresh()

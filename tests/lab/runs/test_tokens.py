@@ -19,7 +19,7 @@ def run(tmp_path):
 
 def test_a_completion_in_each_step_that_trained_on_it(run):
     record = TokenRecord(run)
-    assert (record.steps(), record.probe_steps()) == ([1, 2, 3, 4, 5, 6], [6])
+    assert record.steps() == [1, 2, 3, 4, 5, 6]
     rows = [json.loads(line) for line in (run / "completions.jsonl").read_bytes().splitlines()]
     row = next(row for row in rows if (row["step"], row["group"], row["number"]) == (3, 0, 2))
     found = record.completion(3, row["request_id"], 2)
@@ -61,22 +61,9 @@ def test_a_character_over_several_tokens(run):
     assert b"".join(VOCABULARY[one] for one in ids).decode() == "".join(pieces)
 
 
-def test_probes_of_a_step(run):
-    record = TokenRecord(run)
-    assert record.probe_steps() == [6]
-    probes = record.probes_at(6)
-    assert [one.prompt_id for one in probes] == ["countdown:2", "countdown:3"]
-    assert probes[0].token_ids and probes[0].ratios is None
-
-
 def test_what_is_missing_or_damaged(run, tmp_path):
     none = TokenRecord(tmp_path)
-    assert (none.steps(), none.probe_steps(), none.completion(1, "a", 0), none.problems) == (
-        [],
-        [],
-        [],
-        [],
-    )
+    assert (none.steps(), none.completion(1, "a", 0), none.problems) == ([], [], [])
     tokens = run / "tokens"
     whole = (tokens / "step-000003.parquet").read_bytes()
     (tokens / "step-000003.parquet").write_bytes(whole[:-100])

@@ -27,11 +27,9 @@ PATHS = (
     *(
         "/?run={}",
         "/time?run={}",
-        "/tokens?run={}&probe=²",
         "/completions?run={}&step=1-1" + 40 * "0",
     ),
     *(
-        "/tokens?run={}&probe=4",
         "/prompt?run={}",
         "/prompt?run={}&prompt=countdown:1",
     ),

@@ -75,7 +75,7 @@ async def group(page: Page) -> None:
     for row in rows:
         links = {}
         if (row.get("request_id"), row["number"]) in there:
-            links["tokens"] = tokens_link(page, row, of)
+            links["tokens"] = tokens_link(page, row)
         shown_whole = whole == str(row["number"])
         if is_long(row) and not shown_whole:
             place = page.link("/group", **page.query | {"whole": row["number"]})

@@ -247,7 +247,7 @@ def side_by_side(
         )
         links = {f"step {step}": address}
         if (row.get("request_id"), row.get("number")) in recorded(record, step, of or None):
-            links["tokens"] = tokens_link(page, row, of or None)
+            links["tokens"] = tokens_link(page, row)
         body = f'<pre class="text">{said}</pre>'
         parts.append(card_of(row, links, f"weights {shown(row.get('weight_version'))}", body))
         before = step, text

@@ -39,12 +39,10 @@ async def tokens(page: Page) -> None:
         raise UsageError(f"{page.names[page.run.name]}: {_missing(page, record)}")
     place = _place(page, there)
     one = there[place]
-    rows = [one]
-    if not page.text("probe"):
-        rows = await asyncio.to_thread(
-            record.completion, one.round_step or 0, str(one.request_id), one.number
-        )
-        rows = [row for row in rows if row.sequence == one.sequence]
+    rows = await asyncio.to_thread(
+        record.completion, one.round_step or 0, str(one.request_id), one.number
+    )
+    rows = [row for row in rows if row.sequence == one.sequence]
     if not rows:
         raise UsageError(
             "the record of this completion cannot be read: its file went, or is damaged"
@@ -53,26 +51,15 @@ async def tokens(page: Page) -> None:
     with ui.element("div").classes("view-row"):
         _step_choice(page, record, row)
         _neighbours(page, there, place)
-        of = "eval" if page.text("probe") else None
         step = one.step if one.round_step is None else one.round_step
-        request = one.request_id if of else None
-        address = page.link(
-            "/group",
-            step=step,
-            group=one.group,
-            request=request,
-            of=of,
-        )
-        ui.link("its group", address)
-        ui.link("this prompt over time", page.link("/prompt", prompt=one.prompt_id, of=of))
+        ui.link("its group", page.link("/group", step=step, group=one.group))
+        ui.link("this prompt over time", page.link("/prompt", prompt=one.prompt_id))
     _Tokens(page, record, row, [other.step for other in rows])
     page.problems(record, record.problems)
 
 
 def _listed(page: Page, record: TokenRecord) -> list[RecordedCompletion]:
     """Returns the recorded completions of the step that the address names, or of the last one."""
-    if page.text("probe"):
-        return record.probes_at(page.whole("probe", -1))
     steps = record.steps()
     if not steps:
         return []
@@ -83,35 +70,31 @@ def _listed(page: Page, record: TokenRecord) -> list[RecordedCompletion]:
 
 def _missing(page: Page, record: TokenRecord) -> str:
     """Returns why there are no tokens at the address."""
-    asked = "probe" if page.text("probe") else "step"
-    known = record.probe_steps() if asked == "probe" else record.steps()
+    known = record.steps()
     if not known:
         return _PAGE_TOKENS
     return (
-        f"{asked} {page.text(asked)} has no recorded tokens; recorded: {known[0]} to {known[-1]}"
+        f"step {page.text('step')} has no recorded tokens; recorded: {known[0]} to {known[-1]}"
         f" ({len(known)} of them)"
     )
 
 
 def _step_choice(page: Page, record: TokenRecord, row: RecordedCompletion) -> None:
-    """A choice of recorded steps and evaluations."""
-    steps = {f"step={step}": f"step {step}" for step in record.steps()}
-    probes = {f"probe={step}": f"evaluation at step {step}" for step in record.probe_steps()}
-    now = f"probe={row.step}" if page.text("probe") else f"step={row.step}"
-    choice = ui.select(steps | probes, label="step", value=now, with_input=True)
+    """A choice of recorded steps."""
+    steps = {step: f"step {step}" for step in record.steps()}
+    choice = ui.select(steps, label="step", value=row.step, with_input=True)
 
-    def to(value: str) -> None:
-        name, number = value.split("=")
-        rows = record.completions(int(number)) if name == "step" else []
+    def to(step: int) -> None:
+        rows = record.completions(step)
         place: dict[str, object] = {
-            name: rows[0].round_step if rows else number,
-            "at": number if rows else None,
+            "step": rows[0].round_step if rows else step,
+            "at": step if rows else None,
+            "colour": page.text("colour") or None,
         }
-        place["colour"] = page.text("colour") or None
         ui.navigate.to(page.link("/tokens", **place))
 
     choice.props("dense outlined options-dense").classes("narrow")
-    choice.on_value_change(lambda event: to(str(event.value)) if event.value else None)
+    choice.on_value_change(lambda event: to(event.value) if event.value else None)
 
 
 def _place(page: Page, there: Sequence[RecordedCompletion]) -> int:
@@ -131,8 +114,7 @@ def _neighbours(page: Page, there: Sequence[RecordedCompletion], place: int) -> 
     """Links to the completions before and after, and a choice of all."""
 
     def address(one: RecordedCompletion) -> str:
-        kept = {name: page.text(name) or None for name in ("probe", "colour")}
-        kept["step"] = None if page.text("probe") else str(one.round_step)
+        kept = {"colour": page.text("colour") or None, "step": str(one.round_step)}
         where = {
             "request": one.request_id,
             "number": one.number,
@@ -149,9 +131,8 @@ def _neighbours(page: Page, there: Sequence[RecordedCompletion], place: int) -> 
             link.props(f'data-key="{keys}" title="{text.strip("‹› ")} completion"')
     one = there[place]
     step = one.step if one.round_step is None else one.round_step
-    when = f"in the evaluation at step {one.step}" if page.text("probe") else f"at step {step}"
     names = {at: f"group {one.group}, completion {one.number}" for at, one in enumerate(there)}
-    label = f"Completion {place + 1} of {len(there)} recorded {when}"
+    label = f"Completion {place + 1} of {len(there)} recorded at step {step}"
     choice = ui.select(names, label=label, value=place)
     choice.props("dense outlined options-dense").classes("source")
     choice.on_value_change(lambda event: ui.navigate.to(address(there[event.value])))
