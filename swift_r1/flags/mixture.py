@@ -31,7 +31,7 @@ OF_A_TASK = (
     *("truncated_reward", "missing_eos_penalty"),
     # completions and turns
     *("max_completion_length", "stop_words", "max_turns", "completion_length_limit_scope"),
-    *("max_episode_seconds", "max_episode_cost", "tool_prices"),
+    "max_episode_seconds",
     *("loss_scale", "multi_turn_scheduler", "multi_turn_timeout", "use_gym_env", "gym_env"),
     *("context_manager", "tools", "tool_timeout", "max_tool_response_length", "unread_calls"),
     *("sandbox_provider", "sandbox_image", "sandbox_limits", "sandbox_network"),

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields
-from math import inf
 from typing import TYPE_CHECKING, Any
 
 from swift_r1.errors import no_such
@@ -32,12 +31,6 @@ GYM_SCHEDULER = "gym_scheduler"
 TOOL_SCHEDULER = "tool_scheduler"
 
 
-def _check_prices(prices: dict[str, Any]) -> None:
-    for name, price in prices.items():
-        if isinstance(price, bool) or not isinstance(price, int | float) or not 0 <= price < inf:
-            raise ValueError(f"the price of {name} is {price!r}, which is no number from 0 on")
-
-
 _VLLM = Scope(lambda args: args.use_vllm, "without --use_vllm true")
 _A_SERVER = Scope(
     lambda args: bool(args.use_vllm or args.teacher_model_server), "without --use_vllm true"
@@ -59,15 +52,6 @@ _TURNS = Scope(
 _CALLS = Scope(
     lambda args: args.calls_tools,
     f"without --tools, --mcp_servers or --multi_turn_scheduler {TOOL_SCHEDULER}",
-)
-_PRICED = Scope(
-    lambda args: args.calls_tools or args.plays_agent, "without --tools, --mcp_servers or an agent"
-)
-_COSTS = Scope(
-    lambda args: (
-        bool(args.tool_prices) or (args.scheduler_name is not None and not args.calls_tools)
-    ),
-    "without --tool_prices or a scheduler of a plugin",
 )
 _SERVERS = Scope(
     lambda args: args.calls_tools or args.plays_agent,
@@ -399,19 +383,6 @@ class MultiTurnArguments(TurnArguments):
         None,
         "seconds since the start of an episode, after which the model gets no further turn in it (default: no limit)",
         _TURNS,
-        more_than=0,
-    )
-    tool_prices: dict[str, Any] = flag(
-        {},
-        "price of a call of each tool that costs something, by name, in any unit",
-        _PRICED,
-        check=_check_prices,
-    )
-    max_episode_cost: float | None = flag(
-        None,
-        "what tools may cost in an episode, in the unit of --tool_prices: then the model gets no further turn (default: "
-        "no limit)",
-        _COSTS,
         more_than=0,
     )
     tools: list[str] = flag(

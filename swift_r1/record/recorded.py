@@ -45,7 +45,6 @@ FIELDS = frozenset(
             "turn_advantages",
             "returned",
             "limit",
-            "cost",
             "dropped",
             "entropy",
             "sequences",

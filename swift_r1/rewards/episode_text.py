@@ -8,13 +8,6 @@ from typing import Any
 
 Messages = list[dict[str, Any]]
 
-_BEGINS = {
-    "new": "begins another conversation",
-    "compacted": "goes on with a history that was shortened",
-    "edited": "goes on with a history that was edited",
-    "system": "goes on with another system message",
-    "tools": "goes on with other tools",
-}
 NOTE = "note"
 """The role of what we say about the messages that follow."""
 
@@ -41,7 +34,7 @@ def episode_messages(steps: Sequence[Mapping[str, Any]]) -> tuple[Messages, Mess
 
 def _note(step: Mapping[str, Any], number: int) -> str:
     if step["parent"] is None:
-        return f"turn {number + 1} {_BEGINS.get(step['kind'], 'begins anew')}"
+        return f"turn {number + 1} begins another conversation"
     return f"turn {number + 1} goes on behind turn {step['parent'] + 1}"
 
 

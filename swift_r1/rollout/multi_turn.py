@@ -93,7 +93,6 @@ class OpenConversation:
         request: for its one completion, which says how turns are sampled.
         transcript: the tokens of a scheduler's conversation, from its first turn on.
         calls: turns of the model that were asked for and have no answer yet.
-        cost: what a scheduler has spent on it.
         began: when it began, by the monotonic clock.
         since: when it began to be busy or to wait, by the same.
     """
@@ -104,7 +103,6 @@ class OpenConversation:
     owner: ConversationLoop
     transcript: Transcript | None = None
     calls: int = 0
-    cost: float = 0.0
     began: float = 0.0
     since: float = 0.0
     _busy_before: float = 0.0  # seconds

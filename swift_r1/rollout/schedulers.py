@@ -47,9 +47,7 @@ class Limits:
     total: bool
     turns: int | None
     temperature: float  # of training; evaluation may use another, which a scheduler need not know
-    # after which a conversation gets no further turn: seconds since its start, and what was spent on it
-    seconds: float | None = None
-    cost: float | None = None
+    seconds: float | None = None  # since its start, after which it gets no further turn
 
 
 current_conversation: ContextVar[OpenConversation] = ContextVar("current_conversation")
@@ -88,8 +86,8 @@ class TurnEngine:
         **kwargs: Any,
     ) -> ChatCompletionResponse:
         """The model's answer to the request's messages: `choices[0]` with its message, finish reason and token ids.
-        Where the engine takes no more tokens, or a limit of seconds or cost is reached, it is empty, and its finish
-        reason `length`.
+        Where the engine takes no more tokens, or a limit of seconds is reached, it is empty, and its finish reason
+        `length`.
 
         Raises:
             TurnFault: the messages do not continue those of the conversation, or a limit was passed.
@@ -122,9 +120,9 @@ class TurnEngine:
                 raise TurnFault(
                     "another turn was asked for after the engine had said that no more tokens fit"
                 )
-            limit = self._limit(conversation)
-            if limit is not None:
-                transcript.end(limit)
+            seconds = self._limits.seconds
+            if seconds is not None and time.monotonic() >= conversation.began + seconds:
+                transcript.end("seconds")
                 return _response(transcript, (), "")
             transcript.follow(messages)
         sampling = self._sampling(conversation.request.sampling, transcript, request_config)
@@ -167,19 +165,6 @@ class TurnEngine:
         if transcript is None:
             raise TurnFault("there is no turn yet")
         transcript.revise(token_ids, loss_mask)
-
-    def spend(self, cost: float) -> None:
-        """Adds to the cost of the conversation, which `--max_episode_cost` limits."""
-        current_conversation.get().cost += cost
-
-    def _limit(self, conversation: OpenConversation) -> wire.Limit | None:
-        """Returns the limit that a conversation has reached."""
-        limits = self._limits
-        if limits.seconds is not None and time.monotonic() >= conversation.began + limits.seconds:
-            return "seconds"
-        if limits.cost is not None and conversation.cost >= limits.cost:
-            return "cost"
-        return None
 
     def _opening(self, prompt: Prompt, messages: Sequence[Mapping[str, Any]]) -> Prompt:
         """The row's own prompt, or one of the messages that the scheduler begins with."""
@@ -383,7 +368,6 @@ def _trajectory(one: OpenConversation, output: Any, last_message_only: bool) -> 
         finish_reason=transcript.finish_reason,
         infos=infos,
         limit=transcript.limit or ("calls" if infos.get("limit") == "calls" else None),
-        cost=one.cost,
     )
 
 

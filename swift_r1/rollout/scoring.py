@@ -241,9 +241,7 @@ class _ScoredTask:
         more: dict[str, Any] = {}
         if scheduled:
             more = {
-                "rollout_infos": [
-                    {"limit": one.limit, "cost": one.cost, **(one.infos or {})} for one in group
-                ],
+                "rollout_infos": [{"limit": one.limit, **(one.infos or {})} for one in group],
                 "episode_steps": [one.steps for one in group],
             }
         if all(made_calls(one) is not None for one in group):
@@ -367,9 +365,6 @@ def completion_metrics(scored: Sequence[Trajectory]) -> dict[str, float]:
         metrics["multi_turn/trained_tokens"] = sum(map(sum, masks)) / max(1, tokens)
         reached = Counter(trajectory.limit for trajectory in led)
         metrics |= {f"limits/{limit}": float(reached[limit]) for limit in get_args(Limit)}
-        costs = [trajectory.cost for trajectory in led if trajectory.cost]
-        if costs:
-            metrics["multi_turn/mean_cost"] = math.fsum(costs) / len(led)
     metrics |= tool_metrics(scored)
     metrics |= agent_metrics(scored)
     metrics["completions/mean_length"] = mean(lengths)
@@ -516,8 +511,6 @@ def completion_row(trajectory: Trajectory, step: int, dropped: bool = False) -> 
         row["failure"] = trajectory.failure
     if trajectory.limit is not None:
         row["limit"] = trajectory.limit
-    if trajectory.cost:
-        row["cost"] = trajectory.cost
     if trajectory.infos is not None:
         row |= {"turns": len(trajectory.turns), "messages": trajectory.messages}
         row |= {"other_messages": trajectory.other_messages} if trajectory.other_messages else {}

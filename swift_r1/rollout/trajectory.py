@@ -122,7 +122,6 @@ class Trajectory:
     calls: Sequence[EpisodeCall] = ()  # one per turn, where a scheduler or an agent led it
     call_seconds: Sequence[float] = ()  # that each of them took
     limit: Limit | None = None  # the limit that the episode has run into
-    cost: float | None = None  # of its calls of tools; None where they have no prices
     # of an agent's episode without a valid reward: one of `FAILURES`, and `: cause`
     failure: str | None = None
     # number of its prompt within the round; those of resampled prompts follow the first ones

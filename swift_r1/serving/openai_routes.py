@@ -23,7 +23,7 @@ from swift_r1.serving.answers import BodyRoute, OpenAIRefusal, refusals, unless_
 from swift_r1.serving.engines.base import Piece, PromptTokenizer
 from swift_r1.serving.openai_messages import CallReader, ChatRequest, CompletionRequest, ToolCalls
 from swift_r1.serving.pieces import Pieces, collected
-from swift_r1.serving.sessions.calls import Asked
+from swift_r1.serving.sessions.calls import CallContent
 from swift_r1.serving.sessions.gateway import (
     AnswerStream,
     Attempt,
@@ -157,22 +157,6 @@ def add_openai(app: FastAPI, served: Callable[[], Served], gateway: Gateway) -> 
         gateway.store.get(session)
         return await _chat(request, body, served(), (gateway, session))
 
-    @routes.post(f"{SESSION}/v1/completions", responses=of_session)
-    async def session_completions(
-        session: str, request: Request, body: CompletionRequest
-    ) -> Response:
-        """Continues a text, and records it. As `/v1/completions`, with one prompt and `n` 1."""
-        gateway.store.get(session)
-        model = served()
-        if len(body.prompts) > 1:
-            raise HTTPError(400, "a call of a session has one prompt")
-
-        asked = Asked(settings=_settings(body), prompt=body.prompts[0])
-        reader = await _recorded(
-            gateway, session, request, body, model, model.prompts, asked, _TextCall(body, model)
-        )
-        return await _answered(request, body, model, reader, TextShown(body))
-
     app.include_router(routes)
 
 
@@ -259,12 +243,13 @@ async def _chat(
     return await _answered(request, body, model, pieces, shown)
 
 
-def asked_of(body: ChatRequest, model: Served) -> tuple[PromptTokenizer, Asked]:
+def content_of(body: ChatRequest, model: Served) -> tuple[PromptTokenizer, CallContent]:
     """Returns what words a chat's prompt, and what the chat says. Raises HTTPError (400)."""
     prompts = model.prompts
     if body.chat_template_kwargs:
         prompts = prompts.with_arguments(body.chat_template_kwargs)
-    return prompts, Asked(body.template_messages, body.template_tools, _settings(body))
+    settings = body.model_dump(mode="json", include=_SETTINGS, exclude_defaults=True)
+    return prompts, CallContent(body.template_messages, body.template_tools, settings)
 
 
 async def open_chat(
@@ -277,7 +262,7 @@ async def open_chat(
 ) -> tuple[Pieces, A]:
     """Returns the pieces of the answer, and what shows them. `recorded` is the gateway and the name of the session, if
     there is one; with `cut` the answer may be asked to be longer than the model has room for. Raises HTTPError."""
-    prompts, said = asked_of(body, model)
+    prompts, said = content_of(body, model)
     tools = said.tools
     if body.top_logprobs is not None and not body.logprobs:
         raise HTTPError(400, "top_logprobs needs logprobs to be true")
@@ -340,31 +325,14 @@ class _ChatCall:
         return self.shown(prompt, self.parser).message(completion)
 
 
-@dataclass(frozen=True, slots=True)
-class _TextCall:
-    """Answers a plain completion of a session."""
-
-    body: CompletionRequest
-    model: Served
-
-    def request(self, prompt: tuple[int, ...]) -> RolloutRequest:
-        return self.body.request(prompt, self.body.max_tokens)
-
-    def generate(self, request: RolloutRequest, seed: int | None) -> Pieces:
-        return self.model.pieces([request], seed, self.body.logprobs or 0, False)
-
-    def answer(self, completion: Piece, prompt: tuple[int, ...]) -> None:
-        return None
-
-
 async def _recorded(
     gateway: Gateway,
     session: str,
     request: Request,
-    body: ChatRequest | CompletionRequest,
+    body: ChatRequest,
     model: Served,
     prompts: PromptTokenizer,
-    asked: Asked,
+    content: CallContent,
     call: CallOfClient,
 ) -> AnswerStream:
     if body.n != 1:
@@ -373,9 +341,9 @@ async def _recorded(
     given = {name: getattr(body, name) for name in names} | {"model": body.model}
     attempt = _attempt(request)
     async with gateway.store.get(session).beginning:  # one after another, as they came
-        ahead = await RenderedAhead(prompts).make(gateway.store.get(session), asked)
+        ahead = await RenderedAhead(prompts).make(gateway.store.get(session), content)
         state = gateway.store.get(session)  # now, after all waits: it may be gone
-        return gateway.ask(state, asked, given, {"model": model.model_name}, attempt, ahead, call)
+        return gateway.ask(state, content, given, {"model": model.model_name}, attempt, ahead, call)
 
 
 def _attempt(request: Request) -> Attempt:
@@ -388,10 +356,6 @@ def _attempt(request: Request) -> Attempt:
     retried = request.headers.get("x-stainless-retry-count", "0") not in ("", "0")
     given_up = [one.strip() for one in request.headers.get(GIVEN_UP, "").split(",")]
     return Attempt(retried, key, int(before), given_up)
-
-
-def _settings(body: ChatRequest | CompletionRequest) -> dict[str, Any]:
-    return body.model_dump(mode="json", include=_SETTINGS, exclude_defaults=True)
 
 
 def _forced(parser: ToolCallParser, tools: Sequence[Mapping[str, Any]], choice: Any) -> str:

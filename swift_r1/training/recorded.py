@@ -240,7 +240,6 @@ def _trajectory(
         text=text,
         calls=calls,
         limit=row.get("limit"),
-        cost=row.get("cost"),
         finish_reason=row["finish_reason"],
         infos=None
         if turns is None

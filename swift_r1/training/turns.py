@@ -69,8 +69,7 @@ def open_tools(context: Context, args: RlhfArguments, ends: tuple[int, ...]) -> 
 
         servers = McpServers(read_servers(args.mcp_servers), limits)
         owners.append(context.cleanup.enter_context(servers))
-    prices = dict(args.tool_prices)
-    return ToolKit(parser, pool, ends, args.unread_calls == "error", owners, prices)
+    return ToolKit(parser, pool, ends, args.unread_calls == "error", owners)
 
 
 def open_turns(context: Context, facts: ModelFacts) -> MakeTurns:
@@ -138,7 +137,6 @@ def open_scheduler(
             args.max_turns,
             args.temperature,
             args.max_episode_seconds,
-            args.max_episode_cost,
         ),
         args.loss_scale == "last_round",
         tool_kit.pool.worked if tool_kit else lambda: 0.0,
@@ -179,7 +177,5 @@ def open_agents(context: Context, args: RlhfArguments, facts: ModelFacts) -> Age
         total,
         needs_reward=alone,
         whole_seconds=args.max_episode_seconds,
-        cost=args.max_episode_cost,
-        tool_prices=args.tool_prices,
     )
     return AgentRunner(gateway, processes, limits, args.agent_concurrency)

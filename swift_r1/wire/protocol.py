@@ -48,8 +48,8 @@ RELAY_URL = r"^https?://[^\s@?#]{1,1990}$"  # no password in it is shown to anot
 NOT_NOW = 503  # the same request may be taken later
 LACKS_IMAGES = 424  # the same request will be taken once its images are here
 FinishReason = Literal["stop", "length", "abort"]
-Limit = Literal["calls", "tokens", "seconds", "cost", "length"]
-"""Of an episode: of its calls of the model, their tokens, its time, the cost of its tools; and the model's length."""
+Limit = Literal["calls", "tokens", "seconds", "length"]
+"""Of an episode: of its calls of the model, their tokens and its time; and the model's length."""
 UpdatePolicy = Literal["wait", "abort", "keep"]
 TokenId = Annotated[int, Field(ge=0, lt=2**31)]
 T = TypeVar("T")

@@ -12,7 +12,7 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
-from swift_r1.wire.protocol import TOP_K_LIMIT, FinishReason, SamplingParams, Seed, Text, Wire
+from swift_r1.wire.protocol import TOP_K_LIMIT, FinishReason, SamplingParams, Seed, Wire
 
 SESSION_ID = r"^[A-Za-z0-9_-][A-Za-z0-9._-]{0,127}$"
 SESSION_KEY = "swift-session-"  # keys of sessions begin with it
@@ -36,14 +36,12 @@ class SessionSampling(Wire):
 
 
 class SessionLimits(Wire):
-    """None for no limit. `tokens` are those that the model writes in all calls, `seconds` go from the session's start,
-    `cost` is that of the tools that the model calls. Calls that run side by side may each use what is left of `tokens`
-    when they begin."""
+    """None for no limit. `tokens` are those that the model writes in all calls, `seconds` go from the session's start.
+    Calls that run side by side may each use what is left of `tokens` when they begin."""
 
     tokens: int | None = Field(default=None, ge=1)
     calls: int | None = Field(default=None, ge=1)
     seconds: float | None = Field(default=None, gt=0)
-    cost: float | None = Field(default=None, gt=0)
 
 
 class SessionRequest(Wire):
@@ -54,8 +52,6 @@ class SessionRequest(Wire):
     seed: Seed | None = None
     sampling: SessionSampling = SessionSampling()
     limits: SessionLimits = SessionLimits()
-    # of one call of each tool, in the unit of the limit `cost`; others cost nothing
-    tool_prices: dict[Text, Annotated[float, Field(ge=0)]] = Field(default={})
 
 
 class Session(Wire):
@@ -76,8 +72,7 @@ class RecordedCall(Wire):
     parent: int | None
     sequence: int
     prompt_tokens: int
-    # its answer's place among the messages of its conversation; None for a plain completion
-    place: int | None = None
+    place: int  # its answer's among the messages of its conversation
     completion_tokens: int
     finish_reason: FinishReason
     weight_versions: tuple[tuple[int, int], ...]  # (first token of the completion, version)
@@ -114,13 +109,12 @@ class RecordedSequence(Wire):
 class SessionRecord(Wire):
     """What was answered so far. `kinds` counts the calls by kind, `retried` those answered from memory, `failed` those
     without an answer (refused, stopped, or whose client hung up), `overruled` calls whose parameter was another than
-    the session's, by parameter; `tokens` are the model's, `cost` is that of the tools that it has called."""
+    the session's, by parameter; `tokens` are the model's."""
 
     id: str
     seed: int | None
     running: int  # calls that are not answered yet
     tokens: int
-    cost: float = 0.0
     seconds: float
     kinds: dict[str, int]
     retried: int

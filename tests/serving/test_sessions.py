@@ -13,7 +13,7 @@ import pytest
 from swift_r1.data.prompt_templates import behind_turn
 from swift_r1.serving.engines.base import Piece, TokenLogprob
 from swift_r1.serving.pieces import collected
-from swift_r1.serving.sessions.calls import Asked, ModelCall
+from swift_r1.serving.sessions.calls import CallContent, ModelCall
 from swift_r1.serving.sessions.gateway import AnswerStream, Attempt, Gateway
 from swift_r1.serving.sessions.history import text_of
 from swift_r1.serving.sessions.session import SessionState
@@ -39,8 +39,6 @@ class Letters:
 
     def encode(self, text: str) -> tuple[int, ...]:
         return tuple(map(ord, text))
-
-    encode_more = encode
 
     def texts(self, token_ids: Any) -> list[str]:
         return list(map(chr, token_ids))
@@ -81,7 +79,7 @@ def call(
     more: dict[str, Any] | None = None,
 ) -> ModelCall:
     """A call that the model answers with `says` and its end token."""
-    done, _ = state.begin(Asked(messages, tools), Letters())
+    done, _ = state.begin(CallContent(messages, tools), Letters())
     done.sampling = SamplingParams(max_tokens=50)
     ids = [*map(ord, says), ord(END)]
     state.finish(done, ids, [-0.5] * len(ids), [(0, 3)], "stop", says, model(says) | (more or {}))
@@ -173,7 +171,7 @@ def test_a_call_of_tools_that_comes_back_as_other_json_is_no_edit() -> None:
     answered = answer | {"tool_call_id": "one"}
     assert call(state, user("c"), model("") | deep, answered, tools=[TOOL]).kind == "extends"
     other = {"role": "assistant", "content": ""} | made("two", '{"b":2,"a":7}')
-    assert call(state, user("a"), other, answer, tools=[TOOL]).kind == "edited"
+    assert call(state, user("a"), other, answer, tools=[TOOL]).kind == "new"
 
 
 @pytest.mark.parametrize("opening", ["<think>\n", ""])  # the template may have written it
@@ -192,7 +190,7 @@ def test_reasoning_that_clients_take_out_of_the_text_is_no_edit(opening: str) ->
     state = opened()
     call(state, A, says=says)
     # the model no longer reads what it thought
-    assert call(state, A, model("It is 3."), B).kind == "edited"
+    assert call(state, A, model("It is 3."), B).kind == "new"
 
 
 A, B, C, D = (user(letter) for letter in "abcd")
@@ -205,17 +203,12 @@ S = system("s")
     [
         ((S, A, Y, B, N, C), "extends"),
         ((S, A, Y, D), "branch"),  # from a place that was continued already
-        ((S, A), "branch"),  # asks again
+        ((S, A), "new"),  # asks again
         ((S, D), "new"),  # a sub-agent with the same system message
-        ((D,), "new"),
-        ((S, A, model("maybe"), B, N, C), "edited"),
-        ((S, A, Y, B, model("maybe"), C), "edited"),  # its own tokens up to there
-        ((S, user("A"), Y, B, N, C), "edited"),
-        ((S, B, N, C), "compacted"),  # the oldest turns are gone
-        ((S, A, user("so far: yes"), C), "compacted"),
-        ((S, A, N, C), "compacted"),
-        ((system("other"), A, Y, B, N, C), "system"),
-        ((A, Y, B, N, C), "system"),
+        ((S, A, model("maybe"), B, N, C), "new"),
+        ((S, A, Y, B, model("maybe"), C), "branch"),  # its own tokens up to there
+        ((S, B, N, C), "new"),  # the oldest turns are gone
+        ((system("other"), A, Y, B, N, C), "new"),
     ],
 )
 def test_kinds(messages: tuple[dict[str, Any], ...], kind: str) -> None:
@@ -232,22 +225,7 @@ def test_kinds(messages: tuple[dict[str, Any], ...], kind: str) -> None:
 def test_other_tools_make_another_prompt() -> None:
     state = opened()
     call(state, A, says="yes", tools=[TOOL])
-    assert call(state, A, Y, B, tools=[]).kind == "tools"
-
-
-def test_plain_completions_continue_in_tokens() -> None:
-    state = opened()
-    for prompt, says, kind in (
-        ("ab", "cd", "new"),
-        ("abcd$ef", "gh", "extends"),
-        ("abcd more", "x", "edited"),
-    ):
-        done, ids = state.begin(Asked(prompt=prompt), Letters())
-        assert (shown(ids), done.kind) == (prompt, kind)
-        done.sampling = SamplingParams(max_tokens=50)
-        ended = [*map(ord, says), ord(END)]
-        state.finish(done, ended, [-1.0] * len(ended), [(0, 0)], "stop", says, None)
-    assert [shown(one.token_ids) for one in state.record().sequences] == ["cd$efgh$", "x$"]
+    assert call(state, A, Y, B, tools=[]).kind == "new"
 
 
 def test_seeds_come_from_what_is_said_whatever_the_order() -> None:
@@ -260,7 +238,7 @@ def test_seeds_come_from_what_is_said_whatever_the_order() -> None:
     assert call(opened(), A).seed is None
     state = opened(seed=7)
     # as the client counts
-    late, early = (state.begin(Asked((A,)), Letters(), before=before)[0] for before in (1, 0))
+    late, early = (state.begin(CallContent((A,)), Letters(), before=before)[0] for before in (1, 0))
     state = opened(seed=7)
     assert [call(state, A).seed, call(state, A).seed] == [early.seed, late.seed]
 
@@ -268,7 +246,7 @@ def test_seeds_come_from_what_is_said_whatever_the_order() -> None:
 def test_equal_answers_are_continued_in_the_same_order_whichever_came_first() -> None:
     def prompts(*order: int) -> list[str]:
         state = opened(seed=7)
-        begun = [state.begin(Asked((A,)), Letters())[0] for _ in range(2)]
+        begun = [state.begin(CallContent((A,)), Letters())[0] for _ in range(2)]
         for number in order:
             says = " " * number + "yes"
             state.finish(
@@ -280,22 +258,22 @@ def test_equal_answers_are_continued_in_the_same_order_whichever_came_first() ->
                 says,
                 model(says),
             )
-        return [shown(state.begin(Asked((A, Y, B)), Letters())[1]) for _ in range(2)]
+        return [shown(state.begin(CallContent((A, Y, B)), Letters())[1]) for _ in range(2)]
 
     assert prompts(0, 1) == prompts(1, 0) and "| yes" in prompts(0, 1)[1]
 
 
 def test_a_retry_gets_the_same_answer_unless_its_call_failed() -> None:
     state = opened()
-    content = Asked((A,)).content
-    assert state.retry_of(content, True) is None
+    digest = CallContent((A,)).digest
+    assert state.retry_of(digest, True) is None
     done = call(state, A)
-    assert state.retry_of(content, True) is done and state.retried == 1
-    failed, _ = state.begin(Asked((A,)), Letters())
+    assert state.retry_of(digest, True) is done and state.retried == 1
+    failed, _ = state.begin(CallContent((A,)), Letters())
     state.fail(failed)
-    assert state.retry_of(content, True) is None  # the second call, which has no answer
+    assert state.retry_of(digest, True) is None  # the second call, which has no answer
     call(state, A, Y, B)
-    assert state.retry_of(content, True) is None  # its answer arrived: it was continued
+    assert state.retry_of(digest, True) is None  # its answer arrived: it was continued
 
 
 def test_limits() -> None:
@@ -309,17 +287,6 @@ def test_limits() -> None:
     call(state, A)
     with pytest.raises(HTTPError, match="1 calls are used up"):
         call(state, B)
-    state = opened(limits=SessionLimits(cost=1.0), tool_prices={"add": 0.75})
-    assert call(state, A).cost == 0
-    tools = [
-        {"id": str(n), "function": {"name": n, "arguments": "{}"}} for n in ("add", "add", "echo")
-    ]
-    dear = call(state, B, more={"tool_calls": tools})
-    assert state.record().cost == state.cost == 1.5
-    with pytest.raises(HTTPError, match=r"the session's tools have cost 1.5"):
-        state.left()
-    state.fail(dear)  # given up
-    assert state.cost == 0 and state.left() == (None, None)
 
 
 def test_the_store_is_bounded_and_forgets() -> None:
@@ -332,7 +299,7 @@ def test_the_store_is_bounded_and_forgets() -> None:
         with pytest.raises(HTTPError) as error:
             store.open(request)
         assert error.value.status == status
-    first.begin(Asked((A,)), Letters())  # which runs
+    first.begin(CallContent((A,)), Letters())  # which runs
     clock.now = 61
     for name, status in (("b", 410), ("never", 404)):
         with pytest.raises(HTTPError) as error:
@@ -408,7 +375,7 @@ def asking(
     **given: Any,
 ) -> AnswerStream:
     return gateway.ask(
-        state, Asked((A,)), given, {}, Attempt(retried), Letters(), SpokenCall(spoken, seen)
+        state, CallContent((A,)), given, {}, Attempt(retried), Letters(), SpokenCall(spoken, seen)
     )
 
 
@@ -538,7 +505,7 @@ def test_whatever_an_agent_sends_each_token_is_trained_once_behind_what_the_mode
         if history[-1]["role"] == "assistant":
             history.append(user(draw.choice("abc")))
         tools = [TOOL] if draw.random() < 0.1 else []
-        begun, prompt = state.begin(Asked(history, tools), Letters())
+        begun, prompt = state.begin(CallContent(history, tools), Letters())
         begun.sampling = SamplingParams(max_tokens=50)
         running.append((begun, prompt, history))
         while running and (step == 59 or draw.random() < 0.6):

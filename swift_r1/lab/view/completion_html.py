@@ -35,7 +35,6 @@ _ENDS = {
     "newest_weight_version": "newest weights",
     "failure": "failure",
     "limit": "limit reached:",
-    "cost": "cost",
     "returned": "returned",
 }
 _SHORT = {FAILURE: "class"}

@@ -15,14 +15,6 @@ Step = Mapping[str, Any]
 
 _DEEPEST = 6  # levels that are moved in
 _EXCERPT = 140  # characters
-_BEGINS = {
-    "new": "another conversation",
-    "compacted": "its history was shortened",
-    "edited": "its history was edited",
-    "system": "another system message",
-    "tools": "other tools",
-    "template": "begins anew: the chat template does not say what follows the turn before",
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +90,7 @@ def _facts(number: int, step: Step, row: Row, times: Row) -> Iterator[str]:
     if step["kind"] != "extends" and before is not None:
         yield f"{step['kind']}: goes back to turn {before + 1}"
     elif step["kind"] != "extends" and number > 0:
-        yield f"{step['kind']}: {_BEGINS.get(step['kind'], 'begins anew')}"
+        yield f"{step['kind']}: another conversation"
     yield f"{step['tokens']:,} tok"
     if step["finish_reason"] == "length":
         yield "cut off"

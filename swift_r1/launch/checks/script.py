@@ -21,7 +21,7 @@ from swift_r1.rollout.agents.gateway import AgentModel
 from swift_r1.serving.engines.base import PromptTokenizer
 from swift_r1.serving.openai_messages import ToolCalls
 from swift_r1.serving.pieces import Pieces
-from swift_r1.serving.sessions.calls import Asked
+from swift_r1.serving.sessions.calls import CallContent
 from swift_r1.serving.sessions.session import SessionState
 from swift_r1.wire.protocol import Completion, RolloutRequest
 
@@ -104,7 +104,7 @@ class ScriptedPolicy(AgentModel):
         assert self.state is not None
         number = int(request.request_id.rpartition("/")[2])
         [call] = [one for one in self.state.running if one.number == number]
-        ids = (*self.prompts.encode_more(self._text(call.asked)), *self.ends)
+        ids = (*self.prompts.encode_more(self._text(call.content)), *self.ends)
         said = Completion(
             token_ids=ids, logprobs=(0.0,) * len(ids), finish_reason="stop", weight_version=0
         )
@@ -112,12 +112,9 @@ class ScriptedPolicy(AgentModel):
         answer.set_result(said)
         return answer
 
-    def _text(self, asked: Asked) -> str:
-        if asked.prompt is not None:
-            answer = self._script.answer({"prompt": str(asked.prompt)})
-            return str(answer["choices"][0]["text"])
-        tools = [] if asked.settings.get("tool_choice") == "none" else list(asked.tools)
-        answer = self._script.answer({"messages": list(asked.messages), "tools": tools})
+    def _text(self, content: CallContent) -> str:
+        tools = [] if content.settings.get("tool_choice") == "none" else list(content.tools)
+        answer = self._script.answer({"messages": list(content.messages), "tools": tools})
         message = answer["choices"][0]["message"]
         calls = message.get("tool_calls")
         return _CALL + json.dumps(calls[0]["function"]) if calls else str(message["content"])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Collection, Mapping, Sequence
 from copy import deepcopy
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from swift_r1.errors import UsageError
@@ -41,7 +41,6 @@ class ToolKit:
     ends: Collection[int]
     corrects: bool = False
     owners: Sequence[EpisodeToolsOwner] = ()
-    prices: Mapping[str, float] = field(default_factory=dict)  # of a call of each tool
 
 
 class ToolScheduler(RolloutScheduler):
@@ -120,7 +119,6 @@ class _Turns(MultiTurnScheduler):
         names = [one["function"]["name"] for one in self._tools]
         answers = await self._kit.pool.call(parsed.calls, names, self.own_tools)
         made = list(zip(parsed.calls, answers, strict=True))
-        self.infer_engine.spend(sum(self._kit.prices.get(call.name, 0.0) for call in parsed.calls))
         said = [
             {"role": "tool", "tool_call_id": call.id, "name": call.name, "content": answer.content}
             for call, answer in made

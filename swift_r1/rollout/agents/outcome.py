@@ -69,8 +69,8 @@ def trajectory_of(play: EndedEpisode, state: SessionState, prompts: PromptTokeni
     if last is not None:
         shown = str(prompts.tokenizer.decode(list(last.prompt_token_ids)))
         prompt = replace(prompt, text=shown, token_ids=tuple(last.prompt_token_ids))
-        messages = [dict(one) for one in last.messages] or messages
-        text = _last_text(last, ids[turns[last.calls[-1]]], prompts)
+        messages = [dict(one) for one in last.messages]
+        text = str(messages[-1].get("content") or "")
     about = {
         "kinds": dict(record.kinds),
         "overruled": sum(count for name, count in record.overruled.items() if name != "model"),
@@ -96,7 +96,6 @@ def trajectory_of(play: EndedEpisode, state: SessionState, prompts: PromptTokeni
         infos=result | noted,
         failure=failure,
         limit=state.limit,
-        cost=record.cost if state.request.tool_prices else None,
     )
 
 
@@ -215,12 +214,6 @@ def _calls(record: SessionRecord, in_order: Sequence[int]) -> list[EpisodeCall]:
         )
         for call in calls
     ]
-
-
-def _last_text(one: RecordedSequence, ids: Sequence[int], prompts: PromptTokenizer) -> str:
-    if one.messages:
-        return str(one.messages[-1].get("content") or "")
-    return str(prompts.tokenizer.decode(list(ids), skip_special_tokens=True))
 
 
 def _tool_calls(sequences: Sequence[RecordedSequence]) -> Iterator[dict[str, Any]]:

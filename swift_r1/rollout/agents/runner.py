@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import re
 import time
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass
 from hashlib import blake2b
 from typing import Any
 
@@ -34,10 +34,7 @@ class AgentLimits:
     # whether `max_tokens` of the sampling holds for all calls together instead of for each
     total: bool
     needs_reward: bool = False  # whether an episode that gives no reward has failed
-    # after which the model is asked no more: seconds since the start, and the cost of tools by their prices
-    whole_seconds: float | None = None
-    cost: float | None = None
-    tool_prices: Mapping[str, float] = field(default_factory=dict)
+    whole_seconds: float | None = None  # since the start, after which the model is asked no more
 
 
 class AgentRunner:
@@ -96,9 +93,7 @@ class AgentRunner:
                 calls=self.limits.calls or _MOST_CALLS,
                 tokens=sampling.max_tokens if self.limits.total else None,
                 seconds=self.limits.whole_seconds,
-                cost=self.limits.cost,
             ),
-            tool_prices=dict(self.limits.tool_prices),
         )
 
     async def _run(

@@ -30,7 +30,7 @@ from swift_r1.serving.openai_messages import (
     in_parts,
     text_in,
 )
-from swift_r1.serving.openai_routes import SESSION, Served, asked_of, open_chat
+from swift_r1.serving.openai_routes import SESSION, Served, content_of, open_chat
 from swift_r1.serving.pieces import Pieces
 from swift_r1.serving.protocols.turn import (
     Block,
@@ -382,8 +382,8 @@ def add_messages(app: FastAPI, served: Callable[[], Served], gateway: Gateway) -
         """Counts the tokens of the prompt that a call would have here, and records nothing."""
         state = gateway.store.get(session)
         model = served()
-        prompts, asked = asked_of(body.chat(model), model)
-        ahead = await RenderedAhead(prompts).make(state, asked)
-        return JSONResponse({"input_tokens": state.count(asked, ahead)})
+        prompts, content = content_of(body.chat(model), model)
+        ahead = await RenderedAhead(prompts).make(state, content)
+        return JSONResponse({"input_tokens": state.count(content, ahead)})
 
     app.include_router(routes)

@@ -30,25 +30,18 @@ class ChatRenderer(Protocol):
         """Returns what follows the model's turn `messages[place]`, with the opening of an answer; None where the
         template cannot say."""
 
-    def encode(self, text: str) -> tuple[int, ...]:
-        """A plain text, as a prompt begins."""
-
-    def encode_more(self, text: str) -> tuple[int, ...]:
-        """A plain text behind others."""
-
     def texts(self, token_ids: Sequence[int]) -> list[str]:
         """Returns the text of each token alone."""
 
 
 @dataclass(frozen=True)
-class Asked:
-    """The content of a call. `settings` is all else that its answer depends on; `prompt` is for plain completions,
-    which have no messages. Digests of it are taken once: a conversation may be long."""
+class CallContent:
+    """Says what a call says. `settings` is all else that its answer depends on. Digests of it are taken once: a
+    conversation may be long."""
 
     messages: Sequence[Message] = ()
     tools: Sequence[Mapping[str, Any]] = ()
     settings: Mapping[str, Any] = field(default_factory=dict)
-    prompt: str | tuple[int, ...] | None = None
 
     @cached_property
     def _keyed(self) -> tuple[list[bytes], dict[str, int]]:
@@ -73,12 +66,9 @@ class Asked:
         )
 
     @cached_property
-    def content(self) -> bytes:
+    def digest(self) -> bytes:
         """Equal for calls that say the same."""
-        said = [*self.keys]
-        if self.prompt is not None:
-            said.append(canonical(self.prompt))
-        return digest(self.tools_key, *said, canonical(dict(self.settings)))
+        return digest(self.tools_key, *self.keys, canonical(dict(self.settings)))
 
 
 @dataclass(slots=True, eq=False)
@@ -86,8 +76,7 @@ class ModelCall:
     """A call, answered once `finish_reason` is there.
 
     Attributes:
-        content: digest of what it says; `again` numbers the calls that say the same.
-        keys: of the messages that it adds to its parent's history, in the end with the answer's.
+        digest: of what it says; `repetition` numbers the calls that say the same.
         head: digest of its history, in the end with the answer.
         added: prompt tokens behind the parent's tokens.
         sampling: what was generated with.
@@ -98,12 +87,11 @@ class ModelCall:
     kind: Kind
     parent: ModelCall | None
     depth: int  # calls before it in its line
-    content: bytes
-    again: int
+    digest: bytes
+    repetition: int
     seed: int | None
-    asked: Asked
+    content: CallContent
     head: bytes
-    keys: list[bytes]
     added: array[int]
     prompt_tokens: int
     began: float
@@ -119,8 +107,7 @@ class ModelCall:
     answer: Message | None = None
     place: int | None = None  # of the answer among the messages
     seconds: float = 0.0
-    cost: float = 0.0  # of the tools that the answer calls
-    held: int = 0  # bytes of `asked` and `answer`
+    held: int = 0  # bytes of `content` and `answer`
 
     def line(self) -> list[ModelCall]:
         """The calls from the first one to this."""
@@ -145,6 +132,3 @@ class ModelCall:
         for call in self.line():
             together += call.added + call.token_ids
         return together.tolist()
-
-    def history(self) -> list[bytes]:
-        return [key for call in self.line() for key in call.keys]

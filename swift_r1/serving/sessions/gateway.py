@@ -11,7 +11,7 @@ from typing import Any, Protocol, Self
 
 from swift_r1.serving.engines.base import Piece, TokenLogprob
 from swift_r1.serving.pieces import Pieces, joined
-from swift_r1.serving.sessions.calls import Asked, ChatRenderer, ModelCall
+from swift_r1.serving.sessions.calls import CallContent, ChatRenderer, ModelCall
 from swift_r1.serving.sessions.history import Message
 from swift_r1.serving.sessions.session import SessionState
 from swift_r1.serving.sessions.store import SessionStore
@@ -28,8 +28,8 @@ class CallOfClient(Protocol):
     def generate(self, request: RolloutRequest, seed: int | None) -> Pieces:
         """Starts the completion, with a seed where there is one."""
 
-    def answer(self, completion: Piece, prompt: tuple[int, ...]) -> Message | None:
-        """Returns the message that the client gets for a completion; None for a plain completion."""
+    def answer(self, completion: Piece, prompt: tuple[int, ...]) -> Message:
+        """Returns the message that the client gets for a completion."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,44 +45,38 @@ class Attempt:
 
 
 class RenderedAhead:
-    """A wording that renders and tokenises in a thread what placing a call takes, so that other calls go on meanwhile:
+    """A renderer that renders and tokenises in a thread what placing a call takes, so that other calls go on meanwhile:
     for a long conversation it takes seconds."""
 
-    def __init__(self, wording: ChatRenderer) -> None:
-        self._wording = wording
+    def __init__(self, renderer: ChatRenderer) -> None:
+        self._renderer = renderer
         self._made: dict[tuple[str, Any], asyncio.Future[Any]] = {}
 
-    async def make(self, state: SessionState, asked: Asked) -> Self:
-        """Makes all that the session, as it is when this returns, needs. What the wording raises is raised then."""
-        await asyncio.to_thread(getattr, asked, "content")
+    async def make(self, state: SessionState, content: CallContent) -> Self:
+        """Makes all that the session, as it is when this returns, needs. What the renderer raises is raised then."""
+        await asyncio.to_thread(getattr, content, "digest")
         known = -1
         while known < len(self._made):
             known = len(self._made)
             with contextlib.suppress(HTTPError):
-                state.lineage.place(asked, self)
+                state.lineage.place(content, self)
             await asyncio.gather(*self._made.values(), return_exceptions=True)
         return self
 
     @property
     def special(self) -> frozenset[int]:
-        return self._wording.special
+        return self._renderer.special
 
     def render(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]]) -> Any:
-        return self._of("render", None, partial(self._wording.render, messages, tools))
+        return self._of("render", None, partial(self._renderer.render, messages, tools))
 
     def behind(
         self, messages: Sequence[Message], place: int, tools: Sequence[Mapping[str, Any]]
     ) -> Any:
-        return self._of("behind", place, partial(self._wording.behind, messages, place, tools))
-
-    def encode(self, text: str) -> Any:
-        return self._of("encode", text, partial(self._wording.encode, text))
-
-    def encode_more(self, text: str) -> Any:
-        return self._of("encode_more", text, partial(self._wording.encode_more, text))
+        return self._of("behind", place, partial(self._renderer.behind, messages, place, tools))
 
     def texts(self, token_ids: Sequence[int]) -> list[str]:
-        return self._wording.texts(token_ids)
+        return self._renderer.texts(token_ids)
 
     def _of(self, kind: str, given: Any, work: Callable[[], Any]) -> Any:
         """Returns what was made of it; nothing stands for it until then."""
@@ -125,11 +119,11 @@ class Gateway:
     def ask(
         self,
         state: SessionState,
-        asked: Asked,
+        content: CallContent,
         given: Mapping[str, Any],
         fixed: Mapping[str, Any],
         attempt: Attempt,
-        wording: ChatRenderer,
+        renderer: ChatRenderer,
         client: CallOfClient,
     ) -> AnswerStream:
         """Returns the answer to a call, on its way.
@@ -143,11 +137,10 @@ class Gateway:
                 that belongs to another call.
         """
         self.give_up(state, attempt.given_up)
-        content = asked.content
-        known = state.retry_of(content, attempt.retried, attempt.key)
+        known = state.retry_of(content.digest, attempt.retried, attempt.key)
         if known is not None:
             self._observe("retried")
-            return AnswerStream(known, self._running.get(known), wording)
+            return AnswerStream(known, self._running.get(known), renderer)
         own = state.request.sampling
         call = None
 
@@ -158,7 +151,7 @@ class Gateway:
         try:
             self.store.check_memory()
             tokens, seconds = state.left()
-            call, ids = state.begin(asked, wording, attempt.key, attempt.before)
+            call, ids = state.begin(content, renderer, attempt.key, attempt.before)
             prompt = tuple(ids)
             request = _within(client.request(prompt), own, tokens, f"{state.name}/{call.number}")
             if state.routes is not None:
@@ -173,7 +166,7 @@ class Gateway:
             if call is not None:
                 state.fail(call)
             else:
-                state.refused(content)
+                state.refused(content.digest)
             self._observe("failed")
             raise
         settled = own.model_dump(exclude_none=True, exclude={"max_tokens"}) | dict(fixed)
@@ -204,7 +197,7 @@ class Gateway:
             self._observe(call.kind if error is None else "failed")
 
         running = self._running[call] = _Running(source, seconds, record, over)
-        return AnswerStream(call, running, wording)
+        return AnswerStream(call, running, renderer)
 
 
 def _within(
@@ -306,12 +299,12 @@ class AnswerStream:
         name: of the completion, the same for a retry.
     """
 
-    def __init__(self, call: ModelCall, running: _Running | None, wording: ChatRenderer) -> None:
+    def __init__(self, call: ModelCall, running: _Running | None, renderer: ChatRenderer) -> None:
         self.name = call.completion_id
         self.prompt_tokens = call.prompt_tokens
         self._call = call
         self._running = running
-        self._wording = wording
+        self._renderer = renderer
         if running is not None:
             running.readers += 1
 
@@ -363,6 +356,6 @@ class AnswerStream:
 
     def _remembered(self) -> Piece:
         call = self._call
-        texts = self._wording.texts(call.token_ids)
+        texts = self._renderer.texts(call.token_ids)
         logprobs = tuple(TokenLogprob(*one) for one in zip(texts, call.logprobs, strict=True))
         return Piece(tuple(call.token_ids), call.text, logprobs, call.finish_reason, call.versions)

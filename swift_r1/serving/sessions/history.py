@@ -1,4 +1,4 @@
-"""Compares what an agent sends with what was there: does it continue a conversation, and if not, why not.
+"""Compares what an agent sends with what was there: does it continue a conversation?
 
 Each message has a key; two messages with one key mean the same to the conversation. For the model's own messages that
 is wider than equality: agents send them back with other white space, `null` for no text, reasoning in a field of its
@@ -9,16 +9,15 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Literal
 
-Kind = Literal["new", "extends", "branch", "edited", "compacted", "system", "tools", "template"]
+Kind = Literal["new", "extends", "branch"]
 """How a call stands to the earlier ones of its session.
 
-new: a conversation of its own. extends: goes on behind the model's answer, whose tokens stay. branch: goes on from a
-place that was continued already, or asks there again. edited: an earlier message has another text. compacted: earlier
-messages are gone, with or without a summary in their place. system: another system message. tools: other tools, or in
-another order. template: would extend, but the chat template cannot say what follows the model's turn.
+new: its prompt is rendered as a whole, as of a first call, of a history that was edited or shortened, or with other
+tools. extends: goes on behind the model's answer, whose tokens stay. branch: the same, behind an answer that another
+call has continued already.
 """
 
 Message = Mapping[str, Any]
@@ -99,50 +98,3 @@ def heads(start: bytes, keys: Iterable[bytes]) -> Iterator[bytes]:
     for key in keys:
         start = digest(start, key)
         yield start
-
-
-def shared_start(one: Sequence[bytes], other: Sequence[bytes]) -> int:
-    """How many keys two histories have in common at their start."""
-    for place, (a, b) in enumerate(zip(one, other, strict=False)):
-        if a != b:
-            return place
-    return min(len(one), len(other))
-
-
-def kind_of_new(
-    now: Sequence[bytes],
-    roles: Sequence[str],
-    was: Sequence[bytes],
-    written: Collection[bytes],
-    system_was: bool,
-) -> Kind:
-    """Returns the kind of a call that extends nothing, against the earlier history that is most like it.
-
-    Args:
-        now, roles: keys and roles of the call's messages.
-        was: keys of the earlier history, the model's answer at its end included.
-        written: keys of what the model wrote in this session.
-        system_was: whether `was` begins with a system message.
-    """
-    place = shared_start(now, was)
-    if place == len(now):
-        return "branch"  # goes back, or asks again
-    if place == len(was):  # answered, it would be extended were its tools not others
-        return "tools" if was[-1] in written else "branch"
-    if was[place] in written:
-        if roles[place] != "assistant" or now[place] in was[place + 1 :]:
-            return "compacted"
-        behind_was = was[place + 1 :]
-        behind_now = now[place + 1 :]
-        return "edited" if not behind_was or behind_now[:1] == behind_was[:1] else "compacted"
-    later = [key for key in was[place:] if key in written]
-    kept = next((key for key in now[place:] if key in later), None)
-    if place == 0 and (roles[0] in ("system", "developer") or system_was):
-        rest_now = now[1:] if roles[0] in ("system", "developer") else now
-        rest_was = was[1:] if system_was else was
-        shared = shared_start(rest_now, rest_was)
-        if shared and (kept is not None or shared == min(len(rest_now), len(rest_was))):
-            return "system"
-    if kept is None:
-        return "new"
-    return "compacted" if list(now).index(kept) < list(was).index(kept) else "edited"

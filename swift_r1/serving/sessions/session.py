@@ -10,11 +10,11 @@ import asyncio
 import time
 from array import array
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from swift_r1.serving.sessions.calls import Asked, ChatRenderer, ModelCall
+from swift_r1.serving.sessions.calls import CallContent, ChatRenderer, ModelCall
 from swift_r1.serving.sessions.history import Message, canonical, digest
 from swift_r1.serving.sessions.lineage import Lineage
 from swift_r1.serving.sessions.tokens import ExactTokens
@@ -56,13 +56,12 @@ class SessionState:
         self.retried = self.failed = self.bytes = 0
         self.tokens = 0  # of all answers
         self.limit: Limit | None = None  # the first one that has kept a call from its answer
-        self.cost = 0.0  # of the tools that the model has called
         self.routes: RoutesAsked | None = None  # that every call asks the engine for
         self.on_growth: Callable[[int], None] = lambda _bytes: None
         self.beginning = asyncio.Lock()  # held while a call begins
         self._clock = clock
         self._numbers = 0
-        self._by_content: dict[bytes, dict[int, ModelCall]] = {}
+        self._by_digest: dict[bytes, dict[int, ModelCall]] = {}
         self._by_key: dict[str, ModelCall] = {}
         # calls without an answer: a retry of theirs is a call
         self._owed: Counter[bytes] = Counter()
@@ -87,23 +86,21 @@ class SessionState:
             raise LimitReached(403, f"the session's {limits.tokens} tokens are used up", "tokens")
         if limits.calls is not None and len(self.calls) + len(self.running) >= limits.calls:
             raise LimitReached(403, f"the session's {limits.calls} calls are used up", "calls")
-        if limits.cost is not None and self.cost >= limits.cost:
-            raise LimitReached(403, f"the session's tools have cost {self.cost:g}", "cost")
         return tokens, seconds
 
-    def retry_of(self, content: bytes, retried: bool, key: str | None = None) -> ModelCall | None:
+    def retry_of(self, digest: bytes, retried: bool, key: str | None = None) -> ModelCall | None:
         """The call that this one repeats, where the client says that it tries again (`retried`), or sends an
         idempotency key for the second time. For the former that is the newest call with this content that was not
         continued, unless a call with it has failed, which is what the client tries again. Raises HTTPError (400) for
         a key that was used for another call."""
         known = self._by_key.get(key) if key is not None else None
-        if known is not None and known.content != content:
+        if known is not None and known.digest != digest:
             raise HTTPError(400, "this Idempotency-Key was used for another call of the session")
         if known is None and retried and key is None:
-            if content in self._owed:
-                self._owed -= Counter([content])
+            if digest in self._owed:
+                self._owed -= Counter([digest])
                 return None
-            same = reversed(self._by_content.get(content, {}).values())
+            same = reversed(self._by_digest.get(digest, {}).values())
             known = next((call for call in same if not call.children), None)
         if known is not None:
             self.retried += 1
@@ -115,29 +112,27 @@ class SessionState:
         return self._by_key.get(key)
 
     def begin(
-        self, asked: Asked, wording: ChatRenderer, key: str | None = None, before: int = 0
+        self, content: CallContent, renderer: ChatRenderer, key: str | None = None, before: int = 0
     ) -> tuple[ModelCall, list[int]]:
         """A new call and its prompt; `before` as the client says (`Attempt`). Raises HTTPError as `left`, and what the
-        wording raises."""
+        renderer raises."""
         self.left()
-        content = asked.content
-        same = self._by_content.get(content, {})
-        again = next(
+        same = self._by_digest.get(content.digest, {})
+        repetition = next(
             number for number in range(before, before + len(same) + 1) if number not in same
         )
-        place = self.lineage.place(asked, wording)
+        place = self.lineage.place(content, renderer)
         seed = self.request.seed
         call = ModelCall(
             number=self._numbers,
             kind=place.kind,
             parent=place.parent,
             depth=0 if place.parent is None else place.parent.depth + 1,
+            digest=content.digest,
+            repetition=repetition,
+            seed=None if seed is None else completion_seed(seed, content.digest.hex(), repetition),
             content=content,
-            again=again,
-            seed=None if seed is None else completion_seed(seed, content.hex(), again),
-            asked=asked,
             head=place.head,
-            keys=place.keys,
             added=array("i", place.added),
             prompt_tokens=0,
             began=self._clock(),
@@ -146,7 +141,7 @@ class SessionState:
         call.prompt_tokens = len(prompt)
         self._numbers += 1
         self.running.append(call)
-        self._by_content.setdefault(content, {})[again] = call
+        self._by_digest.setdefault(call.digest, {})[repetition] = call
         if key is not None:
             self._by_key[key] = call
         if call.parent is not None:
@@ -154,9 +149,9 @@ class SessionState:
         self.used = self._clock()
         return call, prompt
 
-    def count(self, asked: Asked, wording: ChatRenderer) -> int:
-        """Returns how many tokens the prompt of such a call would have. Raises what the wording raises."""
-        place = self.lineage.place(asked, wording)
+    def count(self, content: CallContent, renderer: ChatRenderer) -> int:
+        """Returns how many tokens the prompt of such a call would have. Raises what the renderer raises."""
+        place = self.lineage.place(content, renderer)
         before = 0 if place.parent is None else len(place.parent.tokens())
         return before + len(place.added)
 
@@ -168,10 +163,10 @@ class SessionState:
         versions: Sequence[tuple[int, int]],
         finish_reason: FinishReason,
         text: str,
-        answer: Message | None,
+        answer: Message,
         routes: Routes | None = None,
     ) -> None:
-        """The call's answer: for a chat the message as the client gets it."""
+        """The call's answer; `answer` is the message as the client gets it."""
         call.token_ids = array("i", token_ids)
         call.logprobs = array("d", logprobs)
         call.versions = tuple(versions)
@@ -182,20 +177,17 @@ class SessionState:
         self.tokens += len(call.token_ids)
         self.used = self._clock()
         call.seconds = self.used - call.began
-        asked = call.asked
-        if answer is not None:
-            call.place = len(asked.messages)
-            call.keys.append(asked.answer_key(answer))
-            call.head = digest(call.head, call.keys[-1])
-            call.cost = cost_of(answer, self.request.tool_prices)
-            self.cost += call.cost
-        call.held = len(canonical([asked.messages, asked.tools, asked.prompt, answer]))
+        content = call.content
+        call.place = len(content.messages)
+        call.head = digest(call.head, content.answer_key(answer))
+        call.held = len(canonical([content.messages, content.tools, answer]))
+        call.held += _BYTES_PER_MESSAGE * (len(content.messages) + 1)
         self._grow(_size(call))
         before = None if call.parent is None else call.parent.parent
-        if before is not None and before.asked.messages:
+        if before is not None and before.content.messages:
             # What it said is part of the parent's messages, and the parent stays: its answer was read.
             self._grow(-before.held)
-            before.asked = Asked()
+            before.content = CallContent()
             before.answer = None
             before.held = 0
         self.lineage.answered(call)
@@ -209,22 +201,21 @@ class SessionState:
         self.lineage.failed(call)
         if call.finish_reason is not None:
             self._grow(-_size(call))
-            self.cost -= call.cost
             self.tokens -= len(call.token_ids)
-        same = self._by_content[call.content]
-        del same[call.again]
+        same = self._by_digest[call.digest]
+        del same[call.repetition]
         if not same:
-            del self._by_content[call.content]
+            del self._by_digest[call.digest]
         self._by_key = {key: one for key, one in self._by_key.items() if one is not call}
         if call.parent is not None:
             call.parent.children -= 1
-        self.refused(call.content)
+        self.refused(call.digest)
 
-    def refused(self, content: bytes) -> None:
+    def refused(self, digest: bytes) -> None:
         """A call was not even begun."""
         self.failed += 1
-        if len(self._owed) < _OWED or content in self._owed:
-            self._owed[content] += 1
+        if len(self._owed) < _OWED or digest in self._owed:
+            self._owed[digest] += 1
         self.used = self._clock()
 
     def routes_of(self, number: int) -> np.ndarray | None:
@@ -255,7 +246,6 @@ class SessionState:
             seed=self.request.seed,
             running=len(self.running),
             tokens=self.tokens,
-            cost=self.cost,
             seconds=self._clock() - self.began,
             kinds=Counter(call.kind for call in self.calls),
             retried=self.retried,
@@ -264,12 +254,6 @@ class SessionState:
             calls=tuple(calls),
             sequences=tuple(sequences),
         )
-
-
-def cost_of(answer: Message, prices: Mapping[str, float]) -> float:
-    """Returns what the tools that a message calls cost."""
-    calls = answer.get("tool_calls") or ()
-    return sum(prices.get(call["function"]["name"], 0.0) for call in calls)
 
 
 def recorded(
@@ -288,7 +272,7 @@ def _chains(calls: Sequence[ModelCall], seeded: bool) -> list[list[ModelCall]]:
     continued: dict[ModelCall, ModelCall] = {}
     order = calls
     if seeded:
-        order = sorted(order, key=lambda call: (call.depth, call.content, call.again))
+        order = sorted(order, key=lambda call: (call.depth, call.digest, call.repetition))
     for call in order:
         if call.parent is not None:
             continued.setdefault(call.parent, call)
@@ -304,6 +288,7 @@ def _chains(calls: Sequence[ModelCall], seeded: bool) -> list[list[ModelCall]]:
 
 def _call(call: ModelCall, sequence: int) -> wire.RecordedCall:
     assert call.finish_reason is not None and call.sampling is not None
+    assert call.place is not None
     return wire.RecordedCall(
         number=call.number,
         completion_id=call.completion_id,
@@ -325,7 +310,7 @@ def _call(call: ModelCall, sequence: int) -> wire.RecordedCall:
 def _sequence(chain: Sequence[ModelCall]) -> wire.RecordedSequence:
     first = chain[0]
     last = chain[-1]
-    assert last.finish_reason is not None
+    assert last.finish_reason is not None and last.answer is not None
     tokens = ExactTokens(first.tokens()[: first.prompt_tokens])
     for call in chain:
         if call is not first:
@@ -333,7 +318,6 @@ def _sequence(chain: Sequence[ModelCall]) -> wire.RecordedSequence:
         tokens.write(
             call.token_ids, call.logprobs, versions_of_tokens(call.versions, len(call.token_ids))
         )
-    answer = [] if last.answer is None else [dict(last.answer)]
     return wire.RecordedSequence(
         calls=tuple(call.number for call in chain),
         prompt_token_ids=tokens.prompt_token_ids,
@@ -342,8 +326,8 @@ def _sequence(chain: Sequence[ModelCall]) -> wire.RecordedSequence:
         logprobs=tuple(tokens.logprobs),
         versions=tuple(tokens.versions),
         finish_reason=last.finish_reason,
-        messages=(*map(dict, last.asked.messages), *answer),
-        tools=tuple(map(dict, last.asked.tools)),
+        messages=(*map(dict, last.content.messages), dict(last.answer)),
+        tools=tuple(map(dict, last.content.tools)),
     )
 
 
@@ -353,7 +337,6 @@ def _size(call: ModelCall) -> int:
     return (
         _BYTES_PER_CALL
         + call.held
-        + _BYTES_PER_MESSAGE * len(call.keys)
         + _BYTES_PER_TOKEN * tokens
         + (len(call.routes.data) if call.routes is not None else 0)
     )

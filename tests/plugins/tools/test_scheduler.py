@@ -117,18 +117,16 @@ def play(tiny_model: Path, pool: ToolPool) -> Iterator[Callable[..., Any]]:
         scheduler: type[ToolScheduler] = ToolScheduler,
         corrects: bool = False,
         shells: Sequence[ShellTools] = (),
-        prices: dict[str, float] | None = None,
-        cost: float | None = None,
     ) -> tuple[Trajectory, Any, Scripted]:
         tokenizer = tokenizer_of(tiny_model, template)
         encoder, end = PromptEncoder(tokenizer), (tokenizer.eos_token_id,)
         parser = ToolCallParser("hermes", tokenizer)
-        kit = ToolKit(parser, pool, end, corrects, shells, prices=prices or {})
+        kit = ToolKit(parser, pool, end, corrects, shells)
 
         def make(engine: Any) -> ToolScheduler:
             return scheduler(infer_engine=engine, max_turns=turns, tokenizer=tokenizer, kit=kit)
 
-        limits = Limits(room, False, turns, 1.0, cost=cost)
+        limits = Limits(room, False, turns, 1.0)
         runner = SchedulerRunner("tools", timeout, make, encoder, end, limits, worked=worked)
         runners.append(runner)
         row = {
@@ -415,19 +413,9 @@ def test_the_last_turns_call_is_not_made(play: Any) -> None:
     found, *_ = play([call, call], turns=2)
     assert len(found.infos["tool_calls"]) == 1 and found.infos["num_turns"] == 2
     assert found.messages[-1] == {"role": "assistant", "content": call} and found.text == call
-    assert found.limit == "calls" and found.cost == 0
+    assert found.limit == "calls"
     cut, *_ = play([call], ends=False)  # at the longest completion
     assert cut.infos["tool_calls"] == [] and cut.finish_reason == "length"
-
-
-def test_tools_that_cost_too_much_end_the_conversation(play: Any) -> None:
-    call = hermes(("add", {"a": 1, "b": 2}), ("echo", {"text": "x"}))
-    says, prices = [call, call, "end"], {"add": 0.5}
-    found, *_ = play(says, prices=prices)
-    assert (found.cost, found.limit, len(found.turns)) == (1.0, None, 3)
-    found, *_ = play(says, prices=prices, cost=1.0)
-    assert (found.cost, found.limit, len(found.turns)) == (1.0, "cost", 2)
-    assert found.finish_reason == "length" and len(found.infos["tool_calls"]) == 4
 
 
 def test_without_room_for_the_next_turn_the_conversation_ends_with_its_last_one(play: Any) -> None:

@@ -131,7 +131,6 @@ class Stage:
         max_tokens: int = 8,
         seeded: bool = True,
         needs_reward: bool = False,
-        cost: float | None = None,
         routes: RoutesAsked | None = None,
         **sampling: Any,
     ) -> list[list[Trajectory]]:
@@ -154,7 +153,7 @@ class Stage:
                 routes=routes,
             )
             asked.append((prompt, request))
-        limits = AgentLimits(timeout, calls, total, needs_reward, None, cost, {"add": 0.5})
+        limits = AgentLimits(timeout, calls, total, needs_reward)
         runner = AgentRunner(self.gateway, self.processes, limits, at_once)
         found = list[Sequence[Trajectory]]()
         turns: Any = (

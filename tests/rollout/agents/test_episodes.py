@@ -328,11 +328,8 @@ def test_a_name_that_the_model_makes_up_is_no_metric(stages: Callable[..., Stage
     stage.rollouts.says, stage.rollouts.tokenizer = [""] * 3 + [says, "It is 3."], stage.tokenizer
     try:
         [[one]] = stage.play([{}], n=1, max_tokens=900)
-        [[dear]] = stage.play([{}], n=1, max_tokens=900, cost=0.5)
     finally:
         stage.rollouts.says = []
-    assert (one.cost, one.limit) == (0.5, None)
-    assert (dear.cost, dear.limit, len(dear.turns), dear.failure) == (0.5, "cost", 1, None)
     assert [made["outcome"] for made in (one.infos or {})["tool_calls"]] == ["answer", "unknown"]
     found = tool_metrics([one])
     assert found["tools/add/calls"] == found["tools/unknown_calls"] == 1
