@@ -142,20 +142,12 @@ def _route(method: str, path: str, operation: Mapping[str, Any], used: set[str])
     for kind, content in answers["200"].get("content", {}).items():
         schema = content.get("schema", {})
         facts.append(f"- answer: {typed(schema, used) if '$ref' in schema else kind}")
-    own = [f"{status} {one['description']}" for status, one in answers.items() if _own(status, one)]
-    facts.append(f"- refuses with: {', '.join(status for status in answers if status != '200')}")
-    facts += [f"- {one}" for one in own]
     parts = [f"### {method.upper()} {path}", "", about, "", *facts, ""]
     if path not in _NO_EXAMPLE and (method in ("get", "delete") or path in BODIES):
         parts += ["```bash", _example(method, path), "```", ""]
     if path in ANSWERS:
         parts += ["```json", json.dumps(ANSWERS[path], indent=2), "```", ""]
     return parts
-
-
-def _own(status: str, answer: Mapping[str, Any]) -> bool:
-    """Whether the route says more of a status than all do."""
-    return status != "200" and answer["description"] != WHY[int(status)]
 
 
 def _example(method: str, path: str) -> str:

@@ -8,7 +8,7 @@ import hmac
 import json
 import re
 from collections.abc import Callable, Coroutine, Mapping
-from typing import Any, Literal, TypeVar
+from typing import Any, TypeVar
 
 from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
@@ -51,44 +51,13 @@ _ANTHROPIC_TYPES = {
 }
 
 
-class Refusal(BaseModel):
-    """Why a request was not served, in one plain sentence."""
-
-    error: str
-
-
-class OpenAIFault(BaseModel):
-    message: str
-    type: str
-    param: str | None
-    code: str | None
-
-
-class OpenAIRefusal(BaseModel):
-    """The same in OpenAI's shape."""
-
-    error: OpenAIFault
-
-
-class AnthropicFault(BaseModel):
-    type: str
-    message: str
-
-
-class AnthropicRefusal(BaseModel):
-    """The same in Anthropic's shape."""
-
-    type: Literal["error"]
-    error: AnthropicFault
-
-
 WHY = {
     400: "the body is not text in UTF-8; on OpenAI's and Anthropic's routes also: the request is not valid, "
     "or asks what the model cannot do",
     401: "the key is missing or wrong",
     403: "a limit of the session is reached",
     404: "there is no such model or session",
-    409: "the call does not fit the state of the server; the sentence says why",
+    409: "the lease is another trainer's, the call does not fit the server's state, or its id was used for another body",
     410: "the session has expired",
     413: "the body is too large",
     424: "images of the prompt are not here: `missing` names them",
@@ -100,14 +69,6 @@ WHY = {
     503: "not now: loading, updating, asleep, full, or the engine is dead; `Retry-After` says when to ask again",
     507: "neither memory nor disk has room for the weights",
 }
-
-
-def refusals(
-    *statuses: int | tuple[int, str], shape: type[BaseModel] = Refusal
-) -> dict[int | str, dict[str, Any]]:
-    """FastAPI's `responses` of a route that refuses with these statuses, each with its own reason or that of `WHY`."""
-    known = [one if isinstance(one, tuple) else (one, WHY[one]) for one in statuses]
-    return {status: {"model": shape, "description": why} for status, why in known}
 
 
 def add_errors(app: FastAPI) -> None:

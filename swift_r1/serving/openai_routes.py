@@ -19,7 +19,7 @@ from starlette.responses import Response
 from swift_r1.errors import one_line
 from swift_r1.plugins.tools.parsing import ToolCallParser
 from swift_r1.serving import openai_messages as messages
-from swift_r1.serving.answers import BodyRoute, OpenAIRefusal, refusals, unless_gone
+from swift_r1.serving.answers import BodyRoute, unless_gone
 from swift_r1.serving.engines.base import Piece, PromptTokenizer
 from swift_r1.serving.openai_messages import CallReader, ChatRequest, CompletionRequest, ToolCalls
 from swift_r1.serving.pieces import Pieces, collected
@@ -99,27 +99,23 @@ def add_openai(app: FastAPI, served: Callable[[], Served], gateway: Gateway) -> 
         return model
 
     routes = APIRouter(route_class=BodyRoute)
-    own = refusals(400, 404, 499, 503, shape=OpenAIRefusal)
-    of_session = refusals(400, 403, 404, 410, 499, 503, shape=OpenAIRefusal)
-    unknown = refusals(404, 503, shape=OpenAIRefusal)
-    unknown_session = refusals(404, 410, 503, shape=OpenAIRefusal)
 
-    @routes.get("/v1/models", responses=refusals(503, shape=OpenAIRefusal))
+    @routes.get("/v1/models")
     async def models() -> Response:
         """The model that is served, with the version of its weights."""
         return JSONResponse({"object": "list", "data": [_model(served())]})
 
-    @routes.get("/v1/models/{name:path}", responses=unknown)
+    @routes.get("/v1/models/{name:path}")
     async def model(name: str) -> Response:
         """One model."""
         return JSONResponse(_model(named(name)))
 
-    @routes.post("/v1/chat/completions", responses=own)
+    @routes.post("/v1/chat/completions")
     async def chat(request: Request, body: ChatRequest) -> Response:
         """Answers a conversation. OpenAI's chat completions; with `stream` the answer comes as server-sent events."""
         return await _chat(request, body, named(body.model))
 
-    @routes.post("/v1/completions", responses=own)
+    @routes.post("/v1/completions")
     async def completions(request: Request, body: CompletionRequest) -> Response:
         """Continues texts or token ids. OpenAI's completions; with `stream` they come as server-sent events."""
         model = named(body.model)
@@ -138,19 +134,19 @@ def add_openai(app: FastAPI, served: Callable[[], Served], gateway: Gateway) -> 
 
     # At the address of a session.
 
-    @routes.get(f"{SESSION}/v1/models", responses=unknown_session)
+    @routes.get(f"{SESSION}/v1/models")
     async def session_models(session: str) -> Response:
         """The model, at the address of a session."""
         gateway.store.get(session)
         return await models()
 
-    @routes.get(SESSION + "/v1/models/{name:path}", responses=unknown_session)
+    @routes.get(SESSION + "/v1/models/{name:path}")
     async def session_model(session: str, name: str) -> Response:
         """One model, at the address of a session."""
         gateway.store.get(session)
         return await model(name)
 
-    @routes.post(f"{SESSION}/v1/chat/completions", responses=of_session)
+    @routes.post(f"{SESSION}/v1/chat/completions")
     async def session_chat(session: str, request: Request, body: ChatRequest) -> Response:
         """Answers a conversation, and records it. As `/v1/chat/completions`, with `n` 1; `model` may be any name,
         and what the session says of sampling wins."""

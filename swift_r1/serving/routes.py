@@ -12,13 +12,11 @@ from swift_r1.serving.answers import (
     WHY,
     JsonRoute,
     LimitSizes,
-    Refusal,
     RefuseOtherSites,
     RequireKey,
     add_errors,
     error_answer,
     json_answer,
-    refusals,
     unless_gone,
 )
 from swift_r1.serving.metrics import CountAnswers
@@ -31,9 +29,7 @@ from swift_r1.sync.server import WeightUpdates
 from swift_r1.wire import protocol as wire
 from swift_r1.wire import sessions
 
-_EVERYWHERE = (401, 431, 500)  # without its body; `/health` needs no key
 LeaseToken = Annotated[str | None, Header(alias=wire.LEASE_HEADER)]
-_LEASED = (409, "the lease is another trainer's, or the call does not fit the state of the update")
 
 
 def create_app(lifecycle: Lifecycle, api_key: str | None) -> FastAPI:
@@ -59,7 +55,7 @@ def create_app(lifecycle: Lifecycle, api_key: str | None) -> FastAPI:
 
 
 def _add_state(app: FastAPI, lifecycle: Lifecycle) -> None:
-    @app.get("/health", responses=refusals((503, "the engine is dead: only a new start helps")))
+    @app.get("/health")
     async def health() -> Response:
         """Whether process and engine live. It needs no key, and answers while the model loads."""
         if lifecycle.dead is not None:
@@ -70,7 +66,7 @@ def _add_state(app: FastAPI, lifecycle: Lifecycle) -> None:
             {"status": "asleep" if lifecycle.service.updates.sleeping.level else "ok"}
         )
 
-    @app.get("/ready", responses=refusals(503))
+    @app.get("/ready")
     async def ready() -> Response:
         """Whether rollouts are served now. Not while the model loads, in an update, asleep, or with broken weights."""
         why = lifecycle.why_not_ready
@@ -81,23 +77,16 @@ def _add_state(app: FastAPI, lifecycle: Lifecycle) -> None:
         """Counters and gauges for Prometheus. Each says what it is."""
         return Response(lifecycle.metrics.text(), media_type=CONTENT_TYPE_LATEST)
 
-    @app.get("/info", response_model=wire.ServerInfo, responses=refusals(503))
+    @app.get("/info", response_model=wire.ServerInfo)
     async def info() -> Response:
         """The model, its limits and the version of its weights."""
         return json_answer(lifecycle.loaded().info())
 
 
 def _add_generation(app: FastAPI, lifecycle: Lifecycle) -> None:
-    again = (409, "a `request_id` was used before for another request")
-
-    lacking: dict[int | str, dict[str, Any]] = {
-        wire.LACKS_IMAGES: {"model": wire.LackingImages, "description": WHY[wire.LACKS_IMAGES]}
-    }
-
     @app.post(
         "/v1/rollouts",
         response_model=wire.RolloutResponse,
-        responses=refusals(again, 499, 503) | lacking,
     )
     async def rollouts(
         request: Request, batch: wire.RolloutBatch, lease: LeaseToken = None
@@ -109,7 +98,6 @@ def _add_generation(app: FastAPI, lifecycle: Lifecycle) -> None:
     @app.put(
         "/v1/images/{sha256}",
         response_model=wire.StoredImage,
-        responses=refusals((400, "it is no plain image, or its SHA-256 is another"), 503),
         openapi_extra={
             "requestBody": {"content": {"application/octet-stream": {}}, "required": True}
         },
@@ -122,7 +110,7 @@ def _add_generation(app: FastAPI, lifecycle: Lifecycle) -> None:
         service = lifecycle.loaded()
         return json_answer(await service.store_image(sha256, await request.body()))
 
-    @app.post("/v1/score", response_model=wire.ScoreResponse, responses=refusals(499, 503))
+    @app.post("/v1/score", response_model=wire.ScoreResponse)
     async def score(
         request: Request, body: wire.ScoreRequest, lease: LeaseToken = None
     ) -> Response:
@@ -137,24 +125,17 @@ def _add_weights(app: FastAPI, lifecycle: Lifecycle) -> None:
     @app.post(
         "/v1/weights/lease",
         response_model=wire.Lease,
-        responses=refusals(
-            (409, "another trainer holds the lease; `Retry-After` is what is left of it"), 503
-        ),
     )
     async def take_lease(body: wire.LeaseRequest) -> Response:
         """Takes or renews the lease. Only its holder may change weights; every call under it renews it."""
         return json_answer(await updates().take_lease(body))
 
-    @app.delete(
-        "/v1/weights/lease", response_model=wire.UpdateStatus, responses=refusals(_LEASED, 503)
-    )
+    @app.delete("/v1/weights/lease", response_model=wire.UpdateStatus)
     async def release_lease(lease: LeaseToken = None) -> Response:
         """Gives the lease back. An open update is dropped."""
         return json_answer(await updates().release_lease(lease))
 
-    @app.post(
-        "/v1/weights/begin", response_model=wire.UpdateStatus, responses=refusals(_LEASED, 503, 507)
-    )
+    @app.post("/v1/weights/begin", response_model=wire.UpdateStatus)
     async def begin(body: wire.UpdateBegin, lease: LeaseToken = None) -> Response:
         """Opens an update. The served version stays until the commit."""
         return json_answer(await updates().begin(lease, body))
@@ -162,7 +143,6 @@ def _add_weights(app: FastAPI, lifecycle: Lifecycle) -> None:
     @app.put(
         "/v1/weights/bucket",
         response_model=wire.UpdateStatus,
-        responses=refusals(_LEASED, 503, 507),
         openapi_extra={
             "requestBody": {"content": {"application/octet-stream": {}}, "required": True}
         },
@@ -186,71 +166,56 @@ def _add_weights(app: FastAPI, lifecycle: Lifecycle) -> None:
             await updates().bucket(lease, version, index, digest, request.stream(), base, size)
         )
 
-    @app.post(
-        "/v1/weights/file", response_model=wire.UpdateStatus, responses=refusals(_LEASED, 503, 507)
-    )
+    @app.post("/v1/weights/file", response_model=wire.UpdateStatus)
     async def file(body: wire.BucketFile, lease: LeaseToken = None) -> Response:
         """Takes a bucket from shared memory. The client has put it into the folder that `begin` named."""
         return json_answer(await updates().file(lease, body))
 
-    @app.post(
-        "/v1/weights/channel", response_model=wire.UpdateStatus, responses=refusals(_LEASED, 503)
-    )
+    @app.post("/v1/weights/channel", response_model=wire.UpdateStatus)
     async def channel(body: wire.ChannelRequest, lease: LeaseToken = None) -> Response:
         """Joins an NCCL group. Its rank 0 is the client."""
         return json_answer(await updates().channel(lease, body))
 
-    @app.post(
-        "/v1/weights/stream", response_model=wire.UpdateStatus, responses=refusals(_LEASED, 503)
-    )
+    @app.post("/v1/weights/stream", response_model=wire.UpdateStatus)
     async def stream(body: wire.StreamedBucket, lease: LeaseToken = None) -> Response:
         """Takes a bucket over NCCL or from GPU memory. It is loaded at once."""
         return json_answer(await updates().stream(lease, body))
 
-    @app.post(
-        "/v1/weights/relay", response_model=wire.RelayStatus, responses=refusals(_LEASED, 502, 503)
-    )
+    @app.post("/v1/weights/relay", response_model=wire.RelayStatus)
     async def relay(body: wire.RelayRequest, lease: LeaseToken = None) -> Response:
         """Passes what arrives here on to another server. Under the leases of both."""
         return json_answer(await updates().relay(lease, body))
 
-    @app.get("/v1/weights/update", response_model=wire.UpdateStatus, responses=refusals(503))
+    @app.get("/v1/weights/update", response_model=wire.UpdateStatus)
     async def update() -> Response:
         """How far the open update is. Needs no lease."""
         return json_answer(updates().status())
 
-    @app.post(
-        "/v1/weights/commit", response_model=wire.UpdateStatus, responses=refusals(_LEASED, 503)
-    )
+    @app.post("/v1/weights/commit", response_model=wire.UpdateStatus)
     async def commit(body: wire.UpdateCommit, lease: LeaseToken = None) -> Response:
         """Loads the buckets and serves the new version. Where some are missing, or the hash differs, the old stays."""
         return json_answer(await updates().commit(lease, body))
 
-    @app.post(
-        "/v1/weights/abort", response_model=wire.UpdateStatus, responses=refusals(_LEASED, 503)
-    )
+    @app.post("/v1/weights/abort", response_model=wire.UpdateStatus)
     async def abort(body: wire.UpdateAbort, lease: LeaseToken = None) -> Response:
         """Drops the open update. The served version stays."""
         return json_answer(await updates().abort(lease, body))
 
-    @app.post("/v1/sleep", response_model=wire.SleepStatus, responses=refusals(_LEASED, 503))
+    @app.post("/v1/sleep", response_model=wire.SleepStatus)
     async def sleep(body: wire.SleepRequest, lease: LeaseToken = None) -> Response:
         """The engine gives its GPU memory back. It waits for rollouts as a weight update does."""
         return json_answer(await updates().sleeping.sleep(lease, body))
 
-    @app.post("/v1/wake", response_model=wire.SleepStatus, responses=refusals(_LEASED, 503))
+    @app.post("/v1/wake", response_model=wire.SleepStatus)
     async def wake(lease: LeaseToken = None) -> Response:
         """The engine takes its memory again."""
         return json_answer(await updates().sleeping.wake(lease))
 
 
 def _add_sessions(app: FastAPI, gateway: Gateway) -> None:
-    gone = (404, 410)
-
     @app.post(
         "/v1/sessions",
         response_model=sessions.Session,
-        responses=refusals((409, "the id was opened with another body"), 503),
     )
     async def open_session(request: Request, body: sessions.SessionRequest) -> Response:
         """Opens a session. An address and a key for an agent, whose calls are recorded; the same id and body again give
@@ -264,14 +229,12 @@ def _add_sessions(app: FastAPI, gateway: Gateway) -> None:
             )
         )
 
-    @app.get(
-        "/v1/sessions/{session}", response_model=sessions.SessionRecord, responses=refusals(*gone)
-    )
+    @app.get("/v1/sessions/{session}", response_model=sessions.SessionRecord)
     async def record(session: str) -> Response:
         """What was recorded so far. Calls, and the token sequences that they make."""
         return json_answer(gateway.store.get(session).record())
 
-    @app.delete("/v1/sessions/{session}", responses=refusals(*gone))
+    @app.delete("/v1/sessions/{session}")
     async def delete(session: str) -> Response:
         """Stops what runs in a session, and forgets it."""
         gateway.delete(session)
@@ -297,7 +260,6 @@ def _complete(document: dict[str, Any], needs_key: bool) -> None:
     # FastAPI's own, which is not what is answered
     for unused in ("HTTPValidationError", "ValidationError"):
         shapes.pop(unused, None)
-    shapes.setdefault("Refusal", Refusal.model_json_schema())
     document["components"]["securitySchemes"] = {
         "server": {"type": "http", "scheme": "bearer", "description": "the server's --api_key"},
         "session": {
@@ -306,30 +268,12 @@ def _complete(document: dict[str, Any], needs_key: bool) -> None:
             "description": "the key of the session, for its address alone",
         },
     }
+    refusals = {str(status): {"description": why} for status, why in WHY.items()}
     for path, operations in document["paths"].items():
         inside = path.startswith("/v1/sessions/{session}/v1")
-        openai = inside or path.startswith(("/v1/models", "/v1/chat", "/v1/completions"))
-        name = "OpenAIRefusal" if openai else "Refusal"
-        if inside and "/messages" in path:
-            name = "AnthropicRefusal"
-        shape = {"$ref": f"#/components/schemas/{name}"}
         for operation in operations.values():
             _summarize(operation)
-            answers = operation["responses"]
-            body = operation.get("requestBody")
-            answers.pop("422", None)
-            invalid = bool(body or operation.get("parameters")) and not openai
-            for status in (
-                *_EVERYWHERE,
-                *([400, 413] if body else []),
-                *([422] if invalid else []),
-            ):
-                if status != 401 or path != "/health":
-                    content = {"application/json": {"schema": shape}}
-                    answers.setdefault(
-                        str(status), {"description": WHY[status], "content": content}
-                    )
-            operation["responses"] = dict(sorted(answers.items()))
+            operation["responses"] = {"200": operation["responses"]["200"]} | refusals
             if needs_key and path != "/health":
                 operation["security"] = [{"server": []}, *([{"session": []}] if inside else [])]
 

@@ -17,7 +17,7 @@ from pydantic import Field, field_validator
 from starlette.requests import Request
 from starlette.responses import Response
 
-from swift_r1.serving.answers import AnthropicRefusal, BodyRoute, anthropic_error, refusals
+from swift_r1.serving.answers import BodyRoute, anthropic_error
 from swift_r1.serving.engines.base import Piece
 from swift_r1.serving.openai_messages import (
     ChatRequest,
@@ -360,9 +360,8 @@ def _started(block: Block) -> dict[str, Any]:
 def add_messages(app: FastAPI, served: Callable[[], Served], gateway: Gateway) -> None:
     """Adds the routes; `served` returns the model, or raises HTTPError while there is none."""
     routes = APIRouter(route_class=BodyRoute)
-    again = refusals(400, 403, 404, 410, 499, 503, shape=AnthropicRefusal)
 
-    @routes.post(f"{SESSION}/v1/messages", responses=again)
+    @routes.post(f"{SESSION}/v1/messages")
     async def session_messages(session: str, request: Request, body: MessagesRequest) -> Response:
         """Answers a conversation of Anthropic's Messages API, and records it."""
         gateway.store.get(session)
@@ -376,7 +375,6 @@ def add_messages(app: FastAPI, served: Callable[[], Served], gateway: Gateway) -
 
     @routes.post(
         f"{SESSION}/v1/messages/count_tokens",
-        responses=refusals(400, 404, 410, 503, shape=AnthropicRefusal),
     )
     async def session_count(session: str, request: Request, body: TokensRequest) -> Response:
         """Counts the tokens of the prompt that a call would have here, and records nothing."""

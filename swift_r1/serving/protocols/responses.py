@@ -17,7 +17,7 @@ from pydantic import BeforeValidator, Field, field_validator, model_validator
 from starlette.requests import Request
 from starlette.responses import Response
 
-from swift_r1.serving.answers import BodyRoute, OpenAIRefusal, refusals
+from swift_r1.serving.answers import BodyRoute
 from swift_r1.serving.engines.base import Piece, TokenLogprob
 from swift_r1.serving.openai_messages import (
     ChatRequest,
@@ -446,9 +446,8 @@ def _thought(tokens: Sequence[TokenLogprob]) -> int:
 def add_responses(app: FastAPI, served: Callable[[], Served], gateway: Gateway) -> None:
     """Adds the routes; `served` returns the model, or raises HTTPError while there is none."""
     routes = APIRouter(route_class=BodyRoute)
-    asked = refusals(400, 403, 404, 410, 499, 503, shape=OpenAIRefusal)
 
-    @routes.post(f"{SESSION}/v1/responses", responses=asked)
+    @routes.post(f"{SESSION}/v1/responses")
     async def session_responses(session: str, request: Request, body: ResponsesRequest) -> Response:
         """Answers a conversation of OpenAI's Responses API, and records it."""
         gateway.store.get(session)
