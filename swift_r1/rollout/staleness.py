@@ -49,7 +49,7 @@ def staleness_metrics(
     sequences: Sequence[TokenSequence], trained: int, served: ServedVersions
 ) -> dict[str, float]:
     """Returns `rollout/staleness/mean` over tokens and `rollout/staleness/max`, against weights with `trained` rounds
-    behind. Where the engine does not tell which of several versions wrote a token, it counts as the oldest's."""
+    behind."""
     ages = [
         trained - served.rounds_of(version)
         for sequence in sequences

@@ -45,9 +45,7 @@ class TokenSequence:
     # `T`, the engine's (natural log); 0 for tokens that the policy did not write
     logprobs: Sequence[float]
     loss_mask: Sequence[bool]  # `T`, True where the policy wrote it and it is trained
-    versions: Stretches = ((0, 0),)  # where the engine cannot tell, the oldest weights wrote all
-    # the newest weight version, where the engine cannot tell which tokens it wrote
-    newest_untold: int | None = None
+    versions: Stretches = ((0, 0),)
     # `T`, the number of the turn that wrote it, -1 where none did; empty: there is one turn
     turns: Sequence[int] = ()
     images: Sequence[ImageFile] = ()  # of the prompt
@@ -67,7 +65,6 @@ class TokenSequence:
             logprobs=completion.logprobs,
             loss_mask=(True,) * len(completion.token_ids),
             versions=completion.stretches,
-            newest_untold=None if completion.weight_versions else completion.newest_weight_version,
             routes=routes,
         )
 
@@ -83,8 +80,6 @@ class TokenSequence:
 
     @property
     def newest_version(self) -> int:
-        if self.newest_untold is not None:
-            return self.newest_untold
         return max(version for _, version in self.versions)
 
     def versions_of_tokens(self) -> list[int]:

@@ -234,8 +234,7 @@ class RolloutService:
                 [self.engine.generate(prompt, request.sampling, seed) for seed in seeds],
                 lease,
             )
-            newest = self.machine.newest_version
-            completions = tuple(_completion(one, version, newest) for one in done)
+            completions = tuple(_completion(one, version) for one in done)
             for one in completions:
                 self.metrics.completions.labels(one.finish_reason).inc()
                 self.metrics.tokens.inc(len(one.token_ids))
@@ -352,18 +351,14 @@ class RolloutService:
                 await asyncio.shield(self.engine.set_score_temperature(1.0))
 
 
-def _completion(one: Generated, version: int, newest: int) -> wire.Completion:
-    """Makes a completion of a generation that began with `version` and ended when `newest` was there, or on its way."""
-    versions = one.versions or ()
-    if versions:
-        version = versions[0][1]
-        newest = versions[-1][1]
+def _completion(one: Generated, version: int) -> wire.Completion:
+    """Makes a completion of a generation that began with `version`."""
+    versions = one.versions or ((0, version),)
     return wire.Completion(
         token_ids=one.token_ids,
         logprobs=one.logprobs,
         finish_reason=one.finish_reason,
-        weight_version=version,
-        newest_weight_version=newest if newest != version else None,
+        weight_version=versions[0][1],
         weight_versions=versions if len(versions) > 1 else None,
         routes=one.routes,
     )

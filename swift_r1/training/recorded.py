@@ -212,7 +212,6 @@ def _trajectory(
         columns=row_columns(row) | rewards_column(images),
         images=images,
     )
-    known = "weight_versions" in row
     calls = recorded_calls(row)
     starts = [call.prompt_tokens - len(prompt.token_ids) for call in calls]
     spans = [slice(start, start + call.tokens) for start, call in zip(starts, calls, strict=True)]
@@ -221,10 +220,7 @@ def _trajectory(
         token_ids=ids,
         logprobs=tuple(one.rollout_logps),
         loss_mask=one.written,
-        versions=tuple(map(tuple, row["weight_versions"]))
-        if known
-        else ((0, row["weight_version"]),),
-        newest_untold=None if known else row.get("newest_weight_version"),
+        versions=tuple(map(tuple, row.get("weight_versions", ((0, row["weight_version"]),)))),
         turns=turns_of_tokens(spans, len(ids)) if spans else (),
         images=images,
         routes=None if routes is None else _routes(one, routes),

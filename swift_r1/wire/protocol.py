@@ -153,22 +153,22 @@ class Completion(Wire):
     """One completion: `T` tokens (a stop token included), `T` log-probs (natural log, after temperature), and the
     weight version that wrote them.
 
-    Where an update came meanwhile (`--update_policy keep`) versions from `weight_version` to `newest_weight_version`
-    wrote them; `weight_versions` says which wrote which, as `(first token, version)` in order, None where the engine
-    cannot tell. A new version may be reported one token late.
+    Where an update came meanwhile (`--update_policy keep`) `weight_versions` says which version wrote which tokens. A new
+    one may be reported one token late.
     """
 
     token_ids: tuple[int, ...]  # a stop token included
     logprobs: tuple[float, ...]  # of the tokens
     finish_reason: FinishReason
     weight_version: int  # the oldest that wrote a token
-    newest_weight_version: int | None = None  # where it is another one
-    weight_versions: Stretches | None = None  # (first token, version)
+    weight_versions: Stretches | None = (
+        None  # (first token, version) in order, where there are several
+    )
     routes: Routes | None = None  # where they were asked for
 
     @property
     def stretches(self) -> Stretches:
-        """Returns which weights wrote which tokens; the oldest wrote all, where the engine does not tell."""
+        """Returns which weights wrote which tokens."""
         return self.weight_versions or ((0, self.weight_version),)
 
 

@@ -120,7 +120,6 @@ def test_weights_change_under_a_running_completion(pool: ServerPool, engine: Hel
     push(pool, 2, 1)  # the engine goes on only after it
     asking.join(WAIT_S)
     [completion] = got[0].completions
-    assert (completion.weight_version, completion.newest_weight_version) == (1, 2)
     assert completion.weight_versions == ((0, 1), (1, 2))
 
 

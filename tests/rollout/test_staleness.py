@@ -33,27 +33,20 @@ def served() -> ServedVersions:
 
 
 def test_age_is_counted_in_rounds_and_by_token(served: ServedVersions) -> None:
-    several = completion(
-        10, 12, newest_weight_version=20, weight_versions=((0, 12), (4, 13), (7, 20))
-    )
+    several = completion(10, 12, weight_versions=((0, 12), (4, 13), (7, 20)))
     sequences = [TokenSequence.of_completion(PROMPT, one) for one in (several, completion(10, 13))]
     metrics = staleness_metrics(sequences, 3, served)
     assert metrics == {
         "rollout/staleness/mean": (4 * 3 + 3 * 2 + 3 * 1 + 10 * 2) / 20,
         "rollout/staleness/max": 3.0,
     }
-    # Where the engine does not tell, all count as the oldest.
-    untold = TokenSequence.of_completion(
-        PROMPT, several.model_copy(update={"weight_versions": None})
-    )
-    assert (untold.oldest_version, untold.newest_version) == (12, 20)
-    assert staleness_metrics([untold], 3, served)["rollout/staleness/mean"] == 3.0
-    assert oldest_rounds([20, untold.oldest_version], served) == 0
+    assert (sequences[0].oldest_version, sequences[0].newest_version) == (12, 20)
+    assert oldest_rounds([20, 12], served) == 0
     assert 12 in served and 14 not in served
 
 
 def test_versions_of_turns_join_to_those_of_the_trajectory() -> None:
-    turn = completion(5, 1, newest_weight_version=2, weight_versions=((0, 1), (3, 2)))
+    turn = completion(5, 1, weight_versions=((0, 1), (3, 2)))
     assert versions_of_tokens(turn.stretches, 5) == [1, 1, 1, 2, 2]
     assert versions_of_tokens(completion(2, 7).stretches, 2) == [7, 7]
     assert versions_of_tokens(completion(0, 7).stretches, 0) == []

@@ -226,37 +226,6 @@ def test_policy_abort_stops_running_rollouts_with_a_word(
         assert trainer.generate([request()])[0].completions[0].weight_version == 1
 
 
-def test_policy_keep_tells_the_versions_that_a_completion_spans(
-    serve: Serve, engine: StandingEngine
-) -> None:
-    url = serve(update_policy="keep")
-    versions: list[tuple[int, int | None]] = []
-    with RolloutClient(url) as client, RolloutClient(url) as trainer:
-
-        def generate() -> None:
-            [output] = client.generate([request()])
-            versions.append(
-                (output.completions[0].weight_version, output.completions[0].newest_weight_version)
-            )
-
-        running = threading.Thread(target=generate)
-        running.start()
-        assert engine.started.wait(WAIT_S)
-        for version in (1, 2):
-            assert (
-                push_weights(trainer, version, [[("w", torch.ones(2))]]).weight_version == version
-            )
-        assert not versions
-        engine.may_end.set()
-        running.join(WAIT_S)
-        assert versions == [(0, 2)]
-        [output] = trainer.generate([request("next")])
-        assert (
-            output.completions[0].weight_version,
-            output.completions[0].newest_weight_version,
-        ) == (2, None)
-
-
 def test_more_requests_than_it_takes_are_sent_away(serve: Serve, engine: StandingEngine) -> None:
     url = serve(max_pending_requests=2, update_timeout=WAIT_S)
     with RolloutClient(url) as client, httpx.Client(base_url=url, trust_env=False) as http:

@@ -218,14 +218,10 @@ class ServerSession:
     def check(self, output: RolloutOutput, versions: Container[int]) -> None:
         """Raises OtherWeights for an answer that was not made by weights of these `versions`."""
         for completion in output.completions:
-            oldest = completion.weight_version
-            newest = completion.newest_weight_version
-            others = [
-                one for one in (oldest, oldest if newest is None else newest) if one not in versions
-            ]
+            others = [one for _, one in completion.stretches if one not in versions]
             if completion.finish_reason == "abort" or others:
                 raise OtherWeights(
-                    f"the rollout server answered with weight version {(others or [oldest])[0]} "
+                    f"the rollout server answered with weight version {(others or [completion.weight_version])[0]} "
                     f"({completion.finish_reason}), which was not published: another trainer may be writing to it"
                 )
         self.gained()

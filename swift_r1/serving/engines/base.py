@@ -88,7 +88,7 @@ def check_expansion(prompt: EnginePrompt, own: Sequence[int]) -> None:
 class Generated:
     """One completion: `T` token ids, `T` log-probs (natural log, after temperature).
 
-    `versions` are `(first token, weight version)` in order, at least one; None where the engine cannot tell.
+    `versions` are `(first token, weight version)` in order, at least one; None: those that were served when it began.
     """
 
     token_ids: tuple[int, ...]
