@@ -33,7 +33,7 @@ OF_A_TASK = (
     *("max_completion_length", "stop_words", "max_turns", "completion_length_limit_scope"),
     "max_episode_seconds",
     *("loss_scale", "multi_turn_scheduler", "multi_turn_timeout", "use_gym_env", "gym_env"),
-    *("context_manager", "tools", "tool_timeout", "max_tool_response_length", "unread_calls"),
+    *("context_manager", "tools", "tool_timeout", "max_tool_response_length"),
     *("sandbox_provider", "sandbox_image", "sandbox_limits", "sandbox_network"),
     *("agent", "agent_command", "agent_timeout", "agent_concurrency", "env", "env_args"),
     # evaluation

@@ -433,13 +433,6 @@ class MultiTurnArguments(TurnArguments):
         _CALLS,
         check=_check_proxy,
     )
-    unread_calls: str = flag(
-        "answer",
-        "how to treat a turn with an unreadable tool call: as the answer, or with an error message after which the "
-        "model continues",
-        _CALLS,
-        choices=("answer", "error"),
-    )
 
     @property
     def scheduler_name(self) -> str | None:

@@ -414,8 +414,8 @@ def tool_metrics(trajectories: Sequence[Trajectory]) -> dict[str, float]:
 
 def agent_metrics(trajectories: Sequence[Trajectory]) -> dict[str, float]:
     """Returns, under `agent/`, failed episodes by kind, those that ran into a limit, and means of their sequences and
-    seconds (without those of the model); calls that asked for other sampling, those that were forced, and by kind those
-    that extend no earlier one; means of the numbers that agents returned. Nothing without an agent."""
+    seconds (without those of the model); calls that were forced, and by kind those that extend no
+    earlier one; means of the numbers that agents returned. Nothing without an agent."""
     trajectories = [one for one in trajectories if "agent" in (one.infos or {})]
     episodes = [(trajectory.infos or {})["agent"] for trajectory in trajectories]
     if not episodes:
@@ -435,8 +435,7 @@ def agent_metrics(trajectories: Sequence[Trajectory]) -> dict[str, float]:
         len(trajectory.sequences) for trajectory in trajectories
     ) / len(episodes)
     metrics["agent/seconds"] = sum(episode["seconds"] for episode in episodes) / len(episodes)
-    for name in ("overruled", "constrained"):
-        metrics[f"agent/{name}"] = float(sum(episode[name] for episode in episodes))
+    metrics["agent/constrained"] = float(sum(episode["constrained"] for episode in episodes))
     calls: Counter[str] = Counter()
     for episode in episodes:
         calls += Counter(episode["kinds"])

@@ -28,11 +28,6 @@ class ServerMetrics:
             "swift_weight_update_seconds", what, buckets=_UPDATE_SECONDS, registry=own
         )
 
-        what = "Sessions that were opened, expired, deleted or refused"
-        self.sessions = Counter("swift_sessions", what, ["event"], registry=own)
-        what = "Calls of sessions by kind (docs/agents.md), and those retried or failed"
-        self.session_calls = Counter("swift_session_calls", what, ["kind"], registry=own)
-
     def count_update(self, result: str, seconds: float) -> None:
         """Counts a weight update that was `loaded`, with its time, or `failed`."""
         self.updates.labels(result).inc()

@@ -333,13 +333,11 @@ async def _recorded(
 ) -> AnswerStream:
     if body.n != 1:
         raise HTTPError(400, "a call of a session has one answer: n must be 1")
-    names = {"temperature", "top_p", "top_k", "seed"} & body.model_fields_set
-    given = {name: getattr(body, name) for name in names} | {"model": body.model}
     attempt = _attempt(request)
     async with gateway.store.get(session).beginning:  # one after another, as they came
         ahead = await RenderedAhead(prompts).make(gateway.store.get(session), content)
         state = gateway.store.get(session)  # now, after all waits: it may be gone
-        return gateway.ask(state, content, given, {"model": model.model_name}, attempt, ahead, call)
+        return gateway.ask(state, content, body.seed, attempt, ahead, call)
 
 
 def _attempt(request: Request) -> Attempt:

@@ -45,7 +45,6 @@ if __name__ == "__mp_main__":
 
 logger = logging.getLogger("swift_r1.serving")
 
-_ENGINE = "vllm"
 _DRAIN_S = 30
 _KILLED_S = 10  # for a process that was killed to be gone
 _BACKLOG = 2048
@@ -171,7 +170,7 @@ def load_engine(config: RolloutArguments) -> tuple[InferenceEngine, Shapes]:
     """Starts the engine; the model's skeleton tells which weights an update must bring."""
     with large_imports():
         from swift_r1.models.expected import expected_weights
-        from swift_r1.serving.engines import start_engine
+        from swift_r1.serving.engines.vllm_start import start_vllm
         from swift_r1.sync.buckets import most_bytes
 
         # which imports torch and the model's class
@@ -181,7 +180,7 @@ def load_engine(config: RolloutArguments) -> tuple[InferenceEngine, Shapes]:
     resource_tracker.ensure_running()
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
-        return start_engine(_ENGINE, config, most_bytes(expected)), expected
+        return start_vllm(config, most_bytes(expected)), expected
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 

@@ -365,18 +365,12 @@ def _completion(one: Generated, version: int) -> wire.Completion:
 
 
 def _gateway(config: RolloutArguments, metrics: ServerMetrics) -> Gateway:
-    def event(what: str) -> None:
-        metrics.sessions.labels(what).inc()
-
-    def call(kind: str) -> None:
-        metrics.session_calls.labels(kind).inc()
-
     store = SessionStore(
-        config.max_sessions, int(config.session_memory * 2**30), config.session_timeout, event
+        config.max_sessions, int(config.session_memory * 2**30), config.session_timeout
     )
     metrics.gauge("swift_open_sessions", "Sessions that have not ended", lambda: len(store))
     metrics.gauge("swift_session_bytes", "Size of their records", lambda: store.bytes)
-    return Gateway(store, call)
+    return Gateway(store)
 
 
 class Lifecycle:

@@ -69,7 +69,7 @@ def open_tools(context: Context, args: RlhfArguments, ends: tuple[int, ...]) -> 
 
         servers = McpServers(read_servers(args.mcp_servers), limits)
         owners.append(context.cleanup.enter_context(servers))
-    return ToolKit(parser, pool, ends, args.unread_calls == "error", owners)
+    return ToolKit(parser, pool, ends, owners)
 
 
 def open_turns(context: Context, facts: ModelFacts) -> MakeTurns:

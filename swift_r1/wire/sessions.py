@@ -108,8 +108,7 @@ class RecordedSequence(Wire):
 
 class SessionRecord(Wire):
     """What was answered so far. `kinds` counts the calls by kind, `retried` those answered from memory, `failed` those
-    without an answer (refused, stopped, or whose client hung up), `overruled` calls whose parameter was another than
-    the session's, by parameter; `tokens` are the model's."""
+    without an answer (refused, stopped, or whose client hung up); `tokens` are the model's."""
 
     id: str
     seed: int | None
@@ -119,6 +118,5 @@ class SessionRecord(Wire):
     kinds: dict[str, int]
     retried: int
     failed: int
-    overruled: dict[str, int]
     calls: tuple[RecordedCall, ...]
     sequences: tuple[RecordedSequence, ...]

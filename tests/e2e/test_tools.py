@@ -70,7 +70,6 @@ def train(rlhf: Callable[..., Any], model: Path, server: str, tmp_path: Path) ->
             "tools": TOOLS,
             "mcp_servers": servers,
             "max_tool_response_length": 20,
-            "unread_calls": "error",
             "use_vllm": "true",
             "vllm_server_base_url": server,
             "max_completion_length": 200,
@@ -140,7 +139,7 @@ def test_tools_beside_a_plain_task(train: Callable[..., Any], tmp_path: Path) ->
         "orms['length'] = length\n"
     )
     flags = ("dataset", "reward_funcs", "tools", "mcp_servers", "max_tool_response_length")
-    none: dict[str, Any] = {name: [] for name in (*flags, "unread_calls")}
+    none: dict[str, Any] = {name: [] for name in flags}
     run = train(**none, external_plugins=[PLUGIN, plugin], mixture=tasks, max_steps=2)
     assert run.code == 0
     for row in run.lines("completions.jsonl"):

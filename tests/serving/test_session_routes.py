@@ -146,7 +146,6 @@ def test_the_session_overrules_and_counts(url: str, engine: ScriptedEngine) -> N
     ]
     assert [one.sampling.max_tokens for one in engine.log] == [9, 2]
     record = session.record()
-    assert record.overruled == {"temperature": 1, "model": 1}
     assert [one.sampling.top_p for one in record.calls] == [0.5, 1.0]
     assert [one.seed for one in record.calls] == [one.seed for one in engine.log] != [4, None]
     session.chat()
@@ -562,11 +561,7 @@ def test_a_session_expires_but_not_during_a_call(
     with pytest.raises(openai.APIStatusError, match="has expired"):
         session.chat()
     metrics = session.http.get("/metrics").text
-    assert (
-        'swift_sessions_total{event="expired"} 1.0' in metrics
-        and "swift_open_sessions 1.0" in metrics
-    )
-    assert 'swift_session_calls_total{kind="new"} 1.0' in metrics
+    assert "swift_open_sessions 1.0" in metrics
 
 
 def test_the_records_are_bounded_in_memory(

@@ -34,12 +34,11 @@ _logger = logging.getLogger("swift_r1.tools")
 @dataclass(frozen=True)
 class ToolKit:
     """What reads and makes calls, those of `owners` too, of which each conversation has its own. Tokens in `ends` end a
-    turn; with `corrects` the model reads that its call cannot be read, and goes on."""
+    turn."""
 
     parser: ToolCallParser
     pool: ToolPool
     ends: Collection[int]
-    corrects: bool = False
     owners: Sequence[EpisodeToolsOwner] = ()
 
 
@@ -73,7 +72,7 @@ class ToolScheduler(RolloutScheduler):
             self._warned = True
             _logger.warning(
                 "a turn has what looks like a call, which the parser %s does not read (told once, tools/unread_calls "
-                "counts them; with --unread_calls error the model is told too): %s",
+                "counts them): %s",
                 self.kit.parser.name,
                 " ".join(text.split())[-300:],
             )
@@ -105,17 +104,10 @@ class _Turns(MultiTurnScheduler):
             if cut_off or not parsed.unread:
                 limited = at_end and not cut_off and bool(parsed.calls)
                 return {"done": True, "rollout_infos": {"limit": "calls"} if limited else {}}
-            corrected = self._kit.corrects and not at_end
-            content = _UNREAD if corrected else ""
             self._owner.tell_unread(parsed.content or "")
-            self._keep(
-                current_turn, ToolCall("", "", parsed.content or ""), ToolAnswer(content, "unread")
-            )
-            if corrected:
-                told = {"role": "tool", "tool_call_id": "", "name": "", "content": content}
-                self.messages.append(told)
-                infer_request.messages.append(dict(told))
-            return {"done": not corrected}
+            unread = ToolCall("", "", parsed.content or "")
+            self._keep(current_turn, unread, ToolAnswer("", "unread"))
+            return {"done": True}
         names = [one["function"]["name"] for one in self._tools]
         answers = await self._kit.pool.call(parsed.calls, names, self.own_tools)
         made = list(zip(parsed.calls, answers, strict=True))
@@ -195,5 +187,4 @@ def check_tool_answers(encoder: PromptEncoder) -> None:
 
 _NO_PARAMETERS = {"type": "object", "properties": {}}
 _TURN = "swift-r1-turn-88c0de"
-_UNREAD = "Error: the call cannot be read"
 multi_turns["tool_scheduler"] = ToolScheduler

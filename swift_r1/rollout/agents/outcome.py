@@ -73,7 +73,6 @@ def trajectory_of(play: EndedEpisode, state: SessionState, prompts: PromptTokeni
         text = str(messages[-1].get("content") or "")
     about = {
         "kinds": dict(record.kinds),
-        "overruled": sum(count for name, count in record.overruled.items() if name != "model"),
         "constrained": len(forced),
         "seconds": play.seconds,
     }

@@ -55,7 +55,9 @@ _DEVICES = "CUDA_VISIBLE_DEVICES"
 
 
 def start_vllm(config: RolloutArguments, model_bytes: int) -> InferenceEngine:
-    """Loads the model into new engine processes, one copy after another; see `start_engine`."""
+    """Loads the model into new engine processes, one copy after another, which takes seconds to minutes. `model_bytes`, an
+    upper bound of the size of all weights, sets the deadlines. Raises what the engine raises, UsageError for arguments
+    that it does not accept."""
     missing = missing_for_vllm()
     if missing:
         raise UsageError(missing)

@@ -87,17 +87,10 @@ class RenderedAhead:
 
 
 class Gateway:
-    """The sessions of a server, and what runs in them.
+    """The sessions of a server, and what runs in them."""
 
-    Args:
-        observe: called with the kind of each call that was answered, or `retried`, or `failed`.
-    """
-
-    def __init__(
-        self, store: SessionStore, observe: Callable[[str], None] = lambda _kind: None
-    ) -> None:
+    def __init__(self, store: SessionStore) -> None:
         self.store = store
-        self._observe = observe
         self._running: dict[ModelCall, _Running] = {}
 
     def delete(self, name: str) -> None:
@@ -120,8 +113,7 @@ class Gateway:
         self,
         state: SessionState,
         content: CallContent,
-        given: Mapping[str, Any],
-        fixed: Mapping[str, Any],
+        seed: int | None,
         attempt: Attempt,
         renderer: ChatRenderer,
         client: CallOfClient,
@@ -129,8 +121,7 @@ class Gateway:
         """Returns the answer to a call, on its way.
 
         Args:
-            given: what the agent itself said about seed, sampling and whatever else the session overrules.
-            fixed: what holds in any session.
+            seed: the agent's own, for a session without one.
 
         Raises:
             HTTPError: 403 where the session's limits are reached, 503 where the records have no room, 400 for a key
@@ -139,7 +130,6 @@ class Gateway:
         self.give_up(state, attempt.given_up)
         known = state.retry_of(content.digest, attempt.retried, attempt.key)
         if known is not None:
-            self._observe("retried")
             return AnswerStream(known, self._running.get(known), renderer)
         own = state.request.sampling
         call = None
@@ -158,7 +148,7 @@ class Gateway:
                 routes = state.routes.model_copy(update={"first": call.read_before})
                 request = request.model_copy(update={"routes": routes})
             if call.seed is None:
-                call.seed = given.get("seed")
+                call.seed = seed
             call.sampling = request.sampling
             source = client.generate(request, call.seed)
         except BaseException as error:
@@ -167,12 +157,7 @@ class Gateway:
                 state.fail(call)
             else:
                 state.refused(content.digest)
-            self._observe("failed")
             raise
-        settled = own.model_dump(exclude_none=True, exclude={"max_tokens"}) | dict(fixed)
-        for name, value in settled.items():
-            if given.get(name) not in (None, value):
-                state.overruled[name] += 1
         call.completion_id = source.name
 
         def record() -> None:
@@ -194,7 +179,6 @@ class Gateway:
             reached(error)
             if error is not None:
                 state.fail(call)
-            self._observe(call.kind if error is None else "failed")
 
         running = self._running[call] = _Running(source, seconds, record, over)
         return AnswerStream(call, running, renderer)

@@ -52,7 +52,6 @@ class SessionState:
         self.key = key
         self.began = self.used = clock()
         self.lineage = Lineage()
-        self.overruled: Counter[str] = Counter()
         self.retried = self.failed = self.bytes = 0
         self.tokens = 0  # of all answers
         self.limit: Limit | None = None  # the first one that has kept a call from its answer
@@ -250,7 +249,6 @@ class SessionState:
             kinds=Counter(call.kind for call in self.calls),
             retried=self.retried,
             failed=self.failed,
-            overruled=dict(self.overruled),
             calls=tuple(calls),
             sequences=tuple(sequences),
         )

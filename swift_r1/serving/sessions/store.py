@@ -19,24 +19,18 @@ _FULL_S = 10  # after so many seconds at most a full server may be asked again
 
 class SessionStore:
     """Keeps at most `most` sessions, whose records are at most `most_bytes`. A session expires after `timeout` seconds
-    without a call; while one runs it does not.
-
-    Args:
-        observe: called with what happened to a session: `opened`, `expired`, `deleted`, `refused`.
-    """
+    without a call; while one runs it does not."""
 
     def __init__(
         self,
         most: int,
         most_bytes: int,
         timeout: float,
-        observe: Callable[[str], None] = lambda _what: None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.most = most
         self.most_bytes = most_bytes
         self.timeout = timeout
-        self._observe = observe
         self._clock = clock
         # the one that was asked for last at the end
         self._sessions: OrderedDict[str, SessionState] = OrderedDict()
@@ -67,7 +61,6 @@ class SessionStore:
         session.on_growth = self._grow
         self._grow(_BYTES_PER_SESSION)
         self._expired.pop(name, None)
-        self._observe("opened")
         return session
 
     def get(self, name: str) -> SessionState:
@@ -95,7 +88,6 @@ class SessionStore:
         """Forgets it; the caller ends what runs. Raises as `get`."""
         session = self.get(name)
         self._forget(session)
-        self._observe("deleted")
         return session
 
     def _grow(self, size: int) -> None:
@@ -117,7 +109,6 @@ class SessionStore:
             )
 
     def _refuse(self, why: str) -> None:
-        self._observe("refused")
         oldest = next(iter(self._sessions.values()), None)
         ends = self.timeout if oldest is None else oldest.used + self.timeout - self._clock()
         raise HTTPError(503, why, max(1, min(_FULL_S, math.ceil(ends))))
@@ -136,4 +127,3 @@ class SessionStore:
             self._expired[name] = None
             if len(self._expired) > _REMEMBERED:
                 self._expired.popitem(last=False)
-            self._observe("expired")

@@ -115,13 +115,12 @@ def play(tiny_model: Path, pool: ToolPool) -> Iterator[Callable[..., Any]]:
         timeout: float = 30.0,
         worked: Callable[[], float] = pool.worked,
         scheduler: type[ToolScheduler] = ToolScheduler,
-        corrects: bool = False,
         shells: Sequence[ShellTools] = (),
     ) -> tuple[Trajectory, Any, Scripted]:
         tokenizer = tokenizer_of(tiny_model, template)
         encoder, end = PromptEncoder(tokenizer), (tokenizer.eos_token_id,)
         parser = ToolCallParser("hermes", tokenizer)
-        kit = ToolKit(parser, pool, end, corrects, shells)
+        kit = ToolKit(parser, pool, end, shells)
 
         def make(engine: Any) -> ToolScheduler:
             return scheduler(infer_engine=engine, max_turns=turns, tokenizer=tokenizer, kit=kit)
@@ -348,31 +347,6 @@ def test_a_call_that_cannot_be_read_is_an_answer(
             other[0].infos["tool_calls"] == []
             and tool_metrics([other[0]])["tools/unread_calls"] == 0
         )
-
-
-def test_the_model_is_told_that_its_call_cannot_be_read(play: Any) -> None:
-    text = "<tool_call>\nadd(1, 2)\n</tool_call>"
-    found, tokenizer, engine = play([text, hermes(("add", {"a": 1, "b": 2})), "3"], corrects=True)
-    calls = found.infos["tool_calls"]
-    assert [(one["outcome"], one["content"]) for one in calls] == [
-        ("unread", "Error: the call cannot be read"),
-        ("answer", "3.0"),
-    ]
-    assert [one["role"] for one in found.messages] == [
-        "user",
-        "assistant",
-        "tool",
-        "assistant",
-        "tool",
-        "assistant",
-    ]
-    assert (
-        "Error: the call cannot be read" in tokenizer.decode(engine.asked[1]) and found.text == "3"
-    )
-    found, *_ = play([text], turns=1, corrects=True)  # nothing follows a last turn
-    assert [one["content"] for one in found.infos["tool_calls"]] == [""] and len(
-        found.messages
-    ) == 2
 
 
 def test_a_call_in_a_thought_is_none(play: Any) -> None:
