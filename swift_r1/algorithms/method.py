@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -92,6 +92,19 @@ class Loss:
         return f"--loss_type {self.name}"
 
 
+class CreditsTurns(Protocol):
+    def __call__(
+        self,
+        rewards: Sequence[Sequence[Sequence[float]]],
+        states: Sequence[Sequence[Sequence[Hashable]]],
+        scale: str,
+        settings: Any,
+        /,
+    ) -> list[list[list[float]]]:
+        """Returns what is added to the advantages of turns, by groups and episodes, as their `rewards` and the `states`
+        that they began in are; `scale` is `--scale_rewards`, and `settings` are flags with the estimator's fields."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Estimator:
     """A value of `--advantage_estimator`."""
@@ -110,20 +123,7 @@ class Estimator:
     # of the policy that sampled and the sums of its squared probabilities `[N, T]`, the mask `[N, T]`, the completions
     # per group, and the weights `[N, T]` of a correction between engine and trainer or None
     of_tokens: Callable[[Tensor, Tensor, Tensor, Tensor, int, Tensor | None], Tensor] | None = None
-    # what is added to the advantages of an episode's turns: from the rewards of turns and the states that these began
-    # in, each by groups and episodes; `scale_rewards`; and the flags, which have the fields of `settings`
-    of_turns: (
-        Callable[
-            [
-                Sequence[Sequence[Sequence[float]]],
-                Sequence[Sequence[Sequence[Hashable]]],
-                str,
-                Any,
-            ],
-            list[list[list[float]]],
-        ]
-        | None
-    ) = None
+    of_turns: CreditsTurns | None = None
     settings: type | None = None  # as those of a loss
 
     @property

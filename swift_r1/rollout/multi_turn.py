@@ -28,7 +28,7 @@ from swift_r1.wire.routes import routes_of
 _CAUSES = 5  # of failures, that are printed after a round
 _QUOTED = re.compile(r"""'.*'|".*"|[0-9]+""")
 
-Asked = Sequence[GroupRequest]
+GroupRequests = Sequence[GroupRequest]
 # given the trajectories of a prompt, on rank 0; must not wait
 OnGroup = Callable[[Sequence[Trajectory]], None]
 
@@ -36,7 +36,7 @@ OnGroup = Callable[[Sequence[Trajectory]], None]
 class ConversationDriver(Protocol):
     """Answers the loop's and the evaluation's prompts with conversations."""
 
-    def generate(self, asked: Asked | None, on_done: OnDone, on_group: OnGroup) -> None:
+    def generate(self, asked: GroupRequests | None, on_done: OnDone, on_group: OnGroup) -> None:
         """Gives all conversations of each prompt to `on_group` as soon as they have ended. Collective; the other ranks
         pass None."""
 
@@ -51,7 +51,7 @@ class SingleTurn:
         self.rollouts = rollouts
         self.decode = decode
 
-    def generate(self, asked: Asked | None, on_done: OnDone, on_group: OnGroup) -> None:
+    def generate(self, asked: GroupRequests | None, on_done: OnDone, on_group: OnGroup) -> None:
         by_id = {one.request.request_id: one for one in asked or ()}
 
         def answered(output: RolloutOutput) -> None:
@@ -176,7 +176,7 @@ class ConversationLoop:
     model is put there as it is asked for. `busy` has the conversation first that is so for longest."""
 
     def __init__(
-        self, runner: ConversationRunner, asked: Asked, calls: OpenCalls | None = None
+        self, runner: ConversationRunner, asked: GroupRequests, calls: OpenCalls | None = None
     ) -> None:
         self.busy: dict[OpenConversation, None] = {}
         self._runner = runner
@@ -248,7 +248,7 @@ class ConversationLoop:
             self._calls.put(request)
         return future
 
-    def _start(self, asked: Asked) -> None:
+    def _start(self, asked: GroupRequests) -> None:
         for prompt, request in asked:
             group = _Group()
             for index in range(request.n):
@@ -310,7 +310,7 @@ class _Conversations:
     have one turn. With `calls` each turn of the model is put there."""
 
     def __init__(
-        self, runners: Runners, decode: Decode, asked: Asked, calls: OpenCalls | None = None
+        self, runners: Runners, decode: Decode, asked: GroupRequests, calls: OpenCalls | None = None
     ) -> None:
         of_tasks: dict[str, list[GroupRequest]] = {}
         for prompt, request in asked:
@@ -380,7 +380,7 @@ class BatchedTurns:
         self.runners = runners
         self.decode = decode
 
-    def generate(self, asked: Asked | None, on_done: OnDone, on_group: OnGroup) -> None:
+    def generate(self, asked: GroupRequests | None, on_done: OnDone, on_group: OnGroup) -> None:
         if self.runners is None:
             while self._count(None):
                 self.rollouts.generate(None, on_done, ignore_output)
@@ -426,7 +426,7 @@ class ServedTurns:
         self.runners = runners
         self.decode = decode
 
-    def generate(self, asked: Asked | None, on_done: OnDone, on_group: OnGroup) -> None:
+    def generate(self, asked: GroupRequests | None, on_done: OnDone, on_group: OnGroup) -> None:
         if self.runners is None:
             self.rollouts.answer(None)
             return

@@ -507,7 +507,8 @@ class WeightUpdates:
             ):
                 raise HTTPError(
                     422,
-                    "so only whole models come: over NCCL to GPUs, or in memory of the engine's one",
+                    "a streamed bucket is of a whole model, and comes over NCCL to an engine on a GPU, or in the memory of "
+                    "that GPU",
                 )
             await self._make_way(bucket.version, self._config.update_policy, keep=False)
             async with self.admission.exclusive:

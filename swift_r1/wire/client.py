@@ -155,7 +155,7 @@ class RolloutClient:
             ServerUnreachable: the connection broke, or the server fell silent.
             ServerRefused: the server refused a request.
         """
-        return self.loop.hand_over(partial(self._generate, requests, read_image), on_answer)
+        return self.loop.run_with_items(partial(self._generate, requests, read_image), on_answer)
 
     def score(
         self,

@@ -196,22 +196,22 @@ class ServerLoop:
 
         return self.run(called())
 
-    def hand_over(
+    def run_with_items(
         self,
-        work: Callable[[Callable[[Item], None]], Coroutine[Any, Any, Result]],
-        take: Callable[[Item], None],
-        look: Callable[[], None] = lambda: None,
+        produce: Callable[[Callable[[Item], None]], Coroutine[Any, Any, Result]],
+        on_item: Callable[[Item], None],
+        poll: Callable[[], None] = lambda: None,
     ) -> Result:
-        """Runs `work` on the loop, and here, in the calling thread, `take` with each item that `work` hands over by the
-        function that it gets, and `look` again and again. What these two raise cancels the work, and is raised when it
-        has ended; what the work raises is raised after its last item."""
+        """Runs `produce` on the loop, and here, in the calling thread, `on_item` with each item that it gives to the
+        function that it gets, and `poll` again and again. What these two raise cancels it, and is raised when it has
+        ended; what it raises is raised after its last item."""
         items: queue.SimpleQueue[Any] = queue.SimpleQueue()
         end = object()
 
         async def watched() -> Result:
             items.put(asyncio.current_task())
             try:
-                return await work(items.put)
+                return await produce(items.put)
             finally:
                 items.put(end)
 
@@ -220,13 +220,13 @@ class ServerLoop:
         item = None
         try:
             while item is not end:
-                look()
+                poll()
                 try:
                     item = items.get(timeout=_LOOK_S)
                 except queue.Empty:
                     continue
                 if item is not end:
-                    take(item)
+                    on_item(item)
         finally:
             if item is not end:
                 self._loop.call_soon_threadsafe(task.cancel)

@@ -23,7 +23,7 @@ WAIT_S = 20
 
 @dataclass(eq=False)
 class Server:
-    """A `Stay`, its `ServerSession` and client in one; `asked` are the requests that it has not answered or failed."""
+    """A `Connection`, its `ServerSession` and client in one; `asked` are the requests without an answer or a failure."""
 
     name: str
     over: bool = False

@@ -75,7 +75,7 @@ def test_items_are_taken_in_the_calling_thread_and_in_order(loop: ServerLoop) ->
         raise ValueError("after the last one")
 
     with pytest.raises(ValueError, match="after the last one"):
-        loop.hand_over(
+        loop.run_with_items(
             count, lambda number: taken.append((number, threading.current_thread().name))
         )
     assert taken == [(number, threading.current_thread().name) for number in range(5)]
@@ -97,7 +97,9 @@ def test_what_is_raised_in_the_calling_thread_ends_the_work(loop: ServerLoop, wh
         raise KeyError(who)
 
     with pytest.raises(KeyError, match=who):
-        loop.hand_over(endless, *((refuse,) if who == "take" else (lambda _item: None, refuse)))
+        loop.run_with_items(
+            endless, *((refuse,) if who == "take" else (lambda _item: None, refuse))
+        )
     assert ended == [1]  # it has ended by then, its clean-up too
 
 

@@ -17,7 +17,7 @@ from swift_r1.plugins.environments.scripted import MOST_TURNS, ScriptedModel
 from swift_r1.rollout.agents.gateway import AgentGateway
 from swift_r1.rollout.agents.outcome import EndedEpisode, outcome_of
 from swift_r1.rollout.agents.parent import Order
-from swift_r1.rollout.agents.processes import AgentProcesses, EpisodeExit, told
+from swift_r1.rollout.agents.processes import AgentProcesses, EpisodeExit, client_environment
 from swift_r1.wire.sessions import SessionLimits, SessionRecord, SessionRequest
 
 if TYPE_CHECKING:
@@ -97,7 +97,7 @@ async def _episode(
     with gateway.session(policy, SessionRequest(id="check", seed=0, limits=limits)) as state:
         policy.state = state
         url = f"{gateway.url}/v1/sessions/{state.name}/v1"
-        environ = told(url, state.key, policy.model_name)
+        environ = client_environment(url, state.key, policy.model_name)
         ended, late = await _played(args, row, environ, min(args.agent_timeout, _EPISODE_S))
         gateway.sessions.give_up(state, ended.given_up)
         return ended, late, state.record()

@@ -42,7 +42,7 @@ class EpisodeExit:
     given_up: Sequence[str] = ()
 
 
-def told(url: str, key: str, model: str) -> dict[str, str]:
+def client_environment(url: str, key: str, model: str) -> dict[str, str]:
     """Returns the variables by which clients of OpenAI and Anthropic find the model; `url` ends in `/v1`."""
     return {
         "OPENAI_BASE_URL": url,

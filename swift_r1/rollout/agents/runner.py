@@ -13,7 +13,7 @@ from typing import Any
 from swift_r1.errors import RunFailed
 from swift_r1.rollout.agents.gateway import AgentGateway
 from swift_r1.rollout.agents.outcome import EndedEpisode, trajectory_of
-from swift_r1.rollout.agents.processes import AgentProcesses, EpisodeExit, told
+from swift_r1.rollout.agents.processes import AgentProcesses, EpisodeExit, client_environment
 from swift_r1.rollout.multi_turn import OpenConversation
 from swift_r1.rollout.trajectory import Trajectory
 from swift_r1.wire import sessions as wire
@@ -61,7 +61,7 @@ class AgentRunner:
             with self.gateway.session(conversation, self._session_of(conversation)) as state:
                 state.routes = conversation.request.routes
                 url = f"{self.gateway.url}/v1/sessions/{state.name}/v1"
-                environ = told(url, state.key, self.gateway.model.model_name)
+                environ = client_environment(url, state.key, self.gateway.model.model_name)
                 ended, late = await self._run(conversation, environ)
                 episode = EndedEpisode(
                     conversation.request.request_id.rpartition("/")[0],

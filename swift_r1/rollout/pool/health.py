@@ -57,9 +57,9 @@ class ServerState(Enum):
 
 
 @dataclass(eq=False, slots=True)
-class Stay:
-    """The time of a server in the run until it breaks off, is given up or leaves: what belongs to one that is `over` no
-    longer counts."""
+class Connection:
+    """A server's part in the run until it breaks off, is given up or leaves: what belongs to one that is `over` no longer
+    counts."""
 
     session: ServerSession
     over: bool = False
@@ -79,7 +79,7 @@ class _Server:
     """
 
     session: ServerSession
-    stay: Stay
+    connection: Connection
     state: ServerState
     joined: bool
     error: SwiftError | None = None
@@ -112,7 +112,7 @@ class Health:
         stopping: Callable[[], bool] = lambda: False,
     ) -> None:
         self._servers = {
-            one: _Server(one, Stay(one), ServerState.READY, joined=True) for one in sessions
+            one: _Server(one, Connection(one), ServerState.READY, joined=True) for one in sessions
         }
         self._snapshot = snapshot
         self._served = served
@@ -146,7 +146,7 @@ class Health:
     def join(self, session: ServerSession) -> None:
         """A newcomer's session, from now on in this one's hands: it takes part once it has the newest weights."""
         with self._changed:
-            server = _Server(session, Stay(session), ServerState.AWAY, joined=False)
+            server = _Server(session, Connection(session), ServerState.AWAY, joined=False)
             self._servers[session] = server
             if self._closed:
                 self._see_off(server)
@@ -178,10 +178,10 @@ class Health:
             return self._servers[session].state if session in self._servers else ServerState.LEFT
 
     @property
-    def ready(self) -> list[Stay]:
+    def ready(self) -> list[Connection]:
         """The servers that take work."""
         with self._changed:
-            return [one.stay for one in self._in(ServerState.READY)]
+            return [one.connection for one in self._in(ServerState.READY)]
 
     @property
     def wants_gather(self) -> bool:
@@ -196,11 +196,11 @@ class Health:
             self._returned = False
         return returned
 
-    def lose(self, stay: Stay) -> None:
-        """Takes a server out, unless its stay is over, and waits for it in a thread."""
-        session = stay.session
+    def lose(self, connection: Connection) -> None:
+        """Takes a server out, unless its connection is over, and waits for it in a thread."""
+        session = connection.session
         with self._changed:
-            if stay.over or self._closed:
+            if connection.over or self._closed:
                 return
             server = self._servers[session]
             self._enter(server, ServerState.AWAY)
@@ -215,11 +215,11 @@ class Health:
             )
         self._wait_for(server)
 
-    def give_up(self, stay: Stay, error: SwiftError) -> None:
-        """Takes a server out for good, unless its stay is over."""
-        session = stay.session
+    def give_up(self, connection: Connection, error: SwiftError) -> None:
+        """Takes a server out for good, unless its connection is over."""
+        session = connection.session
         with self._changed:
-            if stay.over:
+            if connection.over:
                 return
             server = self._servers[session]
             server.error = error
@@ -231,9 +231,9 @@ class Health:
             text = f"the rollout server at {session.url} does not join: {error}"
         logger.error(text)
 
-    def attempt(self, stay: Stay, work: Callable[[], None]) -> bool:
+    def attempt(self, connection: Connection, work: Callable[[], None]) -> bool:
         """Whether `work` with a server succeeded; where it did not, the server is lost, given up, or has left."""
-        session = stay.session
+        session = connection.session
         try:
             with self._using(session):
                 work()
@@ -241,9 +241,9 @@ class Health:
         except _Unwanted:
             return False
         except ServerLost:
-            self.lose(stay)
+            self.lose(connection)
         except GIVEN_UP as error:
-            self.give_up(stay, error)
+            self.give_up(connection, error)
         except SwiftError as error:
             if self.state(session) is not ServerState.LEFT:
                 raise
@@ -301,7 +301,7 @@ class Health:
             with self._changed:
                 self._changed.wait(LOOK_S)
 
-    def begin_version(self, begin: Callable[[int], None]) -> tuple[int, list[Stay]]:
+    def begin_version(self, begin: Callable[[int], None]) -> tuple[int, list[Connection]]:
         """Returns the number of a new version, above those of all before, for which `begin` is called; and the servers
         that get it."""
         with self._changed:
@@ -312,21 +312,23 @@ class Health:
             for server in behind:
                 self._enter(server, ServerState.UPDATING)
             get_it = (ServerState.READY, ServerState.UPDATING)
-            return version, [one.stay for one in self._servers.values() if one.state in get_it]
+            return version, [
+                one.connection for one in self._servers.values() if one.state in get_it
+            ]
 
-    def update(self, stay: Stay, push: Callable[[], None]) -> None:
+    def update(self, connection: Connection, push: Callable[[], None]) -> None:
         """Runs `push`, see `attempt`; a server that was behind takes work afterwards."""
-        if self.attempt(stay, push):
+        if self.attempt(connection, push):
             with self._changed:
-                if not stay.over and self.state(stay.session) is ServerState.UPDATING:
-                    self._take_in(self._servers[stay.session])
+                if not connection.over and self.state(connection.session) is ServerState.UPDATING:
+                    self._take_in(self._servers[connection.session])
 
-    def start_update(self, stay: Stay, push: Callable[[], None]) -> threading.Thread:
+    def start_update(self, connection: Connection, push: Callable[[], None]) -> threading.Thread:
         """Runs `push` in a thread, whose end is waited for before the server gets weights again."""
-        thread = threading.Thread(target=push, name=f"push {stay.session.url}", daemon=True)
+        thread = threading.Thread(target=push, name=f"push {connection.session.url}", daemon=True)
         with self._changed:
-            if stay.session in self._servers:
-                self._servers[stay.session].pushing = thread
+            if connection.session in self._servers:
+                self._servers[connection.session].pushing = thread
         thread.start()
         return thread
 
@@ -371,8 +373,8 @@ class Health:
         if state in (ServerState.AWAY, ServerState.GIVEN_UP, ServerState.LEFT):
             if self._in(ServerState.READY) == [server]:
                 self._none_since = time.monotonic()
-            server.stay.over = True
-            server.stay = Stay(server.session, over=state is ServerState.LEFT)
+            server.connection.over = True
+            server.connection = Connection(server.session, over=state is ServerState.LEFT)
         server.state = state
         self._changed.notify_all()
 
@@ -389,7 +391,7 @@ class Health:
     def _restore(self, server: _Server) -> None:
         """Waits for a server until it has the newest weights, is given up, has left, or the run ends."""
         session = server.session
-        stay = server.stay
+        connection = server.connection
         quiet_until = 0.0
         superseded = 0
 
@@ -413,7 +415,7 @@ class Health:
                 continue
             except SwiftError as error:
                 if isinstance(error, GIVEN_UP) or not isinstance(error, ServerUnreachable):
-                    self.give_up(stay, error)
+                    self.give_up(connection, error)
                     return
                 if server.error is None and len(self._servers) > 1:
                     going_on = f"continuing with {len(self.ready)} of {len(self._servers)} servers"
@@ -428,7 +430,9 @@ class Health:
                 if self._closed or server.state is ServerState.LEFT:
                     return
                 logger.exception("bringing %s back failed", session.url)
-                self.give_up(stay, RunFailed(f"bringing {session.url} back failed: {error!r}"))
+                self.give_up(
+                    connection, RunFailed(f"bringing {session.url} back failed: {error!r}")
+                )
                 return
 
     def _bring_back(self, server: _Server, report: Callable[[str], None], patient: bool) -> bool:

@@ -17,7 +17,7 @@ from swift_r1.record.events import Events
 from swift_r1.record.metrics import slowdown
 from swift_r1.record.spans import Spans
 from swift_r1.rollout.calls import OpenCalls
-from swift_r1.rollout.pool.health import LOOK_S, GatherAgain, Health, Stay
+from swift_r1.rollout.pool.health import LOOK_S, Connection, GatherAgain, Health
 from swift_r1.rollout.pool.router import Router
 from swift_r1.rollout.pool.session import LogProbs, ServerSession, why_not_alike
 from swift_r1.rollout.staleness import ServedVersions
@@ -33,7 +33,7 @@ from swift_r1.wire.server_file import parsed
 logger = logging.getLogger(__name__)
 
 _AT_ONCE = 64  # servers that are asked for something else than completions
-# open ones: without servers, of each, and as many as are wanted
+# open files: of the process without its servers, of each server, and the most that are asked for
 _FILES = 256
 _FILES_EACH = 4
 _MOST_FILES = 1 << 16
@@ -190,7 +190,7 @@ class ServerPool:
             logger.warning(line, at_once, allowed)
             self._told_files = True
         router = Router(self.health, calls, versions, at_once, self._count_refused)
-        self._loop.hand_over(router.run, on_answer or calls.answered, look or calls.look)
+        self._loop.run_with_items(router.run, on_answer or calls.answered, look or calls.look)
         self._loop.run(self._drop_connections(at_once))
 
     async def _drop_connections(self, at_once: int) -> None:
@@ -219,8 +219,8 @@ class ServerPool:
 
     def published(self) -> None:
         """A new version is served: earlier losses no longer count."""
-        for stay in self.health.ready:
-            stay.session.gained()
+        for connection in self.health.ready:
+            connection.session.gained()
 
     def sleep(self, level: int) -> None:
         """The engines give their memory back, except one that is lost while another is there: it stays awake when it is
@@ -280,16 +280,16 @@ class ServerPool:
         version, targets = self.health.begin_version(
             lambda number: self.snapshot.begin(number, None, False, False)
         )
-        for stay in targets:
+        for connection in targets:
             lend = not self.by_nccl
             self.health.update(
-                stay, partial(stay.session.update, version, buckets, adapter, lend=lend)
+                connection, partial(connection.session.update, version, buckets, adapter, lend=lend)
             )
 
     def _send_from_snapshot(
         self, buckets: Iterable[Tensors], adapter: AdapterConfig | None
     ) -> None:
-        ready = [stay.session for stay in self.health.ready]
+        ready = [connection.session for connection in self.health.ready]
         by_http = any(one.writer.transport == HTTP for one in ready)
         compare = by_http if self._compare is None else self._compare
         shared = any(one.takes_files for one in ready)
@@ -299,24 +299,28 @@ class ServerPool:
         links = self._tree(targets)
         faults: list[Exception] = []
 
-        def send_kept(stay: Stay) -> None:
-            kept = SnapshotReader(self.snapshot, version, copy=False, wanted=lambda: not stay.over)
+        def send_kept(connection: Connection) -> None:
+            kept = SnapshotReader(
+                self.snapshot, version, copy=False, wanted=lambda: not connection.over
+            )
             try:
-                link = links.get(stay)
+                link = links.get(connection)
                 self.health.update(
-                    stay, partial(stay.session.update, version, kept, adapter, link=link)
+                    connection,
+                    partial(connection.session.update, version, kept, adapter, link=link),
                 )
             except Superseded:
                 pass  # the weights could not be gathered, or this server was lost for silence
             except Exception as error:  # noqa: BLE001 - of a thread: raised where it is waited for
-                if not stay.over:
+                if not connection.over:
                     faults.append(error)
             finally:
-                if stay in links:
-                    links[stay].tell(False)
+                if connection in links:
+                    links[connection].tell(False)
 
         threads = {
-            stay: self.health.start_update(stay, partial(send_kept, stay)) for stay in targets
+            connection: self.health.start_update(connection, partial(send_kept, connection))
+            for connection in targets
         }
         overlapped(buckets, lambda _index, bucket: self.snapshot.add(bucket))
         self.snapshot.end(whole=True)
@@ -324,10 +328,10 @@ class ServerPool:
         if faults:
             raise faults[0]
 
-    def _tree(self, targets: Sequence[Stay]) -> dict[Stay, Link]:
+    def _tree(self, targets: Sequence[Connection]) -> dict[Connection, Link]:
         """The servers that get weights over the network, each with its place in the tree. By itself a tree is made only
         of servers that others reach under the trainer's name for them."""
-        within = [stay for stay in targets if self._is_within(stay.session)]
+        within = [connection for connection in targets if self._is_within(connection.session)]
         fanout = fanout_of(self._fanout, len(within))
         if fanout and fanout != self._told_fanout:
             logger.info(
@@ -337,45 +341,51 @@ class ServerPool:
             )
             self._told_fanout = fanout
 
-        def link(stay: Stay) -> Link:
-            return Link(stay.session.client, stay.session.writer.token, lambda: not stay.over)
+        def link(connection: Connection) -> Link:
+            return Link(
+                connection.session.client,
+                connection.session.writer.token,
+                lambda: not connection.over,
+            )
 
-        return dict(zip(within, joined([link(stay) for stay in within], fanout), strict=True))
+        return dict(
+            zip(within, joined([link(connection) for connection in within], fanout), strict=True)
+        )
 
     def _is_within(self, session: ServerSession) -> bool:
         reached = self._fanout is not None or not session.is_on_loopback
         return session.writer.takes_relays and not session.takes_files and reached
 
-    def _wait_for(self, threads: Mapping[Stay, threading.Thread]) -> None:
+    def _wait_for(self, threads: Mapping[Connection, threading.Thread]) -> None:
         """Until every push has ended, or its server is silent: a stopped one keeps its connection open."""
 
         watches = []
-        for stay in threads:
-            watch = self._loop.start(stay.session.client.watch(lambda: len(threads)))
-            watch.add_done_callback(partial(self._lose_silent, stay))
+        for connection in threads:
+            watch = self._loop.start(connection.session.client.watch(lambda: len(threads)))
+            watch.add_done_callback(partial(self._lose_silent, connection))
             watches.append(watch)
         try:
-            for stay, thread in threads.items():
-                while thread.is_alive() and not stay.over:
+            for connection, thread in threads.items():
+                while thread.is_alive() and not connection.over:
                     thread.join(LOOK_S)
         finally:
             for watch in watches:
                 watch.cancel()
 
-    def _lose_silent(self, stay: Stay, watch: Future[None]) -> None:
+    def _lose_silent(self, connection: Connection, watch: Future[None]) -> None:
         """Takes a server out whose watch has ended by itself."""
         if not watch.cancelled():
             error = watch.exception()
             if not isinstance(error, ServerUnreachable):
-                logger.error("watching %s failed", stay.session.url, exc_info=error)
-            self.health.lose(stay)
+                logger.error("watching %s failed", connection.session.url, exc_info=error)
+            self.health.lose(connection)
 
 
 class Membership:
     """Has a pool follow a file (`wire/server_file.py`), from now on until `close`.
 
     What the file says counts once it was the same in two looks, half a second apart: it may be half-written. While it
-    cannot be read the servers stay. A line that is no URL is left out.
+    cannot be read the servers connection. A line that is no URL is left out.
 
     Args:
         make: makes the session with a newcomer, see `ServerPool.follow`.
@@ -409,7 +419,9 @@ class Membership:
             if not isinstance(self._seen, OSError):
                 why = error.strerror or error
                 logger.warning(
-                    "%s cannot be read (%s): the rollout servers stay as they are", self._path, why
+                    "%s cannot be read (%s): the rollout servers connection as they are",
+                    self._path,
+                    why,
                 )
             self._seen = error
             return

@@ -15,7 +15,7 @@ from functools import partial
 
 from swift_r1.errors import ServerUnreachable
 from swift_r1.rollout.calls import OpenCalls
-from swift_r1.rollout.pool.health import LOOK_S, Health, Stay
+from swift_r1.rollout.pool.health import LOOK_S, Connection, Health
 from swift_r1.rollout.pool.session import OtherWeights, ServerSession
 from swift_r1.wire.client import CONCURRENT_REQUESTS, RequestLane
 from swift_r1.wire.protocol import RolloutOutput, RolloutRequest, ServerRefused
@@ -25,16 +25,16 @@ logger = logging.getLogger(__name__)
 
 @dataclass(eq=False, slots=True)
 class _Lane:
-    """The requests that one server has in its `stay`. `load` counts completions under way, `answered` requests."""
+    """The requests that one server has in its `connection`. `load` counts completions under way, `answered` requests."""
 
-    stay: Stay
+    connection: Connection
     requests: RequestLane
     load: int = 0
     answered: int = 0
 
     @property
     def session(self) -> ServerSession:
-        return self.stay.session
+        return self.connection.session
 
 
 class Router:
@@ -75,7 +75,7 @@ class Router:
             while not self._calls.closed:
                 self._take_calls()
                 for lane in list(self._lanes):
-                    if lane.stay.over:  # lost elsewhere, in a push
+                    if lane.connection.over:  # lost elsewhere, in a push
                         await self._leave_for_good(lane)
                 self._open_lanes()
                 self._assign()
@@ -97,26 +97,26 @@ class Router:
 
     def _open_lanes(self) -> None:
         """One for each server that is ready, where there is something to ask of it."""
-        known = {lane.stay for lane in self._lanes}
-        for stay in self._health.ready:
-            if stay in known:
+        known = {lane.connection for lane in self._lanes}
+        for connection in self._health.ready:
+            if connection in known:
                 continue
             if not self._waiting:
                 self._take_back()
             if self._waiting:
-                self._lanes.append(self._lane(stay))
+                self._lanes.append(self._lane(connection))
 
-    def _lane(self, stay: Stay) -> _Lane:
+    def _lane(self, connection: Connection) -> _Lane:
         def failed(error: Exception) -> None:
             self._failures.append((lane, error))
             self._wake.set()
 
         def check(output: RolloutOutput) -> None:
-            stay.session.check(output, self._versions)
+            connection.session.check(output, self._versions)
 
-        client = stay.session.client
+        client = connection.session.client
         read = self._calls.read_image
-        lane = _Lane(stay, RequestLane(client, failed, lambda: len(self._lanes), check, read))
+        lane = _Lane(connection, RequestLane(client, failed, lambda: len(self._lanes), check, read))
         return lane
 
     def _take_back(self) -> None:
@@ -179,7 +179,7 @@ class Router:
                 await self._leave_for_good(lane)
                 # It may have to ask the server who it is.
                 judge = partial(lane.session.judge, error)
-                await asyncio.to_thread(self._health.attempt, lane.stay, judge)
+                await asyncio.to_thread(self._health.attempt, lane.connection, judge)
 
     async def _leave_for_good(self, lane: _Lane) -> None:
         await self._leave(lane)

@@ -14,7 +14,7 @@ import psutil
 import pytest
 
 from swift_r1.rollout.agents.parent import Order
-from swift_r1.rollout.agents.processes import AgentProcesses, EpisodeExit, told
+from swift_r1.rollout.agents.processes import AgentProcesses, EpisodeExit, client_environment
 from tests.conftest import until
 from tests.rollout.agents.conftest import PLUGIN, Stage
 
@@ -93,7 +93,7 @@ def test_what_a_plugin_starts_for_all_episodes_outlives_each(tmp_path: Path) -> 
                 pids = json.loads(str(told[-1].result))
                 assert psutil.Process(pids["shared"]).status() != psutil.STATUS_ZOMBIE
                 assert not psutil.pid_exists(pids["own"])
-            return told
+            return client_environment
         finally:
             await processes.close()
 
@@ -144,7 +144,7 @@ def test_more_episodes_than_a_process_has_files_for(tmp_path: Path) -> None:
 
 
 def test_claude_code_is_told_what_it_must_not_send() -> None:
-    about = told("http://127.0.0.1:1/v1/sessions/a/v1", "key", "policy")
+    about = client_environment("http://127.0.0.1:1/v1/sessions/a/v1", "key", "policy")
     assert about["ANTHROPIC_BASE_URL"] == "http://127.0.0.1:1/v1/sessions/a"
     assert (about["ANTHROPIC_API_KEY"], about["ANTHROPIC_MODEL"]) == ("key", "policy")
     assert about["CLAUDE_CODE_DISABLE_EXPERIMENTAL_BETAS"] == "1"  # context_management
