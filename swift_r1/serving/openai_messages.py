@@ -29,8 +29,9 @@ from swift_r1.data.prompt_templates import (
     tool_template,
 )
 from swift_r1.errors import UsageError
-from swift_r1.plugins.tools.parsing import Parsed, StreamedTurn, ToolCallParser, chosen_parser
+from swift_r1.plugins.tools.parsing import Parsed, ToolCallParser, chosen_parser
 from swift_r1.serving.engines.base import Piece, TokenLogprob
+from swift_r1.serving.pieces import joined
 from swift_r1.wire.protocol import (
     TOP_K_LIMIT,
     HTTPError,
@@ -535,7 +536,8 @@ class ToolCalls:
 
 
 class CallReader:
-    """The calls in the completions of one request: in whole ones, or as they come."""
+    """Finds the calls in the completions of one request. What comes in pieces is read at its end: until then nobody knows
+    whether a text is a call."""
 
     def __init__(
         self,
@@ -548,7 +550,7 @@ class CallReader:
         self._tools = tools
         self._prompt = prompt
         self._parallel = parallel
-        self._streams: dict[int, StreamedTurn] = {}
+        self._came: dict[int, list[Piece]] = {}
 
     def whole(self, one: Piece) -> Parsed:
         return self._allowed(
@@ -557,14 +559,9 @@ class CallReader:
 
     def piece(self, number: int, piece: Piece) -> Parsed:
         """Returns what the next piece of completion `number` adds."""
-        if number not in self._streams:
-            self._streams[number] = self._parser.stream(self._tools)
-        stream = self._streams[number]
-        added = stream.add(piece.text, piece.token_ids)
-        if piece.finish_reason is None:
-            return Parsed(added or None)
-        ended = stream.end(self._prompt)
-        return self._allowed(Parsed((added + (ended.content or "")) or None, ended.calls))
+        came = self._came.setdefault(number, [])
+        came.append(piece)
+        return Parsed(None) if piece.finish_reason is None else self.whole(joined(came))
 
     def _allowed(self, parsed: Parsed) -> Parsed:
         """Without parallel calls only the first."""

@@ -177,26 +177,6 @@ def test_a_stream_says_what_the_whole_answer_says(
         assert text == says
 
 
-@pytest.mark.parametrize(
-    "says", ["text</think>more", "<think>a</think>b", "a <tool_call> b </tool_call> c"]
-)
-def test_a_stream_has_what_a_parser_takes_for_a_tag(
-    tokenizer: Any, serve_engine: Callable[..., str], says: str
-) -> None:
-    engine = ScriptedEngine(tokenizer)
-    url = serve_engine(engine, {}, tool_call_parser="qwen3_coder")
-    talk = openai.OpenAI(base_url=f"{url}/v1", api_key="-", timeout=60, max_retries=0)
-    engine.says = says
-    asked = {"model": "none", "messages": MESSAGES, "tools": [ADD]}
-    [whole] = talk.chat.completions.create(**asked).choices
-    stream = talk.chat.completions.create(**asked, stream=True)
-    assert (
-        "".join(one.choices[0].delta.content or "" for one in stream)
-        == whole.message.content
-        == says
-    )
-
-
 def test_a_call_in_a_thought_is_none_also_where_the_prompt_opens_it(
     tokenizer: Any, serve_engine: Callable[..., str]
 ) -> None:

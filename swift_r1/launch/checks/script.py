@@ -11,7 +11,6 @@ from typing import Any
 from swift_r1.plugins.environments.scripted import ScriptedModel
 from swift_r1.plugins.tools.parsing import (
     Parsed,
-    StreamedTurn,
     Tool,
     ToolCall,
     ToolCallParser,
@@ -61,20 +60,8 @@ class _CallParser(ToolCallParser):
             return Parsed(text or None)
         return Parsed(None, (ToolCall(call_id(token_ids, 0), **json.loads(call)),))
 
-    def stream(self, tools: Sequence[Tool]) -> StreamedTurn:
-        return _WholeTurn(self, None, None, tools)
-
     def forced(self, tools: Sequence[Tool], choice: Any) -> str:
         return json.dumps(choice)
-
-
-class _WholeTurn(StreamedTurn):
-    """A turn that is read at its end."""
-
-    def add(self, text: str, token_ids: Sequence[int]) -> str:
-        self._text += text
-        self._ids += token_ids
-        return ""
 
 
 class _ScriptCalls(ToolCalls):

@@ -182,9 +182,6 @@ class ToolCallParser:
         ]
         return Parsed(thought + (found.content or "") or None, tuple(calls))
 
-    def stream(self, tools: Sequence[Tool]) -> StreamedTurn:
-        return StreamedTurn(self, *self._made(tools), tools)
-
     def forced(self, tools: Sequence[Tool], choice: Choice) -> str | None:
         """Returns the structural tag (xgrammar's, JSON) with which a turn must make a call; None where vLLM has none
         for this format."""
@@ -201,57 +198,6 @@ class ToolCallParser:
         given = {"tools": [dict(one) for one in tools], "tool_choice": choice} if tools else {}
         request = self._request(**asked, **given)
         return request, self._parser(self._tokenizer, request.tools)
-
-
-class StreamedTurn:
-    """A turn that comes in pieces: its text is given out as it comes, as far as it can be no call; the calls are found
-    in the whole, so that a stream says what the whole answer says."""
-
-    def __init__(
-        self, owner: ToolCallParser, request: Any, parser: Any, tools: Sequence[Tool]
-    ) -> None:
-        self._owner = owner
-        self._request = request
-        self._parser = parser
-        self._tools = tools
-        self._text = ""
-        self._given = ""
-        self._held = False
-        self._ids: list[int] = []
-
-    def add(self, text: str, token_ids: Sequence[int]) -> str:
-        """Returns the text that the next piece brings, which may be none."""
-        before = self._text
-        ids = list(self._ids)
-        self._text += text
-        self._ids += token_ids
-        if not text:
-            return ""
-        try:
-            found = self._parser.extract_tool_calls_streaming(
-                before, self._text, text, ids, self._ids, list(token_ids), self._request
-            )
-        except Exception as error:  # noqa: BLE001 - as in `parse`; the end says what is left
-            _logger.warning(
-                "the parser %s failed on a piece of a stream (%s)",
-                self._owner.name,
-                one_line(error),
-            )
-            return ""
-        new = str(found.content or "") if found is not None else ""
-        # Some parsers leave out what they took for a tag: the rest comes with the end, where it is known.
-        self._held = self._held or not self._text.startswith(self._given + new)
-        if self._held:
-            return ""
-        self._given += new
-        return new
-
-    def end(self, prompt: Sequence[int]) -> Parsed:
-        """Returns what is left to say at the end, and the calls."""
-        whole = self._owner.parse(self._text, self._tools, (*prompt, *self._ids))
-        content = whole.content or ""
-        left = content[len(self._given) :] if content.startswith(self._given) else ""
-        return Parsed(left or None, whole.calls)
 
 
 def call_id(token_ids: Sequence[int], place: int) -> str:

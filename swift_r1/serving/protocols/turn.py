@@ -17,7 +17,7 @@ from swift_r1.serving.answers import unless_gone
 from swift_r1.serving.engines.base import Piece, PromptTokenizer
 from swift_r1.serving.openai_messages import CallReader, ChatRequest, writable
 from swift_r1.serving.openai_routes import Served
-from swift_r1.serving.pieces import Pieces, collected
+from swift_r1.serving.pieces import Pieces, collected, joined
 from swift_r1.serving.sessions.history import Message
 from swift_r1.wire.protocol import HTTPError
 
@@ -59,8 +59,6 @@ class Turn:
         self._objects = objects
         self._opened = thinks and "".join(prompts.texts(prompt[-_TAIL:])).rstrip().endswith(_OPEN)
         self._reader = BlockReader(thinks, self._opened)
-        self._raw = ""
-        self._given = ""
         self.came: list[Piece] = []
 
     @property
@@ -100,10 +98,8 @@ class Turn:
         """Yields the blocks that the next piece begins or goes on with, each with what it adds."""
         self.came.append(piece)
         parsed = Parsed(piece.text) if self._calls is None else self._calls.piece(0, piece)
-        self._raw += piece.text
         if not self._readable(parsed):
-            parsed = Parsed(self._raw.removeprefix(self._given))
-        self._given += parsed.content or ""
+            parsed = Parsed(joined(self.came).text)
         yield from self._reader.add(parsed, piece.finish_reason is not None)
 
     def message(self, one: Piece) -> Message:
