@@ -118,7 +118,6 @@ SECONDS: dict[str, float] = {
     "tests/rollout/agents/test_results.py": 5,
     "tests/rollout/test_membership.py": 24,
     "tests/rollout/test_pauses.py": 10,
-    "tests/rollout/test_reconnect.py": 14,
     "tests/rollout/test_round.py": 7,
     "tests/rollout/test_served_turns.py": 8,
     "tests/rollout/test_server_pool.py": 28,

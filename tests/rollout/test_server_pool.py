@@ -5,8 +5,11 @@ from __future__ import annotations
 import importlib.util
 import logging
 import os
+import re
+import shutil
 import signal
 import threading
+import time
 import uuid
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -28,9 +31,9 @@ from swift_r1.rollout.remote import TOLERANCE, ServerRollouts
 from swift_r1.rollout.staleness import ServedVersions
 from swift_r1.runtime.ranks import Ranks
 from swift_r1.wire.client import RolloutClient
-from swift_r1.wire.protocol import RolloutRequest, SamplingParams, tokenizer_hash
+from swift_r1.wire.protocol import RolloutRequest, SamplingParams, ServerRefused, tokenizer_hash
 from tests.conftest import until
-from tests.live_servers import OneWeightABucket, learn, pool_of
+from tests.live_servers import OneWeightABucket, learn, pool_of, push_weights
 
 BACK_WITHIN_S = 240
 ONE_RANK = Ranks(0, 1, torch.device("cpu"), None)
@@ -515,3 +518,48 @@ def test_a_server_whose_numbers_depend_on_its_batch_is_refused() -> None:
         plain.model, plain.tokenizer_hash, plain.vocab_size, None, batch_invariant=True
     )
     assert "does not compute so" in str(wanted.fault(plain)) and wanted.fault(invariant) is None
+
+
+def test_another_trainers_update_is_no_loss(
+    connect: Any, tiny_server: Any, backend: OneWeightABucket
+) -> None:
+    rollouts = connect([tiny_server.url])
+    rollouts.publish_weights()
+    ours = rollouts.weight_version
+    with RolloutClient(tiny_server.url) as other:
+        with pytest.raises(ServerRefused, match=f":{os.getpid()} writes this server's weights"):
+            push_weights(other, ours + 7, [list(backend.model.named_parameters())])
+        # As if this process had been stopped for longer than its lease lasts.
+        rollouts.pool.sessions[0].writer.close()
+        push_weights(other, ours + 7, [list(backend.model.named_parameters())])
+    with pytest.raises(
+        RunFailed, match=f"answered with weight version {ours + 7} .* was not published"
+    ):
+        rollouts.generate(requests(), lambda _count: None, ignore_output)
+    assert rollouts.take_metrics()["rollout/refused"] == 1
+    with pytest.raises(
+        RunFailed, match=f"version {ours + 1} is not after the served version {ours + 7}"
+    ):
+        rollouts.publish_weights()
+
+
+@pytest.mark.long
+def test_a_server_that_stays_away_or_is_another_one(
+    connect: Any, tiny_server: Any, tiny_model: Path, tmp_path: Path
+) -> None:
+    rollouts = connect([tiny_server.url], timeout_s=1.0)
+    rollouts.publish_weights()
+    tiny_server.kill()
+    with pytest.raises(ServerUnreachable, match=r"was not ready within 1 s: no answer"):
+        rollouts.generate(requests(), lambda _count: None, ignore_output)
+    other = shutil.copytree(tiny_model, tmp_path / "another-model")
+    tiny_server.start(other)
+    tiny_server.wait()
+    end, why = time.monotonic() + 60, "no answer"
+    while "no answer" in why:  # what the last wait, of a second, has found
+        assert time.monotonic() < end
+        with pytest.raises(ServerUnreachable) as raised:
+            rollouts.generate(requests(), lambda _count: None, ignore_output)
+        why = str(raised.value)
+    assert re.search("it serves .*another-model now, and served .* before", why)
+    tiny_server.kill()

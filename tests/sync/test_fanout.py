@@ -174,7 +174,14 @@ def test_all_get_what_a_direct_push_brings(
         assert one.loaded == [line(1, 1), line(2, 2), line(3, 2)]
 
 
-@pytest.mark.parametrize("phase", ["begin", "bucket", "commit"])
+@pytest.mark.parametrize(
+    "phase",
+    [
+        pytest.param("begin", marks=pytest.mark.long),
+        "bucket",
+        pytest.param("commit", marks=pytest.mark.long),
+    ],
+)
 def test_a_relay_dies(serve: Any, pool: Any, phase: str, caplog: pytest.LogCaptureFixture) -> None:
     """0 passes on to 1, and 1 to 2, which does not notice that 0 died."""
     servers = serve(3)
@@ -220,9 +227,8 @@ def test_a_relay_dies(serve: Any, pool: Any, phase: str, caplog: pytest.LogCaptu
     assert {one.loaded[-1] for one in servers} == {line(3, 3)}
 
 
-@pytest.mark.parametrize(
-    "level", [pytest.param(0, marks=pytest.mark.long), 1, pytest.param(2, marks=pytest.mark.long)]
-)
+@pytest.mark.long
+@pytest.mark.parametrize("level", range(3))
 def test_a_relay_is_stopped(
     serve: Any, pool: Any, level: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -244,7 +250,7 @@ def test_a_relay_is_stopped(
     assert [one.loaded[:2] for one in others] == [[line(1, 1), line(2, 2)]] * 2
 
 
-@pytest.mark.parametrize("who", range(2))
+@pytest.mark.parametrize("who", [0, pytest.param(1, marks=pytest.mark.long)])
 def test_one_joins_and_one_leaves_in_a_push(serve: Any, pool: Any, who: int) -> None:
     servers = serve(4)
     run = pool(servers[:3], 1, source="servers.txt")
