@@ -71,8 +71,8 @@ class ServerArguments:
     )
     update_policy: str = flag(
         "wait",
-        "what a weight update does with running generations: wait for them, abort them (503), keep them running",
-        choices=("wait", "abort", "keep"),
+        "what a weight update does with running generations: wait for them, or keep them running",
+        choices=("wait", "keep"),
     )
     update_timeout: float = flag(
         120.0, "seconds without progress that end a weight update", more_than=0

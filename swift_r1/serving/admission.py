@@ -109,7 +109,7 @@ class Admission:
         """Waits until nothing runs. Work that does not belong to the lease's holder is stopped after `--client_grace`
         seconds, so that no client holds up a training. Raises HTTPError (503) after `--update_timeout` seconds."""
         grace = min(self._config.client_grace, self._config.update_timeout)
-        stop = asyncio.get_running_loop().call_later(grace, self.stop, waiting_for, True)
+        stop = asyncio.get_running_loop().call_later(grace, self._stop_others, waiting_for)
         try:
             await self._idle(waiting_for)
             async with self.exclusive:  # a score that has the engine for itself
@@ -156,7 +156,7 @@ class Admission:
             self._pending[own] -= completions
 
     async def stoppable(self, work: Sequence[Awaitable[T]], lease: str | None = None) -> list[T]:
-        """The results, in order. Raises HTTPError (503) where `stop` ended them."""
+        """The results, in order. Raises HTTPError (503) where an update ended them."""
         task = asyncio.ensure_future(all_results(work))
         self._work[task] = running = _Work(lease)
         try:
@@ -168,11 +168,11 @@ class Admission:
         finally:
             del self._work[task]
 
-    def stop(self, what_for: str, others_alone: bool) -> None:
-        """Stops what runs; with `others_alone` except for the lease's holder."""
+    def _stop_others(self, what_for: str) -> None:
+        """Stops what runs, except for the lease's holder."""
         stopped = 0
         for task, work in self._work.items():
-            if not (others_alone and self._machine.holds(work.lease)):
+            if not self._machine.holds(work.lease):
                 work.stopped = f"{what_for} stopped it; ask again"
                 task.cancel()
                 stopped += 1

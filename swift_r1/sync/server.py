@@ -101,8 +101,6 @@ class Admits(Protocol):
 
     def notify(self) -> None: ...
 
-    def stop(self, what_for: str, others_alone: bool) -> None: ...
-
     async def drained(self, waiting_for: str) -> None: ...
 
 
@@ -564,11 +562,8 @@ class WeightUpdates:
                 self._notify()
 
     async def _make_way(self, version: int, policy: str, keep: bool = True) -> None:
-        update = f"the update to weight version {version}"
-        if policy == "abort":
-            self.admission.stop(update, False)
         if policy != "keep" or not keep:
-            await self.admission.drained(update)
+            await self.admission.drained(f"the update to weight version {version}")
 
     def _adapter_shapes(self, adapter: wire.AdapterConfig) -> Shapes:
         highest = self._config.vllm_max_lora_rank

@@ -50,7 +50,7 @@ LACKS_IMAGES = 424  # the same request will be taken once its images are here
 FinishReason = Literal["stop", "length", "abort"]
 Limit = Literal["calls", "tokens", "seconds", "length"]
 """Of an episode: of its calls of the model, their tokens and its time; and the model's length."""
-UpdatePolicy = Literal["wait", "abort", "keep"]
+UpdatePolicy = Literal["wait", "keep"]
 TokenId = Annotated[int, Field(ge=0, lt=2**31)]
 T = TypeVar("T")
 Several = Annotated[tuple[T, ...], Field(fail_fast=True)]

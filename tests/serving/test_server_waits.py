@@ -202,30 +202,6 @@ def test_a_generation_has_no_deadline_but_the_servers_silence(
     assert all(one.read is one.write is one.pool is None for one in limits) and limits
 
 
-def test_policy_abort_stops_running_rollouts_with_a_word(
-    serve: Serve, engine: StandingEngine
-) -> None:
-    url = serve(update_policy="abort", update_timeout=WAIT_S)
-    refusals: list[httpx.Response] = []
-    with (
-        RolloutClient(url) as trainer,
-        httpx.Client(base_url=url, trust_env=False, timeout=WAIT_S) as http,
-    ):
-
-        def generate() -> None:
-            refusals.append(http.post("/v1/rollouts", json={"requests": [request().model_dump()]}))
-
-        running = threading.Thread(target=generate)
-        running.start()
-        assert engine.started.wait(WAIT_S)
-        assert push_weights(trainer, 1, [[("w", torch.ones(2))]]).weight_version == 1
-        running.join(WAIT_S)
-        assert [refusal.status_code for refusal in refusals] == [503]
-        assert "the update to weight version 1 stopped it; ask again" in refusals[0].json()["error"]
-        engine.may_end.set()
-        assert trainer.generate([request()])[0].completions[0].weight_version == 1
-
-
 def test_more_requests_than_it_takes_are_sent_away(serve: Serve, engine: StandingEngine) -> None:
     url = serve(max_pending_requests=2, update_timeout=WAIT_S)
     with RolloutClient(url) as client, httpx.Client(base_url=url, trust_env=False) as http:
