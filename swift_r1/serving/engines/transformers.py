@@ -24,14 +24,16 @@ from swift_r1.serving.engines.decoding import (
     shares_prompts,
     uniform_streams,
 )
-from swift_r1.serving.engines.routes import WaveRoutes
 from swift_r1.wire.protocol import (
     Completion,
     FinishReason,
     RolloutOutput,
     RolloutRequest,
+    Routes,
+    RoutesAsked,
     SamplingParams,
 )
+from swift_r1.wire.routes import packed
 
 _CACHE_BYTES = 2 * 2**30
 _COMPACT_BELOW = 0.75
@@ -393,6 +395,46 @@ class _DecodeState:
                 [self.attended, self.attended.new_ones(len(self.attended), 1)], dim=1
             )
         return self.attended
+
+
+class WaveRoutes:
+    """Holds the experts of all tokens that a wave reads and writes: takes what the model's routers have chosen after each
+    of its calls, while `Routing.noting` is open. A token has its experts once it was read: the last of a completion never
+    is.
+
+    Args:
+        prompts: of the wave's rows, equal ones being neighbours.
+        longest: tokens of a completion at most.
+    """
+
+    def __init__(
+        self, model: PreTrainedModel, prompts: Sequence[PromptWithImages], longest: int
+    ) -> None:
+        self._routing = routing_of(model)
+        self._prompts = prompts
+        layers, chosen, _ = self._routing.shape
+        size = (len(prompts), longest, layers, chosen)
+        self._written = torch.zeros(size, dtype=self._routing.shape.dtype, device=model.device)
+        self._read: dict[PromptWithImages, Tensor] = {}
+
+    def read(self) -> None:
+        """Takes those of the prompts, each of which was read once, padded on the left."""
+        different = list(dict.fromkeys(self._prompts))
+        noted = self._routing.noted()
+        of_prompts = noted.view(len(different), -1, *noted.shape[1:])
+        for prompt, routes in zip(different, of_prompts, strict=True):
+            self._read[prompt] = routes[len(routes) - len(prompt.token_ids) :]
+
+    def wrote(self, rows: Tensor, step: int) -> None:
+        """Takes those of token `step` of these rows."""
+        self._written[rows, step] = self._routing.noted()
+
+    def of(self, row: int, length: int, asked: RoutesAsked | None) -> Routes | None:
+        """Returns those of a row's prompt and of its completion of `length` tokens without the last."""
+        if asked is None:
+            return None
+        whole = torch.cat([self._read[self._prompts[row]], self._written[row, : length - 1]])
+        return packed(whole[asked.first :].cpu().numpy(), asked)
 
 
 @contextmanager
