@@ -419,7 +419,7 @@ class Membership:
             if not isinstance(self._seen, OSError):
                 why = error.strerror or error
                 logger.warning(
-                    "%s cannot be read (%s): the rollout servers connection as they are",
+                    "%s cannot be read (%s): the rollout servers stay as they are",
                     self._path,
                     why,
                 )
