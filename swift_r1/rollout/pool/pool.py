@@ -385,7 +385,7 @@ class Membership:
     """Has a pool follow a file (`wire/server_file.py`), from now on until `close`.
 
     What the file says counts once it was the same in two looks, half a second apart: it may be half-written. While it
-    cannot be read the servers connection. A line that is no URL is left out.
+    cannot be read the servers stay. A line that is no URL is left out.
 
     Args:
         make: makes the session with a newcomer, see `ServerPool.follow`.
