@@ -39,7 +39,7 @@ setup(
         "gpu": requirements("train") + requirements("gpu"),
         # `swift view` and `swift report`.
         "view": requirements("view"),
-        # `--agent`: the client of plugins that are agents; `--mcp_servers`.
+        # `--agent`: the client of plugins that are agents.
         "agents": requirements("agents"),
         # `--env KIND:NAME`: what each kind of environments needs.
         **{
