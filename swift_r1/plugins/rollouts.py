@@ -1,7 +1,7 @@
 """What plugins derive from and register for rollouts of several turns, and the loop over the turns.
 
 A scheduler drives one trajectory: it asks the model through `infer_engine.infer_async`, and decides what comes next.
-The engine that it is handed keeps the tokens (`swift_r1.rollout.multi_turn`).
+The engine that it is handed keeps the tokens (`swift_r1.rollout.schedulers`).
 """
 
 from __future__ import annotations
