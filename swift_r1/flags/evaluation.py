@@ -20,6 +20,7 @@ from swift_r1.flags.world import World
 from swift_r1.wire.urls import why_no_url, without_password
 
 _ENGINE_FLAGS = [
+    "torch_dtype",
     "max_model_len",
     "vllm_gpu_memory_utilization",
     "vllm_enforce_eager",
@@ -28,16 +29,7 @@ _ENGINE_FLAGS = [
     "vllm_enable_prefix_caching",
     "vllm_engine_kwargs",
 ]
-_LOCAL_FLAGS = ("infer_backend", "torch_dtype", "per_device_eval_batch_size")
-_ENDPOINT_FLAGS = [
-    "endpoint",
-    "api_key",
-    "served_model_name",
-    "tokenizer",
-    "max_concurrent_requests",
-    "vllm_server_timeout",
-    "request_timeout",
-]
+_URL_FLAGS = ["api_key", "tokenizer", "vllm_server_timeout"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,7 +69,8 @@ class ModelUnderTest:
     """Evaluation."""
 
     model: str = flag(
-        "", "folder or Hugging Face id of a model, a checkpoint, or the URL of a server or endpoint"
+        "",
+        "folder or Hugging Face id of a model, a checkpoint, or the URL of a `swift rollout` server",
     )
     benchmarks: list[str] = flag(
         [],
@@ -95,41 +88,19 @@ class ModelUnderTest:
         [], "two folders of evaluations: how much better the second is; takes no model"
     )
     seed: int = flag(42, "seed of the completions, and of --compare's resampling", at_least=0)
-    infer_backend: str = flag(
-        "vllm",
-        "what generates with a model folder; transformers: as in training without a server",
-        choices=("vllm", "transformers"),
-    )
-    per_device_eval_batch_size: int = flag(
-        64, "completions that transformers generates at once", at_least=1
-    )
 
 
 @dataclass(frozen=True, kw_only=True)
-class EndpointArguments:
-    """Servers and endpoints."""
+class AskedServerArguments:
+    """Server."""
 
     api_key: str | None = flag(
-        None, "key of the server or endpoint (better: in SWIFT_API_KEY)", secret=API_KEY_VARIABLE
-    )
-    endpoint: str = flag(
-        "auto",
-        "protocol of a URL: that of `swift rollout` where it is one (rollouts), else OpenAI's chat, or completions",
-        choices=("auto", "rollouts", "chat", "completions"),
-    )
-    served_model_name: str | None = flag(
-        None, "which of an endpoint's models (default: the only one)"
+        None, "key of the server (better: in SWIFT_API_KEY)", secret=API_KEY_VARIABLE
     )
     tokenizer: str | None = flag(
-        None, "model folder with the tokenizer of a `swift rollout` server (default: its own)"
+        None, "model folder with the tokenizer of a server (default: the model that it serves)"
     )
-    max_concurrent_requests: int = flag(64, "requests at once to an endpoint", at_least=1)
-    vllm_server_timeout: float = flag(
-        240.0, "seconds to wait for a lost server or endpoint", more_than=0
-    )
-    request_timeout: float = flag(
-        1800.0, "longest wait for one answer of an endpoint, in seconds", more_than=0
-    )
+    vllm_server_timeout: float = flag(240.0, "seconds to wait for a lost server", more_than=0)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -137,7 +108,7 @@ class EvalArguments(
     VllmArguments,
     VerifierArguments,
     PluginArguments,
-    EndpointArguments,
+    AskedServerArguments,
     AskingArguments,
     ModelUnderTest,
     Command,
@@ -152,8 +123,8 @@ class EvalArguments(
 
     @property
     def base_url(self) -> str:
-        """`--model` without `/v1` at its end, where it is a URL."""
-        return self.model.rstrip("/").removesuffix("/v1")
+        """`--model` without a slash at its end, where it is a URL."""
+        return self.model.rstrip("/")
 
     def tasks(self) -> list[EvalTask]:
         """Returns what `--benchmarks` names, in its order; raises as `read_tasks`."""
@@ -202,17 +173,11 @@ class EvalArguments(
         yield from self._unread(given)
 
     def _unread(self, given: frozenset[str]) -> Iterator[str]:
-        """Flags that have no effect with this model and engine."""
-        unread = [*_ENDPOINT_FLAGS, "per_device_eval_batch_size"]
-        why = "--infer_backend vllm"
-        if self.is_url:
-            unread = [*_LOCAL_FLAGS, *_ENGINE_FLAGS]
-            why = "the URL of a server"
-        elif self.infer_backend == "transformers":
-            unread = _ENDPOINT_FLAGS + _ENGINE_FLAGS
-            why = "--infer_backend transformers"
+        """Flags that have no effect with this model."""
+        unread = _ENGINE_FLAGS if self.is_url else _URL_FLAGS
         unused = [name for name in unread if name in given]
         if unused and self.model:
+            why = "the URL of a server" if self.is_url else "a server of its own"
             yield no_effect(unused, f"with {why}")
 
     def resolved(self, given: frozenset[str], world: World, environ: Mapping[str, str]) -> Self:

@@ -16,9 +16,8 @@ from typing import Any
 from swift_r1.data.registry import register_dataset_info
 from swift_r1.errors import EXIT_OK, RunFailed, UsageError, for_each
 from swift_r1.flags.evaluation import EvalArguments
-from swift_r1.lab.evaluation.choose import open_engine
-from swift_r1.lab.evaluation.engine import BenchmarkQuestion, EvalEngine, Written, model_sha256
 from swift_r1.lab.evaluation.report import report, results_table
+from swift_r1.lab.evaluation.server import BenchmarkQuestion, ServedModel, StartedServer, Written
 from swift_r1.lab.evaluation.store import (
     REPORT,
     CompletionRow,
@@ -51,7 +50,7 @@ _Answered = tuple[BenchmarkQuestion, Sequence[Written]]
 
 def run(args: EvalArguments, command: Sequence[str]) -> int:
     """Does the whole evaluation; what was answered before is not asked again. Raises SwiftError: bad data, settings
-    that are not the folder's, an engine or reward that fails."""
+    that are not the folder's, a server or reward that fails."""
     quiet_libraries()
     load_plugins(args.external_plugins)
     register_dataset_info(args.custom_dataset_info)
@@ -68,18 +67,18 @@ def run(args: EvalArguments, command: Sequence[str]) -> int:
             raise UsageError(
                 f"another evaluation is at work in {folder}: give another --output_dir"
             ) from error
-        engine = open_engine(args, folder)
-        cleanup.callback(engine.close)
+        server = ServedModel(args) if args.is_url else StartedServer(args, folder / "server.log")
+        cleanup.callback(server.close)
         questions = [
             BenchmarkQuestion(one.task, prompt)
             for one in sets
-            for prompt in prompts_of(one, engine.tokenizer, engine.max_model_length)
+            for prompt in prompts_of(one, server.tokenizer, server.max_model_length, server.folder)
         ]
-        settings = _settings(args, sets, engine)
+        settings = _settings(args, sets, server)
         open_settings(folder, settings)
         counts = {question.key: question.task.num_generations for question in questions}
         store = cleanup.enter_context(CompletionStore(folder, counts))
-        _answer(args, engine, questions, store, cleanup)
+        _answer(args, server, questions, store, cleanup)
         results = {}
         for one in sets:
             asked = [question for question in questions if question.task == one.task]
@@ -107,7 +106,7 @@ def run(args: EvalArguments, command: Sequence[str]) -> int:
 
 def _answer(
     args: EvalArguments,
-    engine: EvalEngine,
+    server: ServedModel,
     questions: Sequence[BenchmarkQuestion],
     store: CompletionStore,
     cleanup: ExitStack,
@@ -127,9 +126,9 @@ def _answer(
     bar = cleanup.enter_context(progress_bar(Terminal(stderr=True)))
     said = time.monotonic()
     task = bar.add_task("completions", total=total, completed=done)
-    engine.start()
+    server.start()
     for batch in _generated(
-        engine, [question for question in questions if question.key not in store.done]
+        server, [question for question in questions if question.key not in store.done]
     ):
         for question, rows in _grade(rewards, batch):
             store.add(question.key, rows)
@@ -140,19 +139,19 @@ def _answer(
                 say(f"{done} of {total} completions", "eval")
     left = [question.prompt.prompt_id for question in questions if question.key not in store.done]
     if left:
-        raise RuntimeError(f"the engine left {len(left)} questions out, the first is {left[0]}")
+        raise RuntimeError(f"the server left {len(left)} questions out, the first is {left[0]}")
 
 
 def _generated(
-    engine: EvalEngine, questions: Sequence[BenchmarkQuestion]
+    server: ServedModel, questions: Sequence[BenchmarkQuestion]
 ) -> Iterator[list[_Answered]]:
-    """Yields what the engine, in a thread, has completed since the last look; raises what it raises, after the last."""
+    """Yields what the server, in a thread, has completed since the last look; raises what it raises, after the last."""
     arrived: queue.SimpleQueue[_Answered | None] = queue.SimpleQueue()
     failures: list[BaseException] = []
 
     def work() -> None:
         try:
-            engine.generate(questions, lambda question, written: arrived.put((question, written)))
+            server.generate(questions, lambda question, written: arrived.put((question, written)))
         except BaseException as error:  # noqa: BLE001  raised again where it is waited for
             failures.append(error)
         arrived.put(None)  # the end
@@ -177,21 +176,23 @@ def _generated(
 
 def _weight_versions(store: CompletionStore) -> list[int]:
     """Returns the weight versions that wrote completions; reports several."""
-    found = {row["weight_version"] for rows in store.done.values() for row in rows} - {None}
-    if len(found) > 1:
+    versions = {row["weight_version"] for rows in store.done.values() for row in rows}
+    if len(versions) > 1:
         say(
-            f"the server's weights changed meanwhile: completions are of versions {min(found)} to {max(found)}",
+            "the server's weights changed meanwhile: completions are of versions "
+            f"{min(versions)} to {max(versions)}",
             "eval",
         )
-    return sorted(found)
+    return sorted(versions)
 
 
-def _settings(args: EvalArguments, sets: Sequence[Questions], engine: EvalEngine) -> dict[str, Any]:
+def _settings(
+    args: EvalArguments, sets: Sequence[Questions], server: ServedModel
+) -> dict[str, Any]:
     """Returns what the completions depend on; a folder is continued only with the same."""
     return {
         "model": args.base_url if args.is_url else args.model,
-        "model_sha256": None if args.is_url else model_sha256(args.model),
-        "engine": dict(engine.facts),
+        "engine": dict(server.facts),
         "seed": args.seed,
         "stop_words": list(args.stop_words),
         "verifier": args.verifier,
@@ -253,7 +254,7 @@ def _row(
         "benchmark": task.name,
         "prompt_id": prompt.prompt_id,
         "index": index,
-        "prompt": prompt.text or list(map(dict, prompt.messages)),
+        "prompt": prompt.text,
         "completion": written.text,
         "answer": rule.read(written.text) if rule is not None else None,
         "right": reward is not None and reward >= RIGHT,

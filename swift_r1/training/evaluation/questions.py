@@ -13,10 +13,9 @@ from typing import Any
 
 from swift_r1.data.image_files import ImageRules
 from swift_r1.data.images import images_of, placeless
-from swift_r1.data.loading import have_images
 from swift_r1.data.preprocessors import Row
 from swift_r1.data.prompt_templates import template_arguments
-from swift_r1.data.prompts import Prompt, PromptEncoder, Wording, data_columns
+from swift_r1.data.prompts import Prompt, PromptEncoder, Wording
 from swift_r1.data.registry import find_dataset
 from swift_r1.data.resolve import DATA_FOLDER, open_sources
 from swift_r1.data.rows import Drops, preprocessed
@@ -106,47 +105,19 @@ def load_questions(
 
 
 def prompts_of(
-    questions: Questions, tokenizer: Any, longest: int | None, model: str | None = None
+    questions: Questions, tokenizer: Any, longest: int | None, model: str
 ) -> list[Prompt]:
-    """The prompts of all questions, without text and tokens where the endpoint renders them (`tokenizer` None). Raises
-    UsageError as `check_room`, without a chat template, for a wording that the endpoint cannot get, and for images where
-    the prompts are rendered here and there is no `model` whose processor reads them."""
+    """Returns the prompts of all questions; the processor of `model` reads their images. Raises UsageError as
+    `check_room`, and without a chat template."""
     task = questions.task
-    if tokenizer is not None and model is None and have_images(questions.rows):
-        raise UsageError(
-            f"{task.name}: its rows have images, which are asked about while a run trains (--eval_datasets), or by "
-            "--model URL --endpoint chat"
-        )
     arguments = template_arguments(task.enable_thinking, task.chat_template_kwargs)
     asked = task.system or None, task.prompt_template, task.response_prefix, arguments
-    wording = Wording(*asked, questions.agent_template)
-    if tokenizer is not None:
-        vision = partial(VisionProcessor.load, str(model), tokenizer)
-        encoder = PromptEncoder(tokenizer, wording, vision=vision)
-        encoded = [prompt for row in questions.rows if (prompt := encoder.encode(row)) is not None]
-        assert len(encoded) == len(questions.rows), "an encoder without a limit"
-        check_room(task, encoded, longest)
-        return encoded
-    if wording != Wording(wording.system, arguments=arguments):
-        raise UsageError(
-            f"{task.name}: the endpoint renders the prompts itself, so --prompt_template and --response_prefix cannot "
-            "reach it: --endpoint completions --tokenizer FOLDER"
-        )
-    prompts = []
-    # a row without images lacks their column, and rewards get the rows of several questions as one
-    every = {name: None for row in questions.rows for name in data_columns(row)}
-    for row in questions.rows:
-        if row.get("tools"):
-            raise UsageError(
-                f"{task.name}: its rows have tools: --endpoint completions --tokenizer FOLDER renders them"
-            )
-        messages = tuple(row["messages"])
-        if task.system and messages[0]["role"] != "system":
-            messages = ({"role": "system", "content": task.system}, *messages)
-        names = row["prompt_id"], row["dataset"]
-        columns = every | data_columns(row)
-        prompts.append(Prompt(*names, messages, "", (), columns, images=images_of(row)))
-    return prompts
+    vision = partial(VisionProcessor.load, model, tokenizer)
+    encoder = PromptEncoder(tokenizer, Wording(*asked, questions.agent_template), vision=vision)
+    encoded = [prompt for row in questions.rows if (prompt := encoder.encode(row)) is not None]
+    assert len(encoded) == len(questions.rows), "an encoder without a limit"
+    check_room(task, encoded, longest)
+    return encoded
 
 
 def check_room(task: EvalTask, prompts: Sequence[Prompt], longest: int | None) -> None:

@@ -1,9 +1,9 @@
-"""Questions that a random model can be asked, and `swift eval` in this process."""
+"""Questions that a random model can be asked, and `swift eval` in this process, of a model that is served."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +11,7 @@ import pytest
 
 from swift_r1.flags.evaluation import EvalArguments
 from swift_r1.flags.parser import parse_arguments
+from tests.conftest import ServerProcess, start_tiny_server, wait_until_serving
 
 
 @pytest.fixture
@@ -22,15 +23,34 @@ def gsm8k_file(tmp_path: Path) -> Path:
     return path
 
 
-@pytest.fixture
-def swift_eval(tmp_path: Path) -> Callable[..., Path]:
-    """`swift_eval(model, **flags) -> folder`: runs `swift eval` to its end."""
+@pytest.fixture(scope="session")
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., str]]:
+    """`served(folder, **config) -> url`: the real server over the small engine, one for each model folder."""
+    running: dict[Path, ServerProcess] = {}
 
-    def evaluate(model: Any, **flags: Any) -> Path:
+    def serve(model: Path, **config: Any) -> str:
+        if model not in running:
+            folder = tmp_path_factory.mktemp("served")
+            running[model] = start_tiny_server(folder, model, **config)
+            wait_until_serving(running[model])
+        return running[model].url
+
+    yield serve
+    for server in running.values():
+        server.stop()
+
+
+@pytest.fixture
+def swift_eval(tmp_path: Path, served: Callable[..., str]) -> Callable[..., Path]:
+    """`swift_eval(model, **flags) -> folder`: runs `swift eval` to its end. A model's folder is served by `served`,
+    without `own_server=True`."""
+
+    def evaluate(model: Path | str, own_server: bool = False, **flags: Any) -> Path:
         from swift_r1.lab.evaluation.run import run
 
         folder = Path(flags.pop("output_dir", tmp_path / "eval"))
-        words = eval_words(model, output_dir=folder, **flags)
+        name = model if own_server or isinstance(model, str) else served(model)
+        words = eval_words(name, output_dir=folder, **flags)
         assert run(parse_arguments(EvalArguments, words, {}), ["swift", "eval", *words]) == 0
         return folder
 
@@ -40,8 +60,6 @@ def swift_eval(tmp_path: Path) -> Callable[..., Path]:
 def eval_words(model: Any, **flags: Any) -> list[str]:
     """The words of a command, with defaults for a tiny model."""
     defaults = {"max_completion_length": 8, "n": 2, "instruction": "", "reward_isolation": "inline"}
-    if not str(model).startswith("http"):
-        defaults |= {"infer_backend": "transformers"}
     words = ["--model", str(model)]
     for name, value in (defaults | flags).items():
         values = value if isinstance(value, list) else [value]

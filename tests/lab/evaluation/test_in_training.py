@@ -87,7 +87,6 @@ def test_in_training_and_alone_agree(
         "n": 1,
         "temperature": 0,
         "max_completion_length": 40,
-        "per_device_eval_batch_size": 6,
     }
     for step in (4, 8):
         line = next(line for line in lines if line["step"] == step)
@@ -219,7 +218,7 @@ def test_through_vllm_too(
         temperature=0,
         instruction=BOXED,
         max_completion_length=40,
-        infer_backend="vllm",
+        own_server=True,
         torch_dtype="float32",
         vllm_engine_kwargs=json.dumps({"kv_cache_memory_bytes": 64 << 20}),
     )

@@ -18,8 +18,7 @@ from swift_r1.data.prompt_templates import template_arguments
 from swift_r1.errors import RunFailed, UsageError
 from swift_r1.flags.evaluation import EvalArguments
 from swift_r1.flags.parser import parse_arguments
-from swift_r1.lab.evaluation import worker
-from swift_r1.lab.evaluation.engine import InProcessEngine
+from swift_r1.lab.evaluation.server import ServedModel
 from swift_r1.rewards.graders import grade_gsm8k
 from swift_r1.rewards.orm import orms
 from swift_r1.training.evaluation.questions import evaluation_seeds
@@ -55,7 +54,8 @@ def test_every_completion_is_there_and_the_report_is_theirs(
     )
     assert {"avg@4", "pass@1", "pass@2", "pass@4", "maj@4"} == set(own["metrics"])
     settings = report["settings"]
-    assert len(settings["model_sha256"]) == len(settings["tasks"]["gsm8k"]["sha256"]) == 64
+    assert settings["engine"]["served_model"] == str(tiny_model)
+    assert len(settings["tasks"]["gsm8k"]["sha256"]) == 64
     assert "gsm8k" in (printed := capsys.readouterr().out) and "avg@4" in printed
 
 
@@ -64,7 +64,7 @@ def test_a_finished_evaluation_is_shown_again_without_a_model(
 ) -> None:
     flags: dict[str, Any] = {"benchmarks": [f"gsm8k={gsm8k_file}#3"]}
     first = (swift_eval(tiny_model, **flags) / "report.json").read_text()
-    monkeypatch.setattr(InProcessEngine, "start", lambda self: pytest.fail("the model was loaded"))
+    monkeypatch.setattr(ServedModel, "start", lambda self: pytest.fail("the model was loaded"))
     assert (swift_eval(tiny_model, **flags) / "report.json").read_text() == first
 
 
@@ -94,16 +94,16 @@ def test_what_a_kill_cut_off_is_asked_again(
 
 @pytest.mark.long
 def test_killed_at_any_moment_it_goes_on(
-    swift_eval: Evaluate, tiny_model: Path, gsm8k_file: Path, tmp_path: Path
+    swift_eval: Evaluate,
+    served: Callable[..., str],
+    tiny_model: Path,
+    gsm8k_file: Path,
+    tmp_path: Path,
 ) -> None:
-    flags: dict[str, Any] = {
-        "benchmarks": [f"gsm8k={gsm8k_file}"],
-        "n": 4,
-        "per_device_eval_batch_size": 4,
-    }
+    flags: dict[str, Any] = {"benchmarks": [f"gsm8k={gsm8k_file}"], "n": 4}
     flags |= {"max_completion_length": 200, "output_dir": tmp_path / "killed"}
     process = subprocess.Popen(
-        [sys.executable, "-m", "swift_r1", "eval", *eval_words(tiny_model, **flags)],
+        [sys.executable, "-m", "swift_r1", "eval", *eval_words(served(tiny_model), **flags)],
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
         start_new_session=True,
@@ -137,7 +137,7 @@ def test_other_settings_in_the_same_folder_are_refused(
         with pytest.raises(UsageError, match="other settings") as error:
             swift_eval(tiny_model, **flags | change)
         assert said in error.value.faults
-    with pytest.raises(UsageError, match="model_sha256"):
+    with pytest.raises(UsageError, match="other settings"):
         swift_eval(tiny_model_untied, **flags)
     gsm8k_file.write_text(gsm8k_file.read_text().replace('"2"', '"3"'))
     with pytest.raises(UsageError, match=r"tasks\.gsm8k\.sha256"):
@@ -236,7 +236,7 @@ def test_a_config_file_holds_objects_as_they_are(tmp_path: Path) -> None:
         (["--model", "m", "--benchmarks", '{"dataset": "gsm8k"'], "not a JSON object"),
         (
             ["--model", "m", "--benchmarks", "gsm8k", "--api_key", "k"],
-            "--api_key has no effect with --infer_backend vllm",
+            "--api_key has no effect with a server of its own",
         ),
         (
             ["--model", "http://h", "--benchmarks", "gsm8k", "--torch_dtype", "float32"],
@@ -308,39 +308,6 @@ def test_a_benchmark_has_its_own_arguments_of_the_template() -> None:
     )
 
 
-def test_a_checkpoint_of_adapters(
-    swift_eval: Evaluate, tiny_model: Path, gsm8k_file: Path, tmp_path: Path
-) -> None:
-    """The model with its adapters writes, not its base; the base's files count for what it is."""
-    import torch
-    from transformers import AutoTokenizer
-
-    from swift_r1.flags.adapters import AdapterArguments
-    from swift_r1.models.loading import load_model
-
-    lora = AdapterArguments(
-        train_type="lora", lora_rank=4, lora_alpha=32, target_modules=["q_proj", "v_proj"]
-    )
-    model = load_model(tiny_model, None, gradient_checkpointing=False, trained=lora)
-    torch.manual_seed(0)
-    for name, parameter in model.named_parameters():
-        if ".lora_B." in name:
-            torch.nn.init.normal_(parameter, std=0.5)
-    model.save_pretrained(tmp_path / "adapters")
-    AutoTokenizer.from_pretrained(tiny_model).save_pretrained(tmp_path / "adapters")
-    flags: dict[str, Any] = {"benchmarks": [f"gsm8k={gsm8k_file}"], "temperature": 0, "n": 1}
-    base = rows_of(swift_eval(tiny_model, **flags, output_dir=tmp_path / "base"))
-    folder = swift_eval(tmp_path / "adapters", **flags)
-    adapted = rows_of(folder)
-    assert [row["completion"] for row in adapted] != [row["completion"] for row in base]
-    row = adapted[0]
-    ids = AutoTokenizer.from_pretrained(tiny_model)(row["prompt"], return_tensors="pt")["input_ids"]
-    with torch.no_grad():
-        first = int(model.eval()(ids).logits[0, -1].argmax())
-    tokenizer = AutoTokenizer.from_pretrained(tiny_model)
-    assert row["completion"].startswith(tokenizer.decode([first], skip_special_tokens=True))
-
-
 def test_a_template_for_reasoning(swift_eval: Evaluate, tiny_model: Path, tmp_path: Path) -> None:
     """The published R1 prompt: no instruction of the benchmark, answers in tags, and a turn that begins with a tag."""
     problems = tmp_path / "problems.jsonl"
@@ -386,22 +353,3 @@ def test_turns_end_and_begin_as_the_template_says(
         swift_eval(thinking_base, **flags, prompt_template="no", output_dir=tmp_path / "plain")
     )
     assert not all(row["completion"].startswith("<think>") for row in rows)
-
-
-def test_a_full_disk_is_told_with_the_folder(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: Any
-) -> None:
-    def full(_args: Any, _command: Any) -> int:
-        with open("/dev/full", "w") as file:
-            file.write("a row")
-        return 0
-
-    monkeypatch.setattr(signal, "signal", lambda *_: None)  # this process keeps its own
-    monkeypatch.setattr("swift_r1.lab.evaluation.run.run", full)
-    monkeypatch.setattr(
-        "swift_r1.flags.evaluation.EvalArguments.from_dict", lambda content: content
-    )
-    content = {"args": {"output_dir": "evaluated"}, "command": []}
-    (tmp_path / "args.json").write_text(json.dumps(content))
-    assert worker.main([str(tmp_path / "args.json")]) == 5
-    assert capfd.readouterr().err == "swift eval: No space left on device: evaluated\n"
