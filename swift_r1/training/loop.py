@@ -152,6 +152,11 @@ class Trainer:
         self.device.to_generate()
         epoch = self.epoch()
         positions = self.positions()
+        if isinstance(self.rounds, AnsweredRounds):
+            self.device.to_train()
+            answered = self.rounds.take(self.progress.rounds)
+            self.progress.rounds += 1
+            return replace(answered, ends_epoch=self.epoch() > epoch)
         try:
             scored = self.rounds.sample(self.progress.rounds, self.summary.steps)
         except ServerUnreachable as error:
@@ -161,10 +166,6 @@ class Trainer:
             raise _Stopped from None
         self.device.to_train()
         self.progress.rounds += 1
-        if isinstance(
-            scored, OpenRound
-        ):  # of answers that the data has: they are not sampled and scored
-            return replace(scored, ends_epoch=self.epoch() > epoch)
         with self.stopwatch.timed("wait"):  # the other ranks, for the rewards
             credit = None if scored is None else turn_credit(scored.trained, self.args)
             batch = grpo.batch_of_round(scored, self.ranks, credit=credit)

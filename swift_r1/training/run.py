@@ -39,7 +39,6 @@ from swift_r1.record.reporters import BUILT_IN, open_reporters
 from swift_r1.record.spans import Spans, Stopwatch
 from swift_r1.record.token_record import GIB, TOKENS, TokenWriter, cut_record
 from swift_r1.rollout.base import Rollouts
-from swift_r1.rollout.multi_turn import ConversationDriver
 from swift_r1.rollout.prefetch import PrefetchedRounds, prefetches
 from swift_r1.rollout.prompts import Position
 from swift_r1.rollout.recheck import Recheck
@@ -324,9 +323,33 @@ def _sampled(
     args = context.args
     facts = ModelFacts(ends, rollouts.max_model_length, backend.vocab_size)
     make_turns = open_turns(context, facts)
-    turns = make_turns(rollouts, context.ranks)
-    routes = _routes(args, backend)
-    sampler = _sampler(context, plan, data, rollouts, turns, ends, recorder, run_id, routes)
+    tasks = args.tasks
+    # with R3 the engine says which experts it chooses for the tokens
+    routes = None
+    if args.router_replay_mode == "R3":
+        routes = RoutesAsked(**routing_of(backend.model).shape._asdict())
+
+    def on_done(count: int) -> None:
+        context.watchdog.progress("generation")
+        recorder.phase_advance(count)
+
+    sampler = RoundSampler(
+        args=args,
+        plan=plan,
+        ranks=context.ranks,
+        rollouts=rollouts,
+        turns=make_turns(rollouts, context.ranks),
+        shares={task.name: task.share for task in tasks},
+        sampling={task.name: _sampling(task.args, ends) for task in tasks},
+        run_id=run_id,
+        prompts=data.prompts,
+        gradings=_gradings(tasks, data),
+        recorder=recorder,
+        stopwatch=context.stopwatch,
+        progress=context.watchdog.progress,
+        on_done=on_done,
+        routes=routes,
+    )
     rounds: Rounds = sampler
     if context.start.replay is not None:
         rounds = _recorded_rounds(context, data, sampler, backend, batching)
@@ -338,7 +361,7 @@ def _sampled(
         return rounds, None
     prompts = data.eval_prompts or [[] for _ in eval_sizes]
     sets = eval_sets(
-        args.tasks, sampler.sampling, prompts, eval_sizes, data.open_rewards, facts.max_length
+        tasks, sampler.sampling, prompts, eval_sizes, data.open_rewards, facts.max_length
     )
     return rounds, Evaluator(sets, sampler)
 
@@ -390,51 +413,6 @@ def _open_recorder(context: Context, plan: Plan) -> Recorder:
         watch=diagnosis(run_dir) if diagnosis is not None else None,
     )
     return context.cleanup.enter_context(recorder)
-
-
-def _sampler(
-    context: Context,
-    plan: Plan,
-    data: Inputs,
-    rollouts: Rollouts,
-    turns: ConversationDriver,
-    ends: tuple[int, ...],
-    recorder: Recorder,
-    run_id: str,
-    routes: RoutesAsked | None,
-) -> RoundSampler:
-    """Returns what makes a round's completions and has them scored."""
-    args = context.args
-    tasks = args.tasks
-
-    def on_done(count: int) -> None:
-        context.watchdog.progress("generation")
-        recorder.phase_advance(count)
-
-    return RoundSampler(
-        args=args,
-        plan=plan,
-        ranks=context.ranks,
-        rollouts=rollouts,
-        turns=turns,
-        shares={task.name: task.share for task in tasks},
-        sampling={task.name: _sampling(task.args, ends) for task in tasks},
-        run_id=run_id,
-        prompts=data.prompts,
-        gradings=_gradings(tasks, data),
-        recorder=recorder,
-        stopwatch=context.stopwatch,
-        progress=context.watchdog.progress,
-        on_done=on_done,
-        routes=routes,
-    )
-
-
-def _routes(args: RlhfArguments, backend: Backend) -> RoutesAsked | None:
-    """Returns what the engine is asked for beside the tokens: with R3 the experts that it chooses for them."""
-    if args.router_replay_mode != "R3":
-        return None
-    return RoutesAsked(**routing_of(backend.model).shape._asdict())
 
 
 def _sampling(args: RlhfArguments, ends: tuple[int, ...]) -> SamplingParams:

@@ -62,7 +62,13 @@ from swift_r1.training.optimizer import LearningRate
 from swift_r1.training.ppo import TrainedCritic
 from swift_r1.training.recorded import NothingGenerated
 from swift_r1.wire.client import RolloutClient
-from swift_r1.wire.protocol import ServerInfo, ServerRefused, UpdatePolicy, tokenizer_hash
+from swift_r1.wire.protocol import (
+    AdapterConfig,
+    ServerInfo,
+    ServerRefused,
+    UpdatePolicy,
+    tokenizer_hash,
+)
 from swift_r1.wire.server_file import ready_servers
 
 logger = logging.getLogger("swift_r1.training")
@@ -94,7 +100,7 @@ class Start:
 
 @dataclass(frozen=True)
 class ModelFacts:
-    """Facts about the policy that leading a conversation takes.
+    """What leading a conversation needs to know of the policy.
 
     Example: `ModelFacts(ends=(151643, 151645), max_length=4096, vocab_size=151936)`
     """
@@ -369,93 +375,110 @@ def open_rollouts(
     pool = None
     limits = None
     if writers:
-        longest = args.max_length + args.max_completion_length if args.max_length else None
-        groups = [args.num_generations]
-        groups += [task.args.num_generations_eval or 0 for task in args.tasks]
-        groups += [one.num_generations for one in args.eval_tasks()]
-        expected = Expected(
-            args.model,
-            tokenizer_hash(tokenizer),
-            backend.vocab_size,
-            longest,
-            max(groups),
-            args.router_replay_mode == "R3",
-            args.batch_invariant,
-        )
-        compare = {"true": True, "false": False, "auto": None}[args.weight_delta]
-        transport = HTTP if compare else args.weight_transport
-        timeout = args.vllm_server_timeout
-        file = args.vllm_server_file
-        if file is None:
-            sessions = [ServerSession(writer, expected, timeout, transport) for writer in writers]
-        else:
-            sessions = _first_sessions(context, writers, expected, transport)
-        pool = ServerPool(
-            sessions,
-            timeout,
-            transport,
-            compare,
-            args.weight_fanout,
-            spans=context.spans,
-            tell=context.tell,
-            source=file,
-            stopping=lambda: context.stop.signalled,
-        )
-        context.cleanup.callback(pool.close)
-        if file is not None:
-            first = pool.first
-
-            def newcomer(url: str) -> ServerSession:
-                return ServerSession(
-                    _writer(context, url), expected, timeout, transport, first, newcomer=True
-                )
-
-            context.cleanup.callback(Membership(Path(file), pool, newcomer).close)
-        limits = [
-            torch.tensor([pool.first.max_lora_rank or 0, pool.first.own_base, pool.first.can_sleep])
-        ]
-        if args.sleep_level and not pool.first.can_sleep:
-            logger.info(
-                "--sleep_level %d has no effect on a server that cannot sleep: it can on a GPU, started with "
-                """--vllm_engine_kwargs '{"enable_sleep_mode": true}'""",
-                args.sleep_level,
-            )
+        pool = _open_pool(context, backend, writers)
+        first = pool.first
+        limits = [torch.tensor([first.max_lora_rank or 0, first.own_base, first.can_sleep])]
     max_rank, own_base, can_sleep = ranks.broadcast(limits)[0].tolist()
-    adapter = None
-    parts = trained_parts(backend.model)
-    # The server's base weights are not the trainer's 4-bit ones, so adapters over them are another policy; and vLLM
-    # knows no magnitudes (DoRA), no modules beside the adapters, and none of a tower.
-    alone = (
-        args.takes_adapters
-        and quantization_of(args) is None
-        and args.low_rank_alone
-        and parts == {"llm"}
-    )
-    if args.takes_adapters and max_rank and not alone and ranks.is_rank0:
-        logger.info(
-            "whole weights go to the rollout server: it would make another policy of these adapters alone"
-        )
-    if max_rank and alone:
-        if args.lora_rank > max_rank:
-            raise UsageError(
-                f"--lora_rank {args.lora_rank} is more than the rollout server takes: start it with "
-                f"--vllm_max_lora_rank {args.lora_rank} or more, or without --vllm_enable_lora"
-            )
-        if not own_base:
-            servers = args.vllm_server_file or ", ".join(args.rollout_base_urls)
-            raise UsageError(
-                f"a rollout server of {servers} holds whole weights that another run has pushed, and adapters need its "
-                "own: start it again"
-            )
-        adapter = adapter_config(backend.model, args)
-        if ranks.is_rank0:
-            logger.info(
-                "adapters alone go to the rollout server, which takes them up to rank %d", max_rank
-            )
-    probe = None if vision is None or parts == {"llm"} else ImageProbe(vision)
+    adapter = _sent_adapter(context, backend, max_rank, bool(own_base))
+    probe = None
+    if vision is not None and trained_parts(backend.model) != {"llm"}:
+        probe = ImageProbe(vision)
     return ServerRollouts(
         pool, backend, ranks, args.weight_check_steps, adapter, bool(can_sleep), probe
     )
+
+
+def _open_pool(context: Context, backend: Backend, writers: Sequence[WeightWriter]) -> ServerPool:
+    """Returns the servers, which must serve the policy as the run needs it; on rank 0."""
+    args = context.args
+    longest = args.max_length + args.max_completion_length if args.max_length else None
+    groups = [args.num_generations]
+    groups += [task.args.num_generations_eval or 0 for task in args.tasks]
+    groups += [one.num_generations for one in args.eval_tasks()]
+    expected = Expected(
+        args.model,
+        tokenizer_hash(context.tokenizer),
+        backend.vocab_size,
+        longest,
+        max(groups),
+        args.router_replay_mode == "R3",
+        args.batch_invariant,
+    )
+    compare = {"true": True, "false": False, "auto": None}[args.weight_delta]
+    transport = HTTP if compare else args.weight_transport
+    timeout = args.vllm_server_timeout
+    file = args.vllm_server_file
+    if file is None:
+        sessions = [ServerSession(writer, expected, timeout, transport) for writer in writers]
+    else:
+        sessions = _first_sessions(context, writers, expected, transport)
+    pool = ServerPool(
+        sessions,
+        timeout,
+        transport,
+        compare,
+        args.weight_fanout,
+        spans=context.spans,
+        tell=context.tell,
+        source=file,
+        stopping=lambda: context.stop.signalled,
+    )
+    context.cleanup.callback(pool.close)
+    if file is not None:
+        first = pool.first
+
+        def newcomer(url: str) -> ServerSession:
+            return ServerSession(
+                _writer(context, url), expected, timeout, transport, first, newcomer=True
+            )
+
+        context.cleanup.callback(Membership(Path(file), pool, newcomer).close)
+    if args.sleep_level and not pool.first.can_sleep:
+        logger.info(
+            "--sleep_level %d has no effect on a server that cannot sleep: it can on a GPU, started with "
+            """--vllm_engine_kwargs '{"enable_sleep_mode": true}'""",
+            args.sleep_level,
+        )
+    return pool
+
+
+def _sent_adapter(
+    context: Context, backend: Backend, max_rank: int, own_base: bool
+) -> AdapterConfig | None:
+    """Returns the adapters that go to the servers in the place of whole weights, where these take some, up to
+    `max_rank`; None where whole weights go. Raises UsageError: they do not take these."""
+    args = context.args
+    if not max_rank or not args.takes_adapters:
+        return None
+    # The server's base weights are not the trainer's 4-bit ones, so adapters over them are another policy; and vLLM
+    # knows no magnitudes (DoRA), no modules beside the adapters, and none of a tower.
+    alone = (
+        quantization_of(args) is None
+        and args.low_rank_alone
+        and trained_parts(backend.model) == {"llm"}
+    )
+    if not alone:
+        if context.ranks.is_rank0:
+            logger.info(
+                "whole weights go to the rollout server: it would make another policy of these adapters alone"
+            )
+        return None
+    if args.lora_rank > max_rank:
+        raise UsageError(
+            f"--lora_rank {args.lora_rank} is more than the rollout server takes: start it with "
+            f"--vllm_max_lora_rank {args.lora_rank} or more, or without --vllm_enable_lora"
+        )
+    if not own_base:
+        servers = args.vllm_server_file or ", ".join(args.rollout_base_urls)
+        raise UsageError(
+            f"a rollout server of {servers} holds whole weights that another run has pushed, and adapters need its "
+            "own: start it again"
+        )
+    if context.ranks.is_rank0:
+        logger.info(
+            "adapters alone go to the rollout server, which takes them up to rank %d", max_rank
+        )
+    return adapter_config(backend.model, args)
 
 
 def _first_sessions(

@@ -74,7 +74,7 @@ class AnsweredRounds:
         assert self.prompts is not None
         return self.prompts.positions
 
-    def sample(self, number: int, _step: int) -> OpenRound:
+    def take(self, number: int) -> OpenRound:
         """Returns round `number`, whose answers are in the data. Raises RunFailed as `Prompts.take`."""
         with self.stopwatch.timed("train"), self.ranks.busy():
             batch = None

@@ -7,7 +7,7 @@ A teacher reads the tokens that the policy wrote, after the same prompt, or afte
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from itertools import groupby
@@ -33,11 +33,11 @@ from swift_r1.training.backends.base import Backend, Movable, ReferencePolicy
 from swift_r1.training.batching import Batching, RoundBatch, collate
 from swift_r1.training.grpo import batch_of_round
 from swift_r1.training.micro_batches import SHARED, Form
+from swift_r1.training.open_round import Steps
 from swift_r1.training.setup import Context, check_tokens
 from swift_r1.wire.client import RolloutClient
 from swift_r1.wire.protocol import ScoreResponse, ServerRefused, tokenizer_hash
 
-Steps = list[list[MicroBatch]]
 _AT_ONCE = 32  # completions in one request to a server
 
 
@@ -173,7 +173,7 @@ class ServerTeacher(Teacher):
     servers: Mapping[str, RolloutClient]  # on rank 0; by tag, `""` for the only one
     versions: Mapping[str, int]  # of the weights that each had at the start
     args: RlhfArguments
-    progress: Any  # of the watchdog
+    progress: Callable[[str], None]  # of the watchdog
 
     def teach(self, scored: ScoredRound | None, batch: RoundBatch, steps: Steps) -> Steps:
         with self.ranks.busy():
