@@ -99,7 +99,7 @@ def _failure(folder: RunFolder) -> str | None:
 
 def _lines(folder: RunFolder, log: Diagnosis, verdict: Verdict | None) -> Iterator[str]:
     """Yields the verdict, its causes, the signs beside them, and what could not be looked at."""
-    yield f"  {headline(verdict, log)}"
+    yield f"  {headline(verdict, log.past)}"
     if verdict is not None:
         for trend in verdict.trends:
             yield f"    {trend.text}"

@@ -7,6 +7,7 @@ from collections.abc import Container, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
+from swift_r1.models.shape import skeleton, tied_names
 from swift_r1.wire.protocol import AdapterConfig, HTTPError
 
 if TYPE_CHECKING:
@@ -50,20 +51,6 @@ def of_parts(weights: Shapes, parts: Container[str]) -> Shapes:
     return {name: shape for name, shape in weights.items() if part_of_model(name) in parts}
 
 
-def skeleton(model: str, towers: bool = False) -> nn.Module:
-    """Returns the causal LM `model` (a folder or id) on the meta device, without numbers."""
-    import torch
-
-    from swift_r1.models.multimodal import language_class
-    from swift_r1.models.shape import transformers_config
-
-    config = transformers_config(model)
-    kind = language_class(config, towers)
-    with torch.device("meta"):
-        empty: nn.Module = kind.from_config(config, trust_remote_code=False)
-    return empty
-
-
 def own_weights(model: nn.Module) -> Shapes:
     """Returns the shapes of the weights and persistent buffers by their names in the model itself, tied ones once."""
     tied = tied_names(model)  # in a skeleton they are not tied yet
@@ -74,11 +61,6 @@ def own_weights(model: nn.Module) -> Shapes:
     return shapes | {
         name: tuple(buffer.shape) for name, buffer in model.named_buffers() if name in lasting
     }
-
-
-def tied_names(model: nn.Module) -> set[str]:
-    """Returns the names of the weights that are the same as others."""
-    return set(cast("PreTrainedModel", model).all_tied_weights_keys)
 
 
 def use_checkpoint_form(model: nn.Module, path: str) -> None:

@@ -20,8 +20,6 @@ from swift_r1.models.expected import (
     as_in_checkpoint,
     own_weights,
     parts_of,
-    skeleton,
-    tied_names,
     use_checkpoint_form,
 )
 from swift_r1.models.loading import (
@@ -33,6 +31,7 @@ from swift_r1.models.loading import (
 from swift_r1.models.lora import take_adapter
 from swift_r1.models.multimodal import copy_processor, kept_on_disk
 from swift_r1.models.older_readers import write_older_rope
+from swift_r1.models.shape import skeleton, tied_names
 from swift_r1.models.tokenizer_files import stored_files, tokenizer_files, write_tokenizer
 from swift_r1.models.weights import ADAPTER, has_adapters, policy_weights
 

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cache
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from swift_r1.errors import UsageError, one_line
 from swift_r1.models.tied_head import second_head
 
 if TYPE_CHECKING:
+    from torch import nn
+    from transformers import PreTrainedModel
+
     from swift_r1.flags import RlhfArguments
     from swift_r1.flags.adapters import AdapterArguments
 
@@ -117,13 +120,31 @@ def longest_prompt(args: RlhfArguments) -> int | None:
     return context - args.max_completion_length
 
 
+def skeleton(model: str, towers: bool = False) -> nn.Module:
+    """Returns the causal LM `model` (a folder or id) on the meta device, without numbers."""
+    import torch
+
+    from swift_r1.models.multimodal import language_class
+
+    config = transformers_config(model)
+    kind = language_class(config, towers)
+    with torch.device("meta"):
+        empty: nn.Module = kind.from_config(config, trust_remote_code=False)
+    return empty
+
+
+def tied_names(model: nn.Module) -> set[str]:
+    """Returns the names of the weights that are the same as others."""
+    return set(cast("PreTrainedModel", model).all_tied_weights_keys)
+
+
 @cache
 def shape_of(model: str, towers: bool = False) -> ModelShape:
     """Returns the shape of the model folder (or id) `model`, with `towers` as it is loaded for rows with images; it takes
     seconds, and no weights. Raises UsageError: transformers does not know the architecture."""
-    from torch import float32, nn
+    from torch import float32
+    from torch.nn import Linear
 
-    from swift_r1.models.expected import skeleton, tied_names
     from swift_r1.models.multimodal import part_of_model
 
     try:
@@ -134,7 +155,7 @@ def shape_of(model: str, towers: bool = False) -> ModelShape:
     text = empty.config.get_text_config()
     head = empty.get_output_embeddings()
     linear = [
-        (name, module) for name, module in empty.named_modules() if isinstance(module, nn.Linear)
+        (name, module) for name, module in empty.named_modules() if isinstance(module, Linear)
     ]
     heads = text.num_attention_heads
     head_width = getattr(text, "head_dim", None) or text.hidden_size // heads

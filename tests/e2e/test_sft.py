@@ -81,7 +81,7 @@ def test_a_run_and_the_same_run_cut_otherwise(sft) -> None:
     assert "held-out perplexity" in said
     said_of_it = Diagnosis(folder)
     said_of_it.refresh()
-    line = headline(said_of_it.verdict, said_of_it)
+    line = headline(said_of_it.verdict, said_of_it.past)
     assert line.startswith("learns answers: loss ") and "held-out perplexity on rows" in line
     card = (folder / "checkpoint-3/README.md").read_text()
     assert "sft, --loss_scale default" in card and "grpo" not in card.lower()

@@ -32,6 +32,7 @@ FLOORS = (
 )
 """A package imports from the floors below its own; nothing from its own floor or above."""
 FLOOR_OF = {name: number for number, names in enumerate(FLOORS) for name in names}
+CIRCLE = "swift_r1.flags"  # its files name the class of all flags
 NOT_OURS = ("cli/starters/", "cli/bundled/")  # plugins as their users write them
 
 
@@ -75,6 +76,34 @@ def test_imports_go_one_way() -> None:
             if other in FLOOR_OF and other != own and FLOOR_OF[other] >= FLOOR_OF[own]:
                 wrong.append(f"{path.relative_to(ROOT)}:{line}: {own} imports {name}")
     assert not wrong, "\n".join(wrong)
+
+
+def test_no_files_import_each_other_in_a_circle() -> None:
+    """Type-only imports and those within functions count; a package stands for its `__init__.py`."""
+    names = {
+        ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"): path
+        for path in PACKAGE.rglob("*.py")
+        if not path.relative_to(PACKAGE).as_posix().startswith(NOT_OURS)
+    }
+    # What a file imports from a package's `__init__.py` counts only where no file of it has that name.
+    graph = {
+        own: {
+            name if name in names else name.rpartition(".")[0]
+            for _, name in imported(path)
+            if {name, name.rpartition(".")[0]} & names.keys()
+        }
+        - {own}
+        for own, path in names.items()
+    }
+    leaves = True
+    while (
+        leaves
+    ):  # files that import none of those left are in no circle; nor are those that none imports
+        used = {name for needed in graph.values() for name in needed}
+        leaves = {name for name, needed in graph.items() if not needed or name not in used}
+        graph = {name: needed - leaves for name, needed in graph.items() if name not in leaves}
+    circle = {name for name in graph if not name.startswith(CIRCLE)}
+    assert not circle, f"in or between circles of imports: {', '.join(sorted(circle))}"
 
 
 @pytest.mark.parametrize(

@@ -20,8 +20,9 @@ from transformers import AutoConfig, AutoTokenizer
 
 from swift_r1.data.vision import VisionProcessor
 from swift_r1.errors import UsageError
-from swift_r1.models.expected import as_in_checkpoint, tied_names, use_checkpoint_form
+from swift_r1.models.expected import as_in_checkpoint, use_checkpoint_form
 from swift_r1.models.multimodal import language_class, part_of_model
+from swift_r1.models.shape import tied_names
 from swift_r1.serving.engines.vllm_start import _check_torchvision
 from swift_r1.wire.client import RolloutClient
 from swift_r1.wire.protocol import RolloutOutput, RolloutRequest, SamplingParams, ServerRefused

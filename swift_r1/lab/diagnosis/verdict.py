@@ -5,14 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from swift_r1.lab.diagnosis.causes import Cause, Signs, causes_of
 from swift_r1.lab.diagnosis.past import Past
 from swift_r1.lab.diagnosis.trend import Trend, evaluation_trends, movement_of, trend_of
-
-if TYPE_CHECKING:
-    from swift_r1.lab.diagnosis.watch import Diagnosis
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,13 +44,14 @@ class Verdict:
 NO_VERDICT = "no verdict: it takes the rewards of two rounds"
 
 
-def headline(verdict: Verdict | None, log: Diagnosis) -> str:
-    """Returns the verdict in a sentence; of a run without rewards, how well it says the answers that it learns; of a
+def headline(verdict: Verdict | None, past: Past) -> str:
+    """Returns the verdict on a run with this past in a sentence; of a run without rewards, how well it says the answers that it learns; of a
     replay, how far the policy has moved."""
     if verdict is not None:
         return verdict.reward.text
-    if log.past.replays:
-        return movement_of(log.past)
+    log = past.log
+    if past.replays:
+        return movement_of(past)
     if not log.get("token_accuracy"):
         return NO_VERDICT
     shown = {"loss": "loss", "token_accuracy": "token accuracy"}

@@ -146,7 +146,7 @@ def _ordered(groups: Mapping[str, Sequence[Opened]]) -> list[Opened]:
 def _summary(run: Opened, measured: Measured, runs: int) -> str:
     """Returns what came of a run: its reward and the accuracies with their intervals, its length, and what is wrong."""
     log = run.log
-    said = [headline(log.verdict, log)]
+    said = [headline(log.verdict, log.past)]
     said += evaluations.gains(measured)
     steps = f"{log.last_step} steps"
     seconds = run.folder.summary.get("seconds")

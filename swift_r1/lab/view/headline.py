@@ -45,7 +45,7 @@ class Headline:
             if name not in ("run", "status", "progress", "time")
         ]
         facts = "".join(f"<span>{markup(one)}</span>" for one in now)
-        text = headline(verdict, log)
+        text = headline(verdict, log.past)
         title = headed(verdict, log.past).capitalize()
         if verdict is None and log.get("token_accuracy"):
             title = "Answers"

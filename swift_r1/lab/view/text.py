@@ -135,7 +135,7 @@ def _overview(console: Console, run: RunFolder, log: Diagnosis) -> None:
 def _judged(log: Diagnosis) -> dict[str, str]:
     """Returns the verdict and its first cause, by what they are called."""
     verdict = log.verdict
-    found = {"verdict": headline(verdict, log)}
+    found = {"verdict": headline(verdict, log.past)}
     if verdict is None:
         return found
     for one in verdict.causes[:1]:
