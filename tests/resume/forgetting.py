@@ -30,7 +30,6 @@ def forget(part: str) -> None:
         "rounds": lambda state: replace(state, rounds=state.rounds - 1),
         "weight_version": lambda state: replace(state, weight_version=0),
         "window": lambda state: replace(state, window={}),
-        "choices": lambda state: _prompts(state, choices=""),
         "run_id": lambda state: replace(state, run_id="other"),
     }
     if part in reads:
@@ -54,23 +53,7 @@ def forget(part: str) -> None:
         from swift_r1.training.backends.base import FrozenReference
 
         FrozenReference.load_weights = lambda self, read: None  # type: ignore[method-assign]
-    elif part == "critic_learning_rate":
-        _forget_rate_of_the_critic()
-    elif part == "critic":
-        from swift_r1.models.policy import Critic
-        from swift_r1.training.backends.local import LocalBackend
-
-        load = LocalBackend.load_training_state
-        LocalBackend.load_training_state = (  # type: ignore[method-assign]
-            lambda self, read: None if isinstance(self.module, Critic) else load(self, read)
-        )
-    elif part == "old_values":
-        round_tensors = open_round.round_tensors_of
-        open_round.round_tensors_of = lambda checkpoint: {
-            name: tensor * 0 if name.startswith("old_values") else tensor
-            for name, tensor in round_tensors(checkpoint).items()
-        }
-    elif part in ("old_logps", "image_", "route"):
+    elif part == "old_logps":
         round_tensors = open_round.round_tensors_of
         open_round.round_tensors_of = lambda checkpoint: {
             name: tensor
@@ -87,20 +70,6 @@ def forget(part: str) -> None:
             return value.bfloat16().float() if part == "master" else value * 0
 
         saving.SavedTensors.__call__ = worn  # type: ignore[method-assign]
-
-
-def _forget_rate_of_the_critic() -> None:
-    """The second schedule to be brought to its place is the critic's."""
-    from swift_r1.training.optimizer import LearningRate
-
-    original, seen = LearningRate.go_to, []
-
-    def go_to(self: LearningRate, step: int) -> None:
-        seen.append(step)
-        if len(seen) == 1:
-            original(self, step)
-
-    LearningRate.go_to = go_to  # type: ignore[method-assign]
 
 
 def _poison(numbers: set[int]) -> None:

@@ -219,19 +219,6 @@ def test_killed_and_resumed_equals_uninterrupted(runs, uninterrupted, same, tmp_
     same(expected, tmp_path / "run")
 
 
-@pytest.mark.long
-@pytest.mark.timeout(900)
-@pytest.mark.parametrize("name", sorted(SETTINGS))
-def test_many_kills(runs, uninterrupted, same, tmp_path, name):
-    """Five each, so 115 in all."""
-    expected, seconds = uninterrupted(name)
-    killed = 0
-    while killed < 5:
-        folder = tmp_path / f"run{killed}"
-        killed += kill_and_resume(runs, folder, SETTINGS[name], seconds, 5 - killed)
-        same(expected, folder)
-
-
 def cut_back(folder: Path, copy: Path, step: int) -> Path:
     """A copy of a run as it is after a kill some time after its checkpoint of `step`."""
     shutil.copytree(folder, copy)
@@ -256,19 +243,6 @@ MORE_PARTS = (
 )
 
 
-@pytest.mark.long
-@pytest.mark.parametrize("part", ["old_values", "critic", "critic_learning_rate"])
-def test_without_one_part_of_the_critic_it_is_another_run(
-    runs, uninterrupted, same, tmp_path, part
-):
-    """In the middle of the second round: the values of the first are all 0."""
-    expected, _ = uninterrupted("ppo")
-    folder = cut_back(expected, tmp_path / "run", 6)
-    assert runs.run(folder, forget=part, resume_from_checkpoint="last", **PPO).code == 0
-    with pytest.raises(AssertionError):
-        same(expected, folder)
-
-
 @pytest.mark.parametrize(
     "part", [*PARTS, *(pytest.param(name, marks=pytest.mark.long) for name in MORE_PARTS)]
 )
@@ -281,13 +255,6 @@ def test_without_one_part_of_the_state_it_is_another_run(runs, uninterrupted, sa
         same(expected, folder)
 
 
-def test_a_round_of_a_version_without_images_is_gone_on_with(runs, uninterrupted, same, tmp_path):
-    expected, _ = uninterrupted("full")
-    folder = cut_back(expected, tmp_path / "run", 3)
-    assert runs.run(folder, forget="image_", resume_from_checkpoint="last", **FULL).code == 0
-    same(expected, folder)
-
-
 def test_a_mixture_goes_on_in_the_middle_of_a_round(runs, uninterrupted, same, tmp_path):
     expected, _ = uninterrupted("mixed")
     folder = cut_back(expected, tmp_path / "run", 3)
@@ -295,30 +262,3 @@ def test_a_mixture_goes_on_in_the_middle_of_a_round(runs, uninterrupted, same, t
     same(expected, folder)
     rows = [json.loads(line) for line in (folder / "completions.jsonl").read_text().splitlines()]
     assert {row["task"] for row in rows if "dropped" in row} == {"turns"}
-
-
-@pytest.mark.long
-def test_without_its_state_a_sampler_chooses_others(runs, uninterrupted, same, tmp_path):
-    expected, _ = uninterrupted("chosen")
-    for name, part in (("known", None), ("forgotten", "choices")):
-        cut_back(expected, tmp_path / name, 5)
-        assert (
-            runs.run(tmp_path / name, forget=part, resume_from_checkpoint="last", **CHOSEN).code
-            == 0
-        )
-    same(expected, tmp_path / "known")
-    with pytest.raises(AssertionError):
-        same(expected, tmp_path / "forgotten")
-
-
-@pytest.mark.long
-def test_without_the_random_generators_dropout_is_another(runs, same, tmp_path):
-    """The control for what the adapters drop."""
-    settings = LORA | {"save_total_limit": 9, "max_steps": 6}
-    assert runs.run(tmp_path / "whole", **settings).code == 0
-    for name, more in (("resumed", {}), ("forgetful", {"forget": "rng"})):
-        folder = cut_back(tmp_path / "whole", tmp_path / name, 2)
-        assert runs.run(folder, resume_from_checkpoint="last", **settings | more).code == 0
-    same(tmp_path / "whole", tmp_path / "resumed")
-    with pytest.raises(AssertionError):
-        same(tmp_path / "whole", tmp_path / "forgetful")

@@ -53,9 +53,3 @@ def test_a_round_has_its_experts_after_a_resume(mixtures, same, tmp_path, mode, 
     folder = cut_back(whole, tmp_path / "run", 3)
     assert mixtures.run(folder, resume_from_checkpoint="last", **flags).code == 0
     same(whole, folder)
-    if not more:  # the control
-        without = cut_back(whole, tmp_path / "without", 3)
-        ended = mixtures.run(without, forget="route", resume_from_checkpoint="last", **flags)
-        assert ended.code == 0
-        with pytest.raises(AssertionError):
-            same(whole, without)

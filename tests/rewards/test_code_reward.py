@@ -117,6 +117,7 @@ def test_nothing_leaks_to_the_next_program(code: CodeReward) -> None:
         ) == [1.0, 1.0]
 
 
+@pytest.mark.long
 def test_runs_are_reproducible(code: CodeReward) -> None:
     run = Run("import random; print(random.random(), hash('a'), {*'random order'})")
     first = code.sandbox.run(run)
@@ -237,6 +238,7 @@ def test_lower_limits_of_the_trainer_stay(allows_sandbox: None) -> None:
     assert ran.stdout == f"RunExit(status=0, output=b'({1 << 20}, {1 << 20})\\n')\n", ran
 
 
+@pytest.mark.long
 def test_it_ends_with_its_process(allows_sandbox: None) -> None:
     script = "from swift_r1.workers.sandbox.box import *; s = Sandbox(); print(s._inner.pid, flush=True); input()"
     outer = subprocess.Popen([sys.executable, "-c", script], stdin=-1, stdout=-1, cwd=REPOSITORY)
@@ -314,6 +316,7 @@ def test_swift_check_shows_what_the_reward_gives(tmp_path: Path, allows_sandbox:
     assert ran.returncode == 0 and report["problems"] == [] and report["tells_right"] is True, ran
 
 
+@pytest.mark.long
 def test_swift_check_refuses_where_the_kernel_does(tmp_path: Path) -> None:
     data = tmp_path / "rows.jsonl"
     row = {

@@ -10,8 +10,6 @@ from fractions import Fraction
 from itertools import permutations, product
 from operator import add, mul, sub, truediv
 
-import pytest
-
 from swift_r1.rewards.graders import Grade, grade_countdown, grade_gsm8k, grade_math
 
 LONGEST = 0.25  # seconds of processor time for one grading
@@ -214,25 +212,3 @@ def test_mutated_completions() -> None:
     assert 0 < sum(hammer(4_000, 2, fast_math)) < 4_000
     assert 0 < sum(hammer(150, 3, library_math, longest=25.0)) < 150
     assert no_wrong_one(7_000, 4) > 50
-
-
-@pytest.mark.long
-@pytest.mark.timeout(1800)
-@pytest.mark.parametrize("grade", [gsm8k, fast_math])
-def test_a_hundred_thousand_mutated_completions(
-    grade: Callable[[str, random.Random], Grade],
-) -> None:
-    assert 0 < sum(hammer(100_000, 5, grade)) < 100_000
-
-
-@pytest.mark.long
-@pytest.mark.timeout(1800)
-def test_a_hundred_thousand_mutated_completions_of_countdown() -> None:
-    assert no_wrong_one(100_000, 6) > 500
-
-
-@pytest.mark.long
-@pytest.mark.timeout(3600)
-def test_a_hundred_thousand_mutated_completions_through_the_library() -> None:
-    """The library takes milliseconds for each, and has seconds of its own for the worst."""
-    assert 0 < sum(hammer(100_000, 7, library_math, longest=25.0)) < 100_000

@@ -350,6 +350,7 @@ def test_a_judge_that_is_not_there_or_refuses(
     assert "ConnectError" in column.invalid[0].cause
 
 
+@pytest.mark.long
 def test_a_judge_that_is_busy_for_a_while(serve: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(remote, "FIRST_PAUSE", 0.01)
     busy = serve(lambda _, number: 429 if number == 1 else 503 if number < 6 else "[[10]]")
@@ -448,6 +449,7 @@ def test_the_documentations_example() -> None:
     assert json.loads(judge_text(json.dumps(yaml.safe_load(example))))["votes"] == 3
 
 
+@pytest.mark.long
 def test_a_judge_behind_our_own_server(
     start_tiny: Callable[..., ServerProcess], tiny_model: Path, tmp_path: Path
 ) -> None:
@@ -481,6 +483,7 @@ def test_a_start_does_not_ask_the_judge(serve: Any) -> None:
     assert "the environment variable NO_SUCH_KEY with the judge's key is not set" in fault
 
 
+@pytest.mark.long
 def test_swift_check_asks_the_judge(serve: Any) -> None:
     server = serve(
         lambda body, _: "[[10]]" if asked_about(body) == "<answer>3</answer>" else "[[0]]"

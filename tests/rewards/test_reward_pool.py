@@ -369,6 +369,7 @@ def test_processes_that_a_reward_leaves_are_ended(plugin: Path, tmp_path: Path) 
             assert pool.score(batch(["aa", "a"], 2))[0].values == (2.0, 1.0), word
 
 
+@pytest.mark.long
 def test_a_leak_costs_workers_and_no_rewards(plugin: Path) -> None:
     """Each worker lasts a few calls; then another takes its place, and the call is made again."""
     with RewardPool(args(10.0, 1, reward_memory_limit=0.5), ["grows"], loading(plugin)) as pool:
@@ -379,6 +380,7 @@ def test_a_leak_costs_workers_and_no_rewards(plugin: Path) -> None:
     assert len(seen) > 1
 
 
+@pytest.mark.long
 def test_secrets_and_proxies_are_not_to_be_seen(
     plugin: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -502,6 +504,7 @@ def test_a_late_coroutine_ends_alone(plugin: Path) -> None:
         assert worker_ids(pool) == before
 
 
+@pytest.mark.long
 def test_groups_added_while_the_pool_breaks_down_are_scored(
     plugin: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -556,6 +559,7 @@ def test_a_group_that_was_not_added_is_said(plugin: Path) -> None:
             open_batch.result()
 
 
+@pytest.mark.long
 def test_all_completions_bad(score) -> None:
     column = score("moody", ["raise", "raise", "a", "aa"], 2)
     assert all(math.isnan(value) for value in column.values[:2])
@@ -611,6 +615,7 @@ def test_batches_must_hold_whole_groups(plugin: Path) -> None:
         pool.score(batch(["a", "b", "c"], 2))
 
 
+@pytest.mark.long
 def test_workers_end_when_the_parent_is_killed(plugin: Path, tmp_path: Path) -> None:
     """The parent dies by SIGKILL while one worker is idle and one works; the idle one must end at once."""
     script = tmp_path / "parent.py"
@@ -735,6 +740,7 @@ def test_a_watchdog_that_was_killed_is_replaced(plugin: Path) -> None:
         assert pool._workers._watchdog.alive and pool._workers._watchdog._process.pid != before
 
 
+@pytest.mark.long
 def test_a_crash_without_a_watchdog_leaves_no_child(plugin: Path, tmp_path: Path) -> None:
     """Nobody but the pool is left to end the worker's process group."""
     note = tmp_path / "note"
@@ -755,48 +761,3 @@ def test_a_crash_without_a_watchdog_leaves_no_child(plugin: Path, tmp_path: Path
         thread.join()
         for pid in note.read_text().split():
             wait_gone(int(pid))
-
-
-@pytest.mark.long
-@pytest.mark.timeout(1800)
-def test_soak(plugin: Path) -> None:
-    """2,000 batches, one in twenty hostile: memory and the number of processes stay what they were."""
-    me = psutil.Process()
-    hostile = [
-        "raise",
-        "exit3",
-        "segfault",
-        "sleep",
-        "allocate",
-        "child {note}",
-        "spin",
-        "quit",
-        "stubborn",
-        "fork {note}",
-    ]
-    memory, processes = [], []
-    with RewardPool(args(1.0), ["moody", "strange"], loading(plugin)) as pool:
-        for number in range(2_000):
-            texts = [f"{'a' * (index % 7 + 1)}" for index in range(16)]
-            bad = number % 20 == 0
-            if bad:
-                texts[number // 20 % 16] = hostile[number // 20 % len(hostile)].format(
-                    note=os.devnull
-                )
-            open_batch = pool.open({"global_step": number, "max_steps": 2_000})
-            for group in range(4):
-                open_batch.add(group, batch(texts[4 * group : 4 * group + 4], 4))
-            column = open_batch.result()[1][0]
-            assert len(column.invalid) <= 1 and (bad or not column.invalid), causes(column)
-            if number % 100 == 99:
-                children = me.children(recursive=True)
-                processes.append(len(children))
-                memory.append(
-                    (me.memory_info().rss, max(child.memory_info().rss for child in children))
-                )
-    print(
-        f"processes {processes}, MiB of parent and largest child {[(a >> 20, b >> 20) for a, b in memory]}"
-    )
-    assert max(processes) <= min(processes[3:]) + 1, processes
-    for parent, worker in memory[5:]:
-        assert parent < memory[4][0] + (32 << 20) and worker < memory[4][1] + (64 << 20), memory

@@ -81,7 +81,16 @@ def short_rows(monkeypatch):
     monkeypatch.setattr(prefixes, "LEAST", 2)
 
 
-@pytest.fixture(scope="module", params=[*FAMILIES, *MULTIMODAL])
+CORNER = ("gemma3", "qwen3_moe")  # in each run; the other families in the long tests
+
+
+@pytest.fixture(
+    scope="module",
+    params=[
+        pytest.param(name, marks=() if name in CORNER else pytest.mark.long)
+        for name in (*FAMILIES, *MULTIMODAL)
+    ],
+)
 def family(request, tmp_path_factory):
     folder = save_family(tmp_path_factory.mktemp("models") / request.param, request.param)
     backend = LocalBackend(
