@@ -1,8 +1,7 @@
 """The reward `judge`: a language model behind an OpenAI address says what completions are worth (`--judge FILE`).
 
-Two ways to ask (Zheng et al. 2023, arXiv:2306.05685): it gives each completion a score or a verdict, `votes` times
-(self-consistency, arXiv:2203.11171), or it ranks the completions of a group, in another order at each vote, since
-judges favour places.
+It gives each completion a score or a verdict (Zheng et al. 2023, arXiv:2306.05685), `votes` times (self-consistency,
+arXiv:2203.11171).
 """
 
 from __future__ import annotations
@@ -10,13 +9,12 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import json
-import random
 import re
 import sqlite3
 import statistics
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 from swift_r1.rewards.episode_text import episode_messages, told, without_middle
 from swift_r1.rewards.orm import AsyncORM, orms
@@ -29,7 +27,6 @@ STORE = "judge.sqlite"
 Messages = list[dict[str, str]]
 Question = tuple[str, str]
 """The system message, and the user's."""
-Vote = TypeVar("Vote")
 
 
 class UnreadableAnswer(ValueError):
@@ -37,7 +34,7 @@ class UnreadableAnswer(ValueError):
 
 
 class OverBudget(RuntimeError):
-    """`max_calls`, `max_total_tokens` or `max_cost` is spent."""
+    """`max_calls` or `max_total_tokens` is spent."""
 
 
 class Answers:
@@ -74,19 +71,16 @@ class Answers:
 
     def take_call(self, config: JudgeConfig) -> bool:
         """Returns whether one more call is within the budget; it is counted then."""
-        limits = (config.max_calls, config.max_total_tokens, config.max_cost)
+        limits = (config.max_calls, config.max_total_tokens)
         most = [2**62 if limit is None else limit for limit in limits]
-        prices = [config.price_per_call, config.price_per_1k_tokens / 1000]
         counted = self._db.execute(
-            "UPDATE spent SET calls = calls + 1"
-            " WHERE calls < ? AND tokens < ? AND ? > calls * ? + tokens * ?",
-            [*most, *prices],
+            "UPDATE spent SET calls = calls + 1 WHERE calls < ? AND tokens < ?", most
         )
         return counted.rowcount == 1
 
 
 class Judge(AsyncORM):
-    """A language model behind an OpenAI address scores or ranks completions (`--judge`).
+    """A language model behind an OpenAI address scores completions (`--judge`).
 
     Rewards are from 0 to 1, or those of the verdicts. Raises ValueError: constructed without `--judge`, or without the
     key that this names.
@@ -126,8 +120,6 @@ class Judge(AsyncORM):
             }
             row |= {"prompt": task_of(messages[index]), "completion": completion}
             rows.append(row | self._episode(row))
-        if self.config.mode == "rank":
-            return await self._ranked([row["episode"] for row in rows], rows)
         questions = [self._question(row) for row in rows]
         different = list(dict.fromkeys(questions))  # equal completions are one question
         scores = await asyncio.gather(*map(self._score, different))
@@ -144,9 +136,7 @@ class Judge(AsyncORM):
 
     async def _score(self, question: Question) -> float | Exception | None:
         """Returns the reward of a completion: that of its votes together, or in the place of one that is not clear."""
-        votes = await self._votes(
-            [question] * self.config.votes, lambda _, text: self._read_score(text)
-        )
+        votes = await self._votes(question)
         if not isinstance(votes, list):
             return votes
         if self.config.combine == "median":
@@ -155,46 +145,20 @@ class Judge(AsyncORM):
             statistics.multimode(votes) if self.config.combine == "majority" else votes
         )
 
-    async def _ranked(
-        self, completions: Sequence[str], rows: Sequence[Mapping[str, Any]]
-    ) -> list[Any]:
-        """Returns the reward of each completion (or episode) of a group: the mean share of the others that it beats."""
-        different = list(dict.fromkeys(completions))
-        if len(different) == 1:
-            return [0.5] * len(completions)
-        orders = [shuffled(different, number) for number in range(self.config.votes)]
-        questions = []
-        for order in orders:
-            answers = [
-                f'<answer number="{at}">\n{self._cut(rows[0], text, len(order))}\n</answer>'
-                for at, text in enumerate(order, start=1)
-            ]
-            questions.append(self._question({**rows[0], "completions": "\n\n".join(answers)}))
-
-        def read(number: int, text: str) -> dict[str, float]:
-            """Returns what the answer to a question says of each completion."""
-            return dict(zip(orders[number], read_ranking(text, len(different)), strict=True))
-
-        votes = await self._votes(questions, read)
-        if not isinstance(votes, list):
-            return [votes] * len(completions)
-        return [statistics.fmean(vote[text] for vote in votes) for text in completions]
-
-    async def _votes(
-        self, questions: Sequence[Question], read: Callable[[int, str], Vote]
-    ) -> list[Vote] | float | Exception | None:
-        """Returns what the answers say, those that `read` can read by their number; the reward instead, where most of
-        them say nothing. A judge that cannot be reached is always a fault."""
+    async def _votes(self, question: Question) -> list[float] | float | Exception | None:
+        """Returns what the answers say, those that can be read; the reward instead, where most of them say nothing. A
+        judge that cannot be reached is always a fault."""
         answers = await asyncio.gather(
-            *map(self._ask, questions, range(len(questions))), return_exceptions=True
+            *(self._ask(question, number) for number in range(self.config.votes)),
+            return_exceptions=True,
         )
-        votes = list[Vote]()
+        votes = list[float]()
         causes = list[Exception]()
-        for number, answer in enumerate(answers):
+        for answer in answers:
             try:
                 if isinstance(answer, BaseException):
                     raise answer
-                votes.append(read(number, answer))
+                votes.append(self._read_score(answer))
             except (RemoteRewardError, OverBudget, UnreadableAnswer) as error:
                 causes.append(error)
 
@@ -253,7 +217,7 @@ class Judge(AsyncORM):
                 raise RemoteRewardError(
                     f"{config.url} did not answer with a chat completion"
                 ) from error
-            if config.counts_tokens and tokens <= 0:
+            if config.max_total_tokens is not None and tokens <= 0:
                 raise RemoteRewardError(
                     f"{config.url} does not say total_tokens, which its budget counts"
                 )
@@ -272,11 +236,6 @@ class Judge(AsyncORM):
     async def _request(self, path: str, body: bytes | None = None) -> Any:
         return await self._client.ask(self.config.url.rstrip("/") + path, body)
 
-    def _cut(self, row: Mapping[str, Any], text: str, among: int = 1) -> str:
-        """Returns what is shown of an episode `among` so many; of other runs all of a completion."""
-        length = self.config.episode_length // among
-        return without_middle(text, length) if "episode_steps" in row else text
-
     def _question(self, row: Mapping[str, Any]) -> Question:
         """Returns the templates with what the row has in its columns. Raises ValueError: it lacks what they name."""
         from swift_r1.rewards.judge_config import PLACEHOLDER
@@ -293,7 +252,8 @@ class Judge(AsyncORM):
             return str(words[name])
 
         of_episodes = "episode_steps" in row
-        words["episode"] = self._cut(row, row["episode"])
+        if of_episodes:
+            words["episode"] = without_middle(row["episode"], self.config.episode_length)
         words["rubric"] = filled(str(words["rubric"]))
         return (
             filled(self.config.asked(of_episodes)),
@@ -327,29 +287,6 @@ def task_of(conversation: Sequence[Mapping[str, Any]]) -> str:
     if conversation and conversation[-1].get("role") == "assistant":
         conversation = conversation[:-1]
     return told(conversation)
-
-
-def shuffled(texts: Sequence[str], number: int) -> list[str]:
-    """Returns the texts in another order, which depends on them and on the vote's number alone."""
-    order = list(texts)
-    random.Random(json.dumps([number, *texts])).shuffle(order)
-    return order
-
-
-def read_ranking(text: str, count: int) -> list[float]:
-    """Returns the share of the others that each of `count` answers beats, a tie as a half, from `[[2 > 1 = 3]]`. Raises
-    UnreadableAnswer."""
-    rankings = re.findall(r"\[\[\s*(\d{1,4}(?:\s*[>=]\s*\d{1,4})*)\s*\]\]", text)
-    values: dict[int, float] = {}
-    below = count
-    for part in rankings[-1].split(">") if rankings else ():
-        ties = list(map(int, part.split("=")))
-        below -= len(ties)
-        values |= dict.fromkeys(ties, (below + (len(ties) - 1) / 2) / (count - 1))
-
-    if below or sorted(values) != list(range(1, count + 1)):
-        raise unreadable(f"has no ranking of the {count} answers", text)
-    return [values[number] for number in range(1, count + 1)]
 
 
 def unreadable(what: str, text: str) -> UnreadableAnswer:

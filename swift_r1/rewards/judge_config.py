@@ -19,25 +19,15 @@ _ASKED = {
     "double brackets, a number from {low} (worst) to {high} (best): [[score]]",
     "words": "{rubric}\nExplain your judgement briefly, then end with your verdict in "
     "double brackets, one of {words}: [[verdict]]",
-    "rank": "{rubric}\nExplain your judgement briefly, then end with the numbers of "
-    "all answers in double brackets, the best first, and = between those that are equally good: [[2 > 1 = 3]]",
 }
-_SHOWN = {
-    "score": "<task>\n{prompt}\n</task>\n\n<answer>\n{completion}\n</answer>",
-    "rank": "<task>\n{prompt}\n</task>\n\n{completions}",
-}
+_SHOWN = "<task>\n{prompt}\n</task>\n\n<answer>\n{completion}\n</answer>"
 _EPISODE = "<task>\n{prompt}\n</task>\n\n<episode>\n{episode}\n</episode>"
-_OPENINGS = {
-    "score": "You judge an answer to a task.",
-    "rank": "You compare answers to one task.",
-}
-_OPENINGS_OF_EPISODES = {
-    "score": "You judge the whole course of an assistant's work on a task: what it wrote, the tools that it called "
-    "and what it read, in order.",
-    "rank": "You compare answers to one task, each the whole course of an assistant's work: what it wrote, the tools "
-    "that it called and what it read, in order.",
-}
-_OF_COMPLETIONS = frozenset(("prompt", "completion", "completions", "episode"))
+_OPENING = "You judge an answer to a task."
+_OPENING_OF_EPISODES = (
+    "You judge the whole course of an assistant's work on a task: what it wrote, the tools that it called and what it "
+    "read, in order."
+)
+_OF_COMPLETIONS = frozenset(("prompt", "completion", "episode"))
 _NUMBER = r"\[\[\s*([+-]?\d+(?:\.\d+)?)\s*\]\]"
 
 
@@ -53,8 +43,6 @@ class JudgeConfig(BaseModel):
     url: str = Field(pattern=r"^https?://[^@?#]+$")  # of the OpenAI protocol, up to `/v1`
     model: str | None = None  # None: the first that the address lists
     api_key_env: str | None = None  # the environment variable that holds the key
-    # each completion for itself, or a group's completions in an order
-    mode: Literal["score", "rank"] = "score"
     rubric: str = _RUBRIC
     system: str = ""  # the system message and the question, with `{placeholders}`
     prompt: str = ""
@@ -66,8 +54,7 @@ class JudgeConfig(BaseModel):
     combine: Literal["majority", "median", "mean"] = "majority"
     temperature: float = Field(default=0.0, ge=0.0, le=2.0)
     max_tokens: int = Field(default=1024, ge=1)
-    # characters of an episode that are shown, or of all those of a group together; of a longer one its middle is left
-    # out
+    # characters of an episode that are shown; of a longer one its middle is left out
     episode_length: int = Field(default=60_000, ge=100)
     # seconds of one request; None: --reward_timeout
     timeout: float | None = Field(default=None, gt=0)
@@ -75,9 +62,6 @@ class JudgeConfig(BaseModel):
     invalid: Otherwise = "invalid"  # of an answer that cannot be read
     max_calls: int | None = Field(default=None, ge=0)  # budget of the run
     max_total_tokens: int | None = Field(default=None, ge=0)
-    price_per_call: float = Field(default=0.0, ge=0)
-    price_per_1k_tokens: float = Field(default=0.0, ge=0)  # of `total_tokens`
-    max_cost: float | None = Field(default=None, gt=0)  # in the unit of the prices
     over_budget: Otherwise = "invalid"
     extra: dict[str, Any] = {}  # more fields of each request
 
@@ -100,12 +84,8 @@ class JudgeConfig(BaseModel):
 
     @model_validator(mode="after")
     def _fits_together(self) -> Self:
-        if self.mode == "rank" and self.answer is not None:
-            raise ValueError("answer is for mode score: a ranking is always [[2 > 1 = 3]]")
-        if self.mode == "score" and self.votes > 1 and self.temperature == 0:
+        if self.votes > 1 and self.temperature == 0:
             raise ValueError(f"votes {self.votes} are all the same at temperature 0: give one")
-        if self.max_cost is not None and not (self.price_per_call or self.price_per_1k_tokens):
-            raise ValueError("max_cost needs price_per_call or price_per_1k_tokens")
         if not isinstance(self.scale, dict) and self.scale[0] == self.scale[1]:
             raise ValueError(
                 "scale needs two different numbers: of the worst and of the best answer"
@@ -121,24 +101,20 @@ class JudgeConfig(BaseModel):
             if groups != 1:
                 raise ValueError(f"answer has {groups} groups: one is what is read")
 
-        needed = ("completion", "episode") if self.mode == "score" else ("completions",)
-        if not set(needed) & set(PLACEHOLDER.findall(self.shown())):
-            raise ValueError(f"prompt lacks {{{needed[0]}}}")
+        if not {"completion", "episode"} & set(PLACEHOLDER.findall(self.shown())):
+            raise ValueError("prompt lacks {completion}")
         return self
 
     def asked(self, of_episodes: bool = False) -> str:
         """Returns the template of the system message, about single answers or about whole episodes."""
         if self.system:
             return self.system
-        opening = (_OPENINGS_OF_EPISODES if of_episodes else _OPENINGS)[self.mode]
-        if self.mode == "rank":
-            return f"{opening} {_ASKED['rank']}"
+        opening = _OPENING_OF_EPISODES if of_episodes else _OPENING
         return f"{opening} {_ASKED['words' if self.words else 'scale']}"
 
     def shown(self, of_episodes: bool = False) -> str:
         """Returns the template of the question, as `asked`."""
-        own = _EPISODE if of_episodes and self.mode == "score" else _SHOWN[self.mode]
-        return self.prompt or own
+        return self.prompt or (_EPISODE if of_episodes else _SHOWN)
 
     @property
     def words(self) -> dict[str, float]:
@@ -146,12 +122,6 @@ class JudgeConfig(BaseModel):
         if not isinstance(self.scale, dict):
             return {}
         return {word.upper(): value for word, value in self.scale.items()}
-
-    @property
-    def counts_tokens(self) -> bool:
-        """Returns whether a budget depends on what answers say of their tokens."""
-        priced = self.max_cost is not None and self.price_per_1k_tokens > 0
-        return priced or self.max_total_tokens is not None
 
     @property
     def pattern(self) -> str:

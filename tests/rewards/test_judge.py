@@ -24,7 +24,7 @@ from swift_r1.launch.checks.reward_smoke_test import quick_faults
 from swift_r1.launch.checks.run import run_checks
 from swift_r1.record.episodes import EpisodeCall, steps_of
 from swift_r1.rewards import remote
-from swift_r1.rewards.judge import UnreadableAnswer, read_ranking, shuffled, task_of
+from swift_r1.rewards.judge import task_of
 from swift_r1.rewards.judge_config import judge_text
 from swift_r1.rewards.orm import build_reward
 from swift_r1.rewards.pool import InlineRewards, RewardPool
@@ -201,35 +201,6 @@ def test_what_an_unreadable_answer_means(serve: Any, invalid: Any, value: float 
     )
 
 
-def test_a_group_is_ranked_in_another_order_at_each_vote(serve: Any) -> None:
-    orders: list[list[str]] = []
-
-    def longest_first(body: dict[str, Any], _: int) -> str:
-        texts = re.findall(r'<answer number="\d">\n(.*)\n</answer>', body["messages"][1]["content"])
-        orders.append(texts)
-        classes: dict[int, list[str]] = {}
-        for number, text in enumerate(texts, start=1):
-            classes.setdefault(len(text), []).append(str(number))
-        return (
-            "So: [[ "
-            + " > ".join("=".join(classes[size]) for size in sorted(classes, reverse=True))
-            + " ]]"
-        )
-
-    server = serve(longest_first)
-    column = judged(server.url, ["a", "bbb", "cc", "dd", "a"], mode="rank", votes=4)
-    assert column.values == pytest.approx((0.0, 1.0, 0.5, 0.5, 0.0))  # of four different ones
-    assert len(orders) == 4 and len({tuple(order) for order in orders}) > 1
-    assert all(sorted(order) == ["a", "bbb", "cc", "dd"] for order in orders)
-    assert judged(server.url, ["a", "a"], mode="rank").values == (0.5, 0.5)  # nobody is asked
-    assert len(orders) == 4
-    column = judged(serve(lambda *_: "[[1 > 3]]").url, ["a", "b"], mode="rank")
-    assert all(
-        "has no ranking of the 2 answers: '[[1 > 3]]'" in bad.cause for bad in column.invalid
-    )
-    assert len(column.invalid) == 2
-
-
 def steps(*texts: str) -> list[dict[str, Any]]:
     """Those of an episode that looks something up and says these texts, one after another."""
     look = {"id": "c", "function": {"name": "look", "arguments": '{"at": 1}'}}
@@ -287,24 +258,7 @@ def test_a_judge_sees_the_whole_episode_unless_it_is_too_long(serve: Any) -> Non
     assert server.seen[5]["messages"][1]["content"] == "8|8|"
 
 
-def test_episodes_of_a_group_are_ranked(serve: Any) -> None:
-    server = serve(lambda *_: "[[1 > 2]]")
-    episodes = [steps("a", "7"), steps("x" * 5000, "7"), steps("a", "7")]
-    column = judged(server.url, ["7"] * 3, episodes=episodes, mode="rank", episode_length=600)
-    system, user = (message["content"] for message in server.seen[0]["messages"])
-    assert sorted(column.values) in ([0.0, 1.0, 1.0], [0.0, 0.0, 1.0])
-    assert system.startswith("You compare answers to one task, each the whole course of an")
-    assert user.startswith('<task>\nName a number.\n</task>\n\n<answer number="1">\nassistant: ')
-    assert len(user) < 1000  # both together have the length of one
-
-
-def test_rankings() -> None:
-    assert read_ranking("[[2>1>3]]", 3) == [0.5, 1.0, 0.0]
-    assert read_ranking("[[1 > 2]] no: [[1 = 2]]", 2) == [0.5, 0.5]
-    for text in ("", "[[1]]", "[[1 > 1]]", "[[1 > 2 > 3]]", "[[1 2]]", "[[2 > > 1]]"):
-        with pytest.raises(UnreadableAnswer):
-            read_ranking(text, 2)
-    assert shuffled("abc", 0) == shuffled("abc", 0)
+def test_what_was_asked() -> None:
     assert task_of([{"role": "user", "content": "q"}, {"role": "assistant", "content": "a"}]) == "q"
     assert (
         task_of([{"role": "system", "content": "s"}, {"role": "user", "content": "q"}])
@@ -326,11 +280,8 @@ def test_answers_are_kept_in_the_run_and_the_budget_is_the_runs(serve: Any, tmp_
         server.url, ["n", "m"], tmp_path, max_total_tokens=80, over_budget="none"
     ).values == (None, None)
     assert judged(server.url, ["n", "m"], tmp_path, max_total_tokens=81, at_once=1).values[0] == 0.5
-    paid = {"price_per_call": 0.01, "price_per_1k_tokens": 5.0, "at_once": 1, "over_budget": -1}
-    # 9 calls and 90 tokens have cost 0.54, each more 0.06
-    assert judged(server.url, ["q", "r"], tmp_path, max_cost=0.55, **paid).values == (0.5, -1.0)
     with sqlite3.connect(tmp_path / "judge.sqlite") as kept:
-        assert kept.execute("SELECT calls, tokens FROM spent").fetchall() == [(10, 100)]
+        assert kept.execute("SELECT calls, tokens FROM spent").fetchall() == [(9, 90)]
 
 
 def test_a_judge_that_is_not_there_or_refuses(
