@@ -68,8 +68,7 @@ def results_table(results: Mapping[str, Result], model: str) -> Table:
             cells.append("" if estimate is None else percent(estimate.value))
         if in_parts:
             cells.append("" if result.mean_reward is None else f"{result.mean_reward:.3f}")
-        cells.append("" if result.mean_length is None else f"{result.mean_length:.0f}")
-        table.add_row(*cells, percent(result.truncated))
+        table.add_row(*cells, f"{result.mean_length:.0f}", percent(result.truncated))
     mean = _mean(results)
     if mean is not None:
         table.add_section()

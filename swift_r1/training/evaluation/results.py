@@ -51,7 +51,7 @@ class Graded:
     reward: float | None  # what the reward function said; None for no opinion, which is not right
     # by the rule of the reward (`RULES`); None where there is no rule, or no answer
     answer: str | None
-    tokens: int | None  # its length; None where the endpoint does not say
+    tokens: int  # its length
     truncated: bool  # it was cut off at its limit
 
     @property
@@ -78,7 +78,7 @@ class Result:
     n: int  # completions per question
     # `avg@n`, `pass@k`, and where answers can be compared `maj@k`, by name
     estimates: Mapping[str, MeanEstimate]
-    mean_length: float | None  # in tokens; None where the endpoint does not say
+    mean_length: float  # in tokens
     # truncated, unanswered: shares of the completions; without a rule for answers the second is None
     truncated: float
     unanswered: float | None
@@ -107,12 +107,8 @@ class Result:
         for name, one in self.estimates.items():
             if name.endswith(f"@{self.n}"):
                 found |= {f"{name}/low": one.low, f"{name}/high": one.high}
-        more = {
-            "mean_length": self.mean_length,
-            "truncated": self.truncated,
-            "unanswered": self.unanswered,
-        }
-        return found | {name: value for name, value in more.items() if value is not None}
+        found |= {"mean_length": self.mean_length, "truncated": self.truncated}
+        return found if self.unanswered is None else found | {"unanswered": self.unanswered}
 
 
 def summarize(graded: Sequence[Graded], reward: str | None) -> Result:
@@ -143,7 +139,6 @@ def summarize(graded: Sequence[Graded], reward: str | None) -> Result:
         kind, _, k = name.partition("@")
         return n if kind == "avg" else n / int(k)
 
-    lengths = [one.tokens for one in graded if one.tokens is not None]
     rewards = [
         one.reward for one in graded if one.reward is not None and not math.isnan(one.reward)
     ]
@@ -153,7 +148,7 @@ def summarize(graded: Sequence[Graded], reward: str | None) -> Result:
         estimates={
             name: mean_estimate(list(own.values()), draws(name)) for name, own in values.items()
         },
-        mean_length=math.fsum(lengths) / len(lengths) if len(lengths) == len(graded) else None,
+        mean_length=sum(one.tokens for one in graded) / len(graded),
         truncated=sum(one.truncated for one in graded) / len(graded),
         unanswered=None
         if rule is None
