@@ -326,10 +326,9 @@ class TrainingArguments:
     )
     fsdp: str | None = flag(
         None,
-        "shard by torch's FSDP2: fsdp2, a JSON file or JSON as ms-swift has them",
+        "shard by torch's FSDP2",
         instead_of=("deepspeed",),
-        check=partial(_named_or_json, ("fsdp2",)),
-        objects=True,
+        choices=("fsdp2",),
     )
     ddp_timeout: int = resumable_flag(
         600,

@@ -22,7 +22,6 @@ from swift_r1.flags.world import World
 from swift_r1.models.shape import KEPT_CHUNKS, LOGITS_BYTES, ModelShape, gpu_logits_bytes, shape_of
 from swift_r1.runtime.hardware import GpuMemory
 from swift_r1.training.backends.deepspeed_config import ON_GPU, offloads, read_config
-from swift_r1.training.backends.fsdp_config import read_fsdp
 from swift_r1.training.micro_batches import LEAST_SAVING
 
 if TYPE_CHECKING:
@@ -93,7 +92,7 @@ def estimate(
         critic: of PPO, all of whose weights are trained.
     """
     stage, (offloads_optimizer, offloads_weights) = zero_of(args)
-    fsdp = read_fsdp(args.fsdp) if args.fsdp else None
+    fsdp = args.fsdp is not None
     width = WIDTHS[args.torch_dtype or shape.dtype]
     ranks = world_size if stage is not None else 1
     sharded = ranks if stage == 3 else 1
@@ -130,7 +129,6 @@ def estimate(
         )
         parts["critic's optimizer"] = _optimizer(args, numbers, bytes_each, ranks, stage)
     if stage == 3:
-        whole = fsdp is not None and not fsdp.reshard_after_forward
         if args.zero_hpz_partition_size is not None and args.zero_hpz_partition_size > 1:
             own = sum(
                 size
@@ -139,7 +137,7 @@ def estimate(
             )
             parts["second copy of weights"] = own * sharded / args.zero_hpz_partition_size
         parts["gathered weights"] = max(
-            _gathered(model, args, whole) for model in (shape, critic) if model is not None
+            _gathered(model, args) for model in (shape, critic) if model is not None
         )
         if not args.use_vllm:
             parts["generation copy"] = shape.total * width
@@ -282,10 +280,9 @@ def _optimizer(
     return masters + {"sgd": 0, **dict.fromkeys(EIGHT_BIT, 2)}.get(args.optim, 8) * trained / ranks
 
 
-def _gathered(shape: ModelShape, args: RlhfArguments, whole: bool) -> float:
-    """The `whole` model, or what ZeRO-3 has gathered at a time of one: the layer at work, the next one, and the output
-    head. Policy, critic and reference work one after another."""
-    live = shape.total if whole else shape.head + 2 * (shape.total - shape.head) / shape.layers
+def _gathered(shape: ModelShape, args: RlhfArguments) -> float:
+    """Returns what ZeRO-3 has gathered at a time of a model: the layer at work, the next one, and the output head. Policy, critic and reference work one after another."""
+    live = shape.head + 2 * (shape.total - shape.head) / shape.layers
     return min(shape.total, live) * WIDTHS[args.torch_dtype or shape.dtype]
 
 

@@ -11,7 +11,6 @@ from swift_r1.flags.rlhf import RlhfArguments
 from swift_r1.flags.world import World
 from swift_r1.models.shape import ModelShape, context_length
 from swift_r1.runtime.hardware import GpuMemory
-from swift_r1.training.backends.fsdp_config import read_fsdp
 from swift_r1.training.memory import (
     CONTEXT_BYTES,
     DEFAULT_PROMPT_TOKENS,
@@ -126,10 +125,7 @@ def divided(
 
 def open_flags(args: RlhfArguments) -> frozenset[str]:
     """Returns the flags of how a step is cut that nobody gave."""
-    flags = frozenset({"max_tokens_per_micro_batch", "gradient_checkpointing"}) - args.given
-    if args.fsdp is not None and read_fsdp(args.fsdp).checkpointing:
-        flags -= {"gradient_checkpointing"}
-    return flags
+    return frozenset({"max_tokens_per_micro_batch", "gradient_checkpointing"}) - args.given
 
 
 def smallest_cut(args: RlhfArguments) -> RlhfArguments:

@@ -124,9 +124,6 @@ def test_what_the_user_gives_stays(models: dict[str, Path]) -> None:
     assert reward_workers(workers, 16) == (workers, None)
     share = parse(models["0.5b"], **COLOCATED, vllm_gpu_memory_utilization=0.5)
     assert engine_share(share, 64, World(), H200) == (share, None)
-    # FSDP2's own checkpointing is not taken back
-    fsdp = parse(models["0.5b"], fsdp='{"fsdp_config": {"activation_checkpointing": true}}')
-    assert step_cut(fsdp, 64, World(2), H200)[0].gradient_checkpointing is True
 
 
 def test_what_is_not_known_or_does_not_fit_stays_and_is_said(models: dict[str, Path]) -> None:

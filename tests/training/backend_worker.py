@@ -192,7 +192,7 @@ class Case:
     """One run.
 
     Attributes:
-        backend: `local`, `ddp`, `fsdp2`, `fsdp-grad` (shard_grad_op), what `--deepspeed` takes, or `summed`: plain
+        backend: `local`, `ddp`, `fsdp2`, what `--deepspeed` takes, or `summed`: plain
             torch on every rank, which takes no step and writes the first step's gradients, summed over ranks, in place
             of weights.
         sequence: `--sequence_parallel_size`.
@@ -359,10 +359,8 @@ def open_backend(case, ranks):
 
 def fsdp_backend(case, load, optimizer, ranks, wrap=Policy):
     from swift_r1.training.backends.fsdp import FsdpBackend
-    from swift_r1.training.backends.fsdp_config import read_fsdp
 
-    config = read_fsdp('{"fsdp": "shard_grad_op"}' if case.backend == "fsdp-grad" else case.backend)
-    return FsdpBackend(load, optimizer, config, ranks, wrap)
+    return FsdpBackend(load, optimizer, ranks, wrap)
 
 
 def be_away(backend, reference):

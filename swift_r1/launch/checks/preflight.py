@@ -144,7 +144,7 @@ def trainer_faults(args: RlhfArguments, world: World) -> list[str]:
     """Returns what is wrong with trackers and backend."""
     if not BUILT_IN.issuperset(args.report_to):
         load_plugins(args.external_plugins)  # of a replay, which needs them for nothing else
-    return [*tracker_faults(args.report_to), *deepspeed_faults(args, world), *fsdp_faults(args)]
+    return [*tracker_faults(args.report_to), *deepspeed_faults(args, world)]
 
 
 def model_files_faults(args: RlhfArguments, environ: Mapping[str, str]) -> list[str]:
@@ -280,20 +280,3 @@ def deepspeed_faults(args: RlhfArguments, world: World) -> list[str]:
             max_grad_norm=args.max_grad_norm,
         ),
     ]
-
-
-def fsdp_faults(args: RlhfArguments) -> list[str]:
-    """Returns what is wrong with the `--fsdp` file or JSON, and what it says against the flags."""
-    if args.fsdp is None:
-        return []
-    from swift_r1.training.backends.fsdp_config import read_fsdp
-
-    try:
-        config = read_fsdp(args.fsdp)
-    except UsageError as error:
-        return list(error.faults)
-    if config.checkpointing and not args.gradient_checkpointing:
-        return [
-            "--fsdp sets activation_checkpointing, but --gradient_checkpointing is false: leave one of them out"
-        ]
-    return []

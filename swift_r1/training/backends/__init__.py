@@ -34,9 +34,8 @@ def open_backend(
     optimizer = replace(from_flags(OptimizerConfig, args), learning_rate=learning_rate)
     if args.fsdp is not None:
         from swift_r1.training.backends.fsdp import FsdpBackend
-        from swift_r1.training.backends.fsdp_config import read_fsdp
 
-        return FsdpBackend(load, optimizer, read_fsdp(args.fsdp), ranks, wrap)
+        return FsdpBackend(load, optimizer, ranks, wrap)
     if args.deepspeed is None and ranks.world_size > 1:
         from swift_r1.training.backends.ddp import DdpBackend
 

@@ -25,7 +25,6 @@ from swift_r1.models.policy import Critic, Policy
 from swift_r1.models.weights import has_adapters, part_of
 from swift_r1.runtime.ranks import Ranks
 from swift_r1.training.backends.base import AdaptersOff, FrozenReference, ReferencePolicy
-from swift_r1.training.backends.fsdp_config import FsdpConfig
 from swift_r1.training.backends.local import LocalBackend
 from swift_r1.training.optimizer import OptimizerConfig
 
@@ -47,13 +46,11 @@ class FsdpBackend(LocalBackend):
         self,
         load: Callable[[], PreTrainedModel],
         optimizer: OptimizerConfig,
-        config: FsdpConfig,
         ranks: Ranks,
         wrap: type[Policy] | type[Critic] = Policy,
     ) -> None:
         self.ranks = ranks
         self.device = ranks.device
-        self.sharding = config
         self._load = load
         self._wrap = wrap
         self._mesh = init_device_mesh(self.device.type, (ranks.world_size,))
@@ -70,7 +67,7 @@ class FsdpBackend(LocalBackend):
     ) -> Any:
         """The policy's, or that of `load`."""
         self.ranks.barrier()  # one may have worked longer than another
-        with _reading_on_rank0(self.sharding.rank0_loads):
+        with _reading_on_rank0():
             module = self._wrap((load or self._load)()).train(trained)
         if not trained:
             module.requires_grad_(False)
@@ -79,7 +76,7 @@ class FsdpBackend(LocalBackend):
             module.to(self.device)
         self.ranks.barrier()  # as above
         places: dict[nn.Parameter, list[tuple[nn.Module, str]]] = {}
-        layers = [one for one in module.modules() if self._is_layer(one)]
+        layers = [one for one in module.modules() if isinstance(one, GradientCheckpointingLayer)]
         self._take_from_rank0(module.buffers())
         for one in (*reversed(layers), module):
             self._take_from_rank0(
@@ -89,7 +86,7 @@ class FsdpBackend(LocalBackend):
                 one,
                 mesh=self._mesh,
                 # What the module itself has is needed again as soon as the backward pass begins.
-                reshard_after_forward=self.sharding.reshard_after_forward and one is not module,
+                reshard_after_forward=one is not module,
                 mp_policy=MixedPrecisionPolicy(
                     reduce_dtype=torch.float32, cast_forward_inputs=False
                 ),
@@ -110,14 +107,9 @@ class FsdpBackend(LocalBackend):
         return module
 
     def _take_from_rank0(self, tensors: Iterable[Tensor]) -> None:
-        for tensor in tensors if self.sharding.rank0_loads else ():
+        for tensor in tensors:
             tensor.data = tensor.data.to(self.device)
             dist.broadcast(tensor.data, 0)
-
-    def _is_layer(self, module: nn.Module) -> bool:
-        if self.sharding.layers:
-            return type(module).__name__ in self.sharding.layers
-        return isinstance(module, GradientCheckpointingLayer)
 
     @contextmanager
     def gathered(self, parameters: Sequence[nn.Parameter], write: bool = False) -> Iterator[None]:
@@ -171,12 +163,7 @@ class FsdpBackend(LocalBackend):
 
     @property
     def _kind(self) -> str:
-        kept = (
-            ""
-            if self.sharding.reshard_after_forward
-            else ", weights stay whole until the backward pass"
-        )
-        return f"FSDP2, {self.ranks.world_size} ranks{kept}"
+        return f"FSDP2, {self.ranks.world_size} ranks"
 
     def reference(
         self, offload: bool = False, load: Callable[[], PreTrainedModel] | None = None
@@ -209,10 +196,9 @@ def _put(sharded: Sequence[Any], values: Sequence[Tensor]) -> None:
 
 
 @contextmanager
-def _reading_on_rank0(only: bool) -> Iterator[None]:
-    """With `only` transformers reads a model's weights on a machine's first rank alone, and makes empty ones on the
-    others."""
-    names = ("ACCELERATE_USE_FSDP", "FSDP_CPU_RAM_EFFICIENT_LOADING") if only else ()
+def _reading_on_rank0() -> Iterator[None]:
+    """Has transformers read a model's weights on a machine's first rank alone, and make empty ones on the others."""
+    names = ("ACCELERATE_USE_FSDP", "FSDP_CPU_RAM_EFFICIENT_LOADING")
     before = {name: os.environ.get(name) for name in names}
     os.environ.update(dict.fromkeys(names, "true"))
     try:
