@@ -281,7 +281,8 @@ def _optimizer(
 
 
 def _gathered(shape: ModelShape, args: RlhfArguments) -> float:
-    """Returns what ZeRO-3 has gathered at a time of a model: the layer at work, the next one, and the output head. Policy, critic and reference work one after another."""
+    """Returns what ZeRO-3 has gathered at a time of a model: the layer at work, the next one, and the output head.
+    Policy, critic and reference work one after another."""
     live = shape.head + 2 * (shape.total - shape.head) / shape.layers
     return min(shape.total, live) * WIDTHS[args.torch_dtype or shape.dtype]
 
