@@ -222,7 +222,7 @@ def faults(
             ["--zero_hpz_partition_size has no effect without --deepspeed: use zero3"],
         ),
         ("--deepspeed_autotp_size 2", ["must be 1, not '2'", "--fsdp fsdp2"]),
-        ("--fsdp full_shard", ["--fsdp must be fsdp2, not 'full_shard'"]),
+        ("--fsdp full_shard", ["must be one of fsdp2, not 'full_shard'"]),
         ("--fsdp fsdp2 --deepspeed zero2", ["give either --fsdp or --deepspeed, not both"]),
         ("--ddp_bucket_cap_mb 50", ["gradients are sent in buckets of 25 MiB"]),
         (
