@@ -19,17 +19,11 @@ needs_data = pytest.mark.skipif(not DATA.is_dir(), reason=f"no data at {DATA}: s
     [
         ["tests.fuzz.wire", "--episodes", "15", "--seed", "7", "--kinds", "small", "--folder", "."],
         pytest.param(
-            ["tests.fuzz.routes", "--cases", "4", "--server", "rollout"], marks=pytest.mark.long
-        ),
-        pytest.param(
-            ["tests.fuzz.routes", "--cases", "4", "--server", "gateway"], marks=pytest.mark.long
-        ),
-        pytest.param(
             ["tests.fuzz.near_answers", "--data", str(DATA), "--every", "150"],
             marks=[needs_data, pytest.mark.data],
         ),
     ],
-    ids=["updates", "routes", "gateway", "answers"],
+    ids=["updates", "answers"],
 )
 def test_nothing_is_found(words: list[str], tmp_path: Path) -> None:
     path = {"PYTHONPATH": str(ROOT), "PATH": "/usr/bin:/bin", "HOME": str(tmp_path)}

@@ -2,22 +2,27 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import json
 import logging
 from html.parser import HTMLParser
 from pathlib import Path
 
+import httpx
 import pytest
 import yaml
 from markdown_it import MarkdownIt
 from prometheus_client.parser import text_string_to_metric_families
-from requests import Request
 
 from swift_r1.cli.main import main
+from swift_r1.flags.server import RolloutArguments
 from swift_r1.lab.report.card import model_card
 from swift_r1.runtime.visible import log_visibly
-from tests.fuzz.routes import rollout_server
+from swift_r1.serving.routes import create_app
+from swift_r1.serving.service import Lifecycle
 from tests.security.hostile import ALL, NAME, TAKEN, TEXTS, UNSEEN, hostile_run
+from tests.serving.test_malformed import EXPECTED, QuickEngine
 
 COMMANDS = (
     *(
@@ -195,10 +200,22 @@ def test_a_report_and_a_model_card_hold_no_code(run: Path, tmp_path: Path) -> No
 
 
 def test_the_server_answers_json_and_counts_by_its_own_names() -> None:
-    with rollout_server() as served:
+    asyncio.run(attack_a_server())
 
-        def ask(method: str, path: str, **more: object) -> tuple[int, bytes]:
-            return served.call(Request(method, f"http://127.0.0.1:8000{path}", **more).prepare())  # type: ignore[arg-type]
+
+async def attack_a_server() -> None:
+    lifecycle = Lifecycle(RolloutArguments(model="none"), lambda: (QuickEngine(), EXPECTED))  # type: ignore[arg-type, return-value]
+    life = asyncio.create_task(lifecycle.run())
+    while lifecycle.service is None:
+        await asyncio.sleep(0.01)
+    transport = httpx.ASGITransport(create_app(lifecycle, None))
+    async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1:8000") as http:
+
+        async def ask(method: str, path: str, content: object = None) -> tuple[int, bytes]:
+            sent = None if content is None else json.dumps(content)
+            headers = {"Content-Type": "application/json"}
+            answer = await http.request(method, path, content=sent, headers=headers)
+            return answer.status_code, answer.content
 
         attacks = (
             "<script>",
@@ -216,7 +233,7 @@ def test_the_server_answers_json_and_counts_by_its_own_names() -> None:
                 "/v1/sessions/{}/v1/models",
                 "/static/{}",
             ):
-                status, body = ask("GET", path.format(attack))
+                status, body = await ask("GET", path.format(attack))
                 assert 400 <= status < 500
                 assert isinstance(json.loads(body)["error"], str | dict)
                 body.decode("ascii")
@@ -229,11 +246,15 @@ def test_the_server_answers_json_and_counts_by_its_own_names() -> None:
                     "tool_calls": [{"function": {"name": text}}],
                 }
                 content = {"model": text, "messages": [message], "prompt": text, text: text}
-                status, body = ask("POST", path, json=content)
+                status, body = await ask("POST", path, content)
                 assert 400 <= status < 500 and not UNSEEN.findall(body.decode())
-        status, body = ask("GET", "/metrics")
+        status, body = await ask("GET", "/metrics")
         assert status == 200 and b"evil" not in body
         assert all(one.name for one in text_string_to_metric_families(body.decode()))
+    life.cancel()
+    with contextlib.suppress(asyncio.CancelledError):
+        await life
+    lifecycle.close()
 
 
 def test_what_is_hidden_from_a_reader_is_what_is_looked_for() -> None:
