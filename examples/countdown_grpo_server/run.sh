@@ -11,7 +11,7 @@ trap 'kill %1 2>/dev/null || true; wait' EXIT
 CUDA_VISIBLE_DEVICES=0,1 NPROC_PER_NODE=2 swift rlhf --rlhf_type grpo \
   --model "$MODEL" --train_type full --torch_dtype bfloat16 \
   --external_plugins plugins/countdown.py --reward_funcs external_countdown format \
-  --dataset 'countdown#50000' --load_from_cache_file true --dataloader_num_workers 4 \
+  --dataset 'countdown#50000' --load_from_cache_file true \
   --system 'You are a helpful assistant. You first thinks about the reasoning process in the mind and then provides the user with the answer.' \
   --use_vllm true --vllm_mode server --vllm_server_host 127.0.0.1 --vllm_server_port "$PORT" --vllm_server_timeout 1800 \
   --max_length 2048 --max_completion_length 1024 --num_generations 8 --temperature 1.0 \

@@ -34,7 +34,6 @@ _IN_ORDER = Scope(
     "with --prompt_sampler {prompt_sampler}, which chooses prompts when they are needed",
     allow_default=True,
 )
-_WORKERS = Scope(lambda args: args.dataloader_num_workers > 0, "without --dataloader_num_workers")
 _NOT_READ = Scope(
     lambda args: not args.calls_tools,
     "with --tools or tool_scheduler, which read calls in the chat template's form",
@@ -215,12 +214,6 @@ class DataArguments:
         _LIMITED,
         choices=("delete", "left"),
         ms_swift="left",
-    )
-    dataloader_num_workers: int = resumable_flag(
-        0, "processes that tokenise prompts in advance", _IN_ORDER, at_least=0, ms_swift="1"
-    )
-    dataloader_prefetch_factor: int = resumable_flag(
-        2, "rounds of prompts prepared by each of these processes", _WORKERS, at_least=1
     )
     dataloader_drop_last: bool = flag(
         False,

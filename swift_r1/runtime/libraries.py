@@ -105,7 +105,6 @@ def quiet_libraries() -> None:
     for name in ("DeepSpeed", "bitsandbytes"):
         logging.getLogger(name).setLevel(logging.ERROR)
     warnings.filterwarnings("ignore", category=FutureWarning, module="torch.distributed")
-    warnings.filterwarnings("ignore", message="This DataLoader will create")
     # peft looks at the partitioned model, but saves the whole tensors that it is given.
     warnings.filterwarnings("ignore", message=r".*LoRA tensor\(s\) have invalid shape")
     from transformers.utils import logging as transformers_logging

@@ -115,7 +115,7 @@ def _lock(file: BinaryIO, run_dir: Path, deadline: float) -> None:
     said = False
     while True:
         try:
-            # Not `flock`, whose lock the prompt workers that are forked later would hold too, and longer.
+            # Not `flock`, whose lock processes that are forked later would hold too, and longer.
             fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             return
         except (BlockingIOError, PermissionError):

@@ -84,14 +84,12 @@ def open_inputs(context: Context) -> Inputs:
             else None,
         )
     args = context.args
-    cleanup = context.cleanup
     load_plugins(args.external_plugins)
     register_servers(args.mcp_servers)
     register_dataset_info(args.custom_dataset_info)
     found = Inputs(monitor=InvalidRewardMonitor(1.0, lambda _row: None))
     tasks = {task.name: _open_task(context, task) for task in args.tasks}
     prompts = MixedPrompts({name: one.prompts for name, one in tasks.items()})
-    cleanup.callback(prompts.close)
     if not isinstance(args, SftArguments):
         found = _open_rewards(context)
     return replace(
@@ -141,17 +139,13 @@ def _open_task(context: Context, task: Task) -> _TaskInputs:
     size = task.share.prompts or plan.prompts_per_round
     position = PromptState()
     choices = None
-    workers = args.dataloader_num_workers
-    prepared = args.dataloader_prefetch_factor
     # other data begins at its beginning
     if saved is not None and saved.fingerprint.dataset == context.start.dataset:
         position = saved.prompts.get(task.name, position)
     number = position.taken
     if args.streaming:
         stream = stream_of(flags, size, encoder.fits)
-        prompts: Prompts = StreamedPrompts(
-            stream, encoder, number, position.digest, size, workers, prepared
-        )
+        prompts: Prompts = StreamedPrompts(stream, encoder, number, position.digest)
     elif args.prompt_sampler != "uniform":
         sampler = build_sampler(args.prompt_sampler, rows, args)
         ahead = args.max_staleness if prefetches(args) else 0
@@ -166,7 +160,7 @@ def _open_task(context: Context, task: Task) -> _TaskInputs:
             args.dataloader_drop_last,
         )
         order.load_state_dict(order.state_dict() | {"drawn": number})
-        prompts = PromptStream(rows, encoder, order, workers, prepared)
+        prompts = PromptStream(rows, encoder, order)
     shown = images or any(one.images for one in chain(*eval_prompts))
     return _TaskInputs(len(rows), prompts, choices, eval_prompts, encoder.vision if shown else None)
 

@@ -1,6 +1,6 @@
 """Builds all parts of a training process from the arguments, and runs the loop.
 
-The order matters: what forks or spawns (prompt workers, reward workers) comes before threads, the GPU and DeepSpeed.
+The order matters: what forks or spawns (reward workers) comes before threads, the GPU and DeepSpeed.
 """
 
 from __future__ import annotations

@@ -6,7 +6,6 @@ import json
 import logging
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import closing
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -69,7 +68,7 @@ def test_no_more_is_read_than_the_first_round_needs(counted: list[int], shuffle:
     assert len(data.train) == 4 and len(counted) <= 5
     counted.clear()
     rows = streaming(["counted"], first=8, dataset_shuffle=shuffle, shuffle_buffer_size=100)
-    prompts = StreamedPrompts(rows, Encoder(), 0, "", 8, 0)  # type: ignore[arg-type]
+    prompts = StreamedPrompts(rows, Encoder(), 0, "")  # type: ignore[arg-type]
     first = prompts.take(8)
     assert sorted(first) == list(range(8)) and len(counted) == 8
     assert (first == list(range(8))) is not shuffle
@@ -123,27 +122,26 @@ def test_long_and_broken_rows_are_left_out_and_told(
     with pytest.raises(UsageError, match="no training row is left"):
         list(islice(streaming([str(file)], fits=lambda row: False), 1))
     with pytest.raises(RunFailed, match=rf"--strict true: dataset a: {file}:11"):
-        StreamedPrompts(streaming([str(file)], strict=True), Encoder(), 0, "", 4, 0).take(40)  # type: ignore[arg-type]
+        StreamedPrompts(streaming([str(file)], strict=True), Encoder(), 0, "").take(40)  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("workers", [0, 1])
-def test_going_back_to_a_position(tmp_path: Path, workers: int) -> None:
+def test_going_back_to_a_position(tmp_path: Path) -> None:
     file = jsonl(tmp_path / "a.jsonl", 30)
-    whole = StreamedPrompts(streaming([file]), Encoder(), 0, "", 4, 0)  # type: ignore[arg-type]
+    whole = StreamedPrompts(streaming([file]), Encoder(), 0, "")  # type: ignore[arg-type]
     before = whole.take(45)
     position = whole.taken, whole.digest
     after = whole.take(20)
-    with closing(StreamedPrompts(streaming([file]), Encoder(), *position, 4, workers)) as again:  # type: ignore[arg-type]
-        assert again.take(3) + again.take(17) == after != before[:20]
-        assert (again.taken, again.digest) == (whole.taken, whole.digest)
+    again = StreamedPrompts(streaming([file]), Encoder(), *position)  # type: ignore[arg-type]
+    assert again.take(3) + again.take(17) == after != before[:20]
+    assert (again.taken, again.digest) == (whole.taken, whole.digest)
 
 
 def test_other_data_is_seen(tmp_path: Path) -> None:
     file = Path(jsonl(tmp_path / "a.jsonl", 30))
-    whole = StreamedPrompts(streaming([str(file)]), Encoder(), 0, "", 4, 0)  # type: ignore[arg-type]
+    whole = StreamedPrompts(streaming([str(file)]), Encoder(), 0, "")  # type: ignore[arg-type]
     whole.take(45)
     file.write_text(file.read_text().replace('"solution": 20', '"solution": 21'))
-    again = StreamedPrompts(streaming([str(file)]), Encoder(), 45, whole.digest, 4, 0)  # type: ignore[arg-type]
+    again = StreamedPrompts(streaming([str(file)]), Encoder(), 45, whole.digest)  # type: ignore[arg-type]
     with pytest.raises(RunFailed, match="is not what it was"):
         again.take(1)
 

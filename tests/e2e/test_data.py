@@ -25,7 +25,6 @@ def test_streamed_with_a_format_and_a_prefix(rlhf, tiny_model, tmp_path):
         reward_funcs="begins",
         streaming="true",
         shuffle_buffer_size=4,
-        dataloader_num_workers=2,
         max_steps=6,
         eval_steps=6,
         prompt_template="qwen_math",

@@ -136,7 +136,6 @@ class Soak:
                 "max_steps": STEPS,
                 "save_steps": 10,
                 "save_total_limit": 2,
-                "dataloader_num_workers": 1,
             }
             more |= (
                 {
@@ -257,13 +256,7 @@ def kind_of(process: psutil.Process, first: int) -> str:
     if process.pid == first:
         return "launcher" if "elastic" in words else "trainer"
     if "swift_r1.cli.rank" in words:
-        parent = process.parent()
-        rank = process.environ().get("RANK")
-        return (
-            f"rank {rank}"
-            if parent is not None and "elastic" in " ".join(parent.cmdline())
-            else "prompt worker"
-        )
+        return f"rank {process.environ().get('RANK')}"
     return words[:60] or process.name()
 
 

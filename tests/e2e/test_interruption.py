@@ -25,7 +25,7 @@ def test_a_signal_saves_and_ends(tiny_model, tmp_path, number, code, cold):
     flags = {"dataset": "counting#50", "per_device_train_batch_size": 4, "max_completion_length": 8}
     flags |= {"reward_isolation": "process" if number == signal.SIGINT else "inline"}
     run = LiveRun(
-        words_of(tiny_model, run_dir, max_steps=100_000, dataloader_num_workers=1, **flags),
+        words_of(tiny_model, run_dir, max_steps=100_000, **flags),
         cold=cold,
     )
 

@@ -48,7 +48,7 @@ SIZES = set(
         torch_dtype seed
         gradient_checkpointing eval_on_start eval_steps eval_limit num_generations_eval per_device_eval_batch_size
         eval_max_completion_length eval_datasets eval_temperature val_dataset split_dataset_ratio save_steps
-        save_total_limit log_completions report_to output_dir dataloader_num_workers vllm_server_timeout system
+        save_total_limit log_completions report_to output_dir vllm_server_timeout system
         prompt_template external_plugins use_vllm vllm_mode vllm_server_host vllm_server_port deepspeed stop_words
         response_prefix reward_funcs
         """,

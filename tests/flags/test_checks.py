@@ -246,11 +246,8 @@ def faults(
             ],
         ),
         (
-            "--prompt_sampler difficulty --dataloader_num_workers 2 --dataloader_drop_last true",
-            [
-                "--dataloader_num_workers, --dataloader_drop_last have no effect with --prompt_sampler difficulty, "
-                "which"
-            ],
+            "--prompt_sampler difficulty --dataloader_drop_last true",
+            ["--dataloader_drop_last has no effect with --prompt_sampler difficulty, which"],
         ),
         (
             "--shuffle_buffer_size 9",
@@ -799,10 +796,6 @@ def test_a_batch_of_evaluations_without_one_is_said_and_no_fault() -> None:
             "--stopping_strategy has no effect without --interleave_prob",
         ),
         ("--max_epochs 2 --streaming true --max_steps 5", "--max_epochs with --streaming true"),
-        (
-            "--dataloader_prefetch_factor 3",
-            "--dataloader_prefetch_factor has no effect without --dataloader_num_",
-        ),
     ],
 )
 def test_the_best_checkpoint_needs_its_metric(words: str, part: str) -> None:

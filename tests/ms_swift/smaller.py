@@ -27,7 +27,7 @@ REPLACED = {
     "num_generations": "2, where it was more",
     "max_completion_length": "at most 16",
     "max_length, vllm_max_model_len": "at most 4096, the length of the model",
-    "dataloader_num_workers, dataset_num_proc": "1",
+    "dataset_num_proc": "1",
     "NPROC_PER_NODE, vllm_tensor_parallel_size, sequence_parallel_size": "at most 2 (of servers 1)",
     "vllm_data_parallel_size, data_parallel_size": "1",
     "NNODES, nnodes": "as many as the script has commands for",
@@ -59,7 +59,6 @@ _AT_MOST = {
     ),
     **dict.fromkeys(
         (
-            "dataloader_num_workers",
             "dataset_num_proc",
             "vllm_data_parallel_size",
             "data_parallel_size",

@@ -45,17 +45,15 @@ LORA = {
     "beta": 0.05,
     "dynamic_sample": "true",
     "top_entropy_quantile": 0.5,
-    "dataloader_num_workers": 1,
 }
 STREAMED = {
-    # More than three epochs of 40 rows, which a process of their own reads ahead.
+    # More than three epochs of 40 rows.
     "max_steps": 8,
     "save_steps": 2,
     "save_total_limit": 1,
     "per_device_train_batch_size": 64,
     "streaming": "true",
     "shuffle_buffer_size": 16,
-    "dataloader_num_workers": 1,
 }
 CHOSEN = {
     # Several epochs of 40 rows, in an order that hangs on their rewards; checkpoints in the middle of rounds.

@@ -1,14 +1,9 @@
 """A round's completions: groups that others take the place of, and the prompts that those come from."""
 
 import math
-import subprocess
-import sys
-from contextlib import closing
 from dataclasses import asdict, replace
 from types import SimpleNamespace
 
-import psutil
-import pytest
 import torch
 
 from swift_r1.algorithms.rewards import Composition
@@ -19,7 +14,7 @@ from swift_r1.record.episodes import EpisodeCall
 from swift_r1.record.recorded import WholeCompletion, row_columns
 from swift_r1.rewards.batch import join_batches
 from swift_r1.rewards.types import InvalidReward, RewardColumn
-from swift_r1.rollout.prompts import PromptStream, StreamedPrompts
+from swift_r1.rollout.prompts import PromptStream
 from swift_r1.rollout.rounds import silent_groups
 from swift_r1.rollout.scoring import Grading, Scoring, completion_row, outcomes_of
 from swift_r1.rollout.trajectory import TokenSequence, Trajectory
@@ -246,68 +241,10 @@ class Numbered:
         return Prompt(f"numbers:{row['number']}", "numbers", (), "", (), {"number": row["number"]})
 
 
-@pytest.mark.parametrize("workers", [0, 1])
-def test_prompts_come_in_order_whatever_is_taken(workers):
-    with closing(
-        PromptStream(
-            [{"number": row} for row in range(10)],
-            Numbered(),
-            PromptSampler(10, 4, shuffle=False),
-            workers,
-        )
-    ) as stream:
-        taken = [stream.take(count) for count in (4, 1, 4, 3, 6)]
+def test_prompts_come_in_order_whatever_is_taken():
+    rows = [{"number": row} for row in range(10)]
+    stream = PromptStream(rows, Numbered(), PromptSampler(10, 4, shuffle=False))
+    taken = [stream.take(count) for count in (4, 1, 4, 3, 6)]
     assert [len(part) for part in taken] == [4, 1, 4, 3, 6]
     prompts = [prompt for part in taken for prompt in part]
     assert [prompt.columns["number"] for prompt in prompts] == [n % 10 for n in range(18)]
-
-
-def test_python_ends_though_nobody_closed_the_stream():
-    """The process's handler of SIGCHLD is as it was, too."""
-    script = """
-import signal
-from swift_r1.data.prompts import Prompt
-from swift_r1.data.sampler import PromptSampler
-from swift_r1.rollout.prompts import PromptStream
-
-class Numbered:
-    def encode(self, row):
-        return Prompt(str(row), "numbers", (), "", (), {})
-
-def ignore(number, frame): ...
-
-signal.signal(signal.SIGCHLD, ignore)
-stream = PromptStream(list(range(10)), Numbered(), PromptSampler(10, 4, shuffle=False), 1)
-assert signal.getsignal(signal.SIGCHLD) is ignore
-print([prompt.prompt_id for prompt in stream.take(4)])
-"""
-    ended = subprocess.run(
-        [sys.executable, "-c", script], capture_output=True, text=True, timeout=60
-    )
-    assert (ended.returncode, ended.stdout) == (0, "['0', '1', '2', '3']\n"), ended.stderr
-
-
-class Numbers:
-    """Stands for rows that are read as they are needed."""
-
-    def __iter__(self):
-        return ({"number": number, "prompt_id": str(number)} for number in range(100))
-
-
-@pytest.mark.parametrize("streams", [pytest.param(False, marks=pytest.mark.long), True])
-def test_a_killed_process_costs_no_prompt(streams, caplog):
-    before = set(psutil.Process().children())
-    if streams:
-        stream = StreamedPrompts(Numbers(), Numbered(), 0, "", 4, workers=1)
-    else:
-        stream = PromptStream(
-            [{"number": n} for n in range(100)], Numbered(), PromptSampler(100, 4, shuffle=False), 1
-        )
-    taken = stream.take(5)
-    [worker] = set(psutil.Process().children()) - before
-    worker.kill()
-    taken += [one for count in (3, 6, 30) for one in stream.take(count)]
-    numbers = [prompt.columns["number"] for prompt in taken]
-    assert numbers == list(range(44)) and stream.taken == 44
-    assert "the trainer's own process prepares prompts" in caplog.text
-    stream.close()
