@@ -144,11 +144,12 @@ def prepared(
         args = replace(args, vllm_limit_mm_per_prompt={"image": images})
     token = None
     # for servers, and for leases
-    with launching(world, args.ddp_timeout, 2 * args.vllm_server_timeout) as nodes:
+    with launching(world, 2 * args.vllm_server_timeout) as nodes:
         if nodes is not None:
             nodes.agree(settings_of_all_nodes(parsed, world))
         if args.use_vllm and not args.colocates and is_first_node:
-            token = wait_for_servers(args, folder, images=images)
+            look = (lambda: None) if nodes is None else nodes.look
+            token = wait_for_servers(args, folder, look, images)
         folder = run_folder(args, world, nodes, folder)
         peer = None if nodes is None else nodes.peer()
         if args.colocates:

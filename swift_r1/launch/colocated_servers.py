@@ -91,7 +91,12 @@ def _on_several_nodes(
         for others in nodes.ask([f"engines/{node}" for node in range(1, world.nnodes)], check):
             urls += json.loads(others)
         started = replace(args, vllm_server_base_url=urls, api_key=key)
-        token = wait_for_servers(started, folder, check)
+
+        def check_all() -> None:
+            check()
+            nodes.look()
+
+        token = wait_for_servers(started, folder, check_all)
         nodes.tell("engines", json.dumps(urls))
     return started, token
 

@@ -8,16 +8,13 @@ from __future__ import annotations
 
 import json
 import logging
-import math
 import os
 import signal
 import sys
-import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, suppress
-from functools import partial
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import psutil
 
@@ -35,17 +32,17 @@ from swift_r1.errors import (
 from swift_r1.flags.world import World
 from swift_r1.launch.environment import WORKER_MODULE, card_here
 from swift_r1.launch.nodes import DEFAULT_MASTER_PORT, MEETING_SECONDS, Nodes, RankEnd
-from swift_r1.runtime.processes import leave, module_words, say, stop_at_once
+from swift_r1.runtime.processes import handlers_kept, leave, module_words, say, stop_at_once
 from swift_r1.runtime.stopping import LAUNCHED
 
 if TYPE_CHECKING:
     from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 
-_ENDING_SECONDS = 30.0  # for a rank to end after another has failed
+_LONGEST_END_S = 24 * 3600  # that ranks with a watchdog of their own may take
+_NO_SIGNALS = "SIGURG"  # torch's launcher takes at least one; nobody sends this one
 _KILLED_BY = "killed by "
 _KILLED = f"{_KILLED_BY}SIGKILL (likely out of memory)"
 _SAME_MOMENT = 5  # seconds after the first failure in which a rank may die of the same cause
-_POLL_S = 0.1
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -71,7 +68,6 @@ def main(argv: Sequence[str] | None = None) -> int:
         return run_workers(
             world,
             command,
-            content["args"]["ddp_timeout"],
             memory_advice,
             content["args"]["shutdown_timeout"],
             Path(content["run_dir"]) / "summary.json",
@@ -84,15 +80,15 @@ def main(argv: Sequence[str] | None = None) -> int:
 def run_workers(
     world: World,
     command: Sequence[str],
-    ddp_timeout: float,
     memory_advice: Callable[[], str] | None = None,
-    shutdown_timeout: float = 0,
+    shutdown_timeout: int = 0,
     summary: Path | None = None,
 ) -> int:
     """Starts one process of `command` per rank of this node; RANK, LOCAL_RANK, WORLD_SIZE, ... are set for it.
 
-    When a rank fails the others get SIGTERM, and SIGKILL half of `ddp_timeout` seconds later. After a signal to this
-    process they have `shutdown_timeout` seconds, or, where that is 0, as long as they take: each has its watchdog.
+    When a rank fails the others get SIGTERM, and SIGKILL 30 seconds later. After a signal to this process they have
+    `shutdown_timeout` seconds, or, where that is 0, as long as they take: each has its watchdog. A second signal kills
+    them, except under `swift launch`, since what ends a whole node may signal both it and this process.
 
     Args:
         memory_advice: what helps against running out of memory; called where a rank was killed.
@@ -114,22 +110,10 @@ def run_workers(
             return None
         return int(json.loads(summary.read_text(encoding="utf-8"))["exit_code"])
 
-    # The supervisor of engines beside the ranks was started before; it ends once this process has ended.
-    kill_workers = partial(_kill_children, spared=_children())
-    with ExitStack() as cleanup:
-        cleanup.enter_context(
-            _limited_ending(min(_ENDING_SECONDS, ddp_timeout / 2), shutdown_timeout)
-        )
-        nodes = (
-            cleanup.enter_context(Nodes(world, ddp_timeout, kill_workers))
-            if world.nnodes > 1
-            else None
-        )
-        cause = _run_node(world, command, kill_workers, finished)
+    with Nodes(world) if world.nnodes > 1 else nullcontext() as nodes:
+        cause = _run_node(world, command, shutdown_timeout, finished)
         if isinstance(cause, RankEnd):
             return _tell(cause if nodes is None else nodes.settle(cause), world, memory_advice)
-        if nodes is not None:
-            nodes.done()
         return cause
 
 
@@ -153,7 +137,7 @@ def _state(file: Path | None) -> tuple[int, int] | None:
 def _run_node(
     world: World,
     command: Sequence[str],
-    kill_workers: Callable[[], None],
+    shutdown_timeout: int,
     finished: Callable[[], int | None],
 ) -> int | RankEnd:
     """Runs this node's workers to their end: an exit code, or why they failed."""
@@ -185,10 +169,35 @@ def _run_node(
         local_addr="127.0.0.1" if single else None,
         max_restarts=0,
         monitor_interval=0.2,
+        shutdown_timeout=shutdown_timeout or _LONGEST_END_S,
+        signals_to_handle=_NO_SIGNALS,
         logs_specs=DefaultLogsSpecs(log_dir=os.devnull),
     )
+    # The supervisor of engines beside the ranks was started before; it ends once this process has ended.
+    spared = _children()
+    stopping = False
+
+    def on_signal(number: int, _frame: object) -> None:
+        nonlocal stopping
+        if stopping and LAUNCHED not in os.environ:
+            _kill_children(spared)
+        if stopping:
+            return
+        stopping = True
+        received = signal.Signals(number)
+        limit = (
+            f"at most {shutdown_timeout} s (--shutdown_timeout)"
+            if shutdown_timeout
+            else "as long as they make progress"
+        )
+        say(f"{received.name}: waiting for the ranks to end, {limit}; once more ends them at once")
+        raise SignalException(received.name, received)
+
     try:
-        elastic_launch(config, command[0])(*command[1:])
+        with handlers_kept(signal.SIGINT, signal.SIGTERM):
+            for number in (signal.SIGINT, signal.SIGTERM):
+                signal.signal(number, on_signal)
+            elastic_launch(config, command[0])(*command[1:])
     except ChildFailedError as error:
         first = world.node_rank * world.nproc_per_node
         failures = {rank - first: failure for rank, failure in error.failures.items()}
@@ -206,8 +215,6 @@ def _run_node(
     except RendezvousError as error:
         text = f"the {world.nnodes} nodes did not meet: {error}"
         return RankEnd(world.node_rank, None, EXIT_RUN_FAILED, text)
-    finally:
-        kill_workers()
     return 0
 
 
@@ -251,57 +258,6 @@ def first_cause(failures: Mapping[int, ProcessFailure]) -> tuple[int, int, str]:
         EXIT_RUN_FAILED,
         _KILLED if ended_by is signal.SIGKILL else f"{_KILLED_BY}{ended_by.name}",
     )
-
-
-@contextmanager
-def _limited_ending(soon: float, patience: float) -> Iterator[None]:
-    """Changes how torch's launcher ends the ranks while this is open: when one has failed, the others in `soon` seconds
-    (its own 30 do not depend on `--ddp_timeout`); after a signal, when they are ready, at most in `patience` seconds
-    where that is not 0. They are ended `soon` too if one of them fails meanwhile, or the signal comes again.
-    """
-    from torch.distributed.elastic.multiprocessing.api import PContext
-
-    close: Callable[..., None] = PContext.close
-    told = False
-
-    def limited(self: Any, death_sig: signal.Signals | None = None, timeout: float = soon) -> None:
-        nonlocal told
-        # A signal while torch starts the ranks ends them without saying which it was.
-        death_sig = death_sig or getattr(sys.exc_info()[1], "sigval", None)
-        ranks = [one.proc for one in self.subprocess_handlers.values()]
-        if death_sig is None or all(one.poll() is not None for one in ranks):
-            close(self, death_sig, soon)
-            return
-        limit = (
-            f"at most {patience:g} s (--shutdown_timeout)"
-            if patience
-            else "as long as they make progress"
-        )
-        if not told:
-            say(
-                f"{death_sig.name}: waiting for the ranks to end, {limit}; once more ends them at once"
-            )
-        deadline = time.monotonic() + (soon if told else patience or math.inf)
-        told = True
-        # what ends a whole node may signal it too; `swift launch` kills what is to end at once
-        if LAUNCHED in os.environ:
-            signal.signal(signal.SIGTERM, signal.SIG_IGN)
-        for one in ranks:
-            one.send_signal(death_sig)
-        while any(one.poll() is None for one in ranks) and time.monotonic() < deadline:
-            if any(one.returncode not in (None, 0, -death_sig, 128 + death_sig) for one in ranks):
-                deadline = min(deadline, time.monotonic() + soon)
-            time.sleep(_POLL_S)
-        late = [rank for rank, one in enumerate(ranks) if one.poll() is None]
-        if late:
-            say(f"ranks {', '.join(map(str, late))} of this host have not ended: killed")
-        close(self, signal.SIGKILL, soon)
-
-    PContext.close = limited  # type: ignore[method-assign]  # torch has no setting for this
-    try:
-        yield
-    finally:
-        PContext.close = close  # type: ignore[method-assign]
 
 
 def _children() -> set[int]:

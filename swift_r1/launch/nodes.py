@@ -1,8 +1,8 @@
-"""What the launchers of several machines tell each other: that they are alive, why one of them ends, and what they
-agree on before their ranks start.
+"""What the launchers of several machines tell each other: what they agree on before their ranks start, and why one of
+them ends.
 
-Through the store that torch's launcher has on node 0 anyway (MASTER_ADDR:MASTER_PORT), as JSON. The ranks themselves
-notice that a peer is gone only when they wait for it, and do not know why.
+Through the store that torch's launcher has on node 0 anyway (MASTER_ADDR:MASTER_PORT), as JSON. That a node is gone the
+ranks notice (`runtime.ranks.Presence`), though not why.
 """
 
 from __future__ import annotations
@@ -18,28 +18,18 @@ from dataclasses import asdict, dataclass
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
-from swift_r1.errors import (
-    EXIT_INTERRUPTED,
-    EXIT_RUN_FAILED,
-    PortTaken,
-    RunFailed,
-    SwiftError,
-    UsageError,
-)
+from swift_r1.errors import EXIT_INTERRUPTED, PortTaken, RunFailed, SwiftError, UsageError
 from swift_r1.flags.world import World
 from swift_r1.launch.environment import own_address
-from swift_r1.runtime.processes import leave, say
+from swift_r1.runtime.processes import say
 
 if TYPE_CHECKING:
     # `torch.distributed.Store`, which torch does not export to mypy
     from torch._C._distributed_c10d import Store
 
-_BEAT_SECONDS = 1.0
 _LOOK_SECONDS = 0.2
-_LEAST_SILENCE_SECONDS = 5.0
 MEETING_SECONDS = 900  # for the nodes to find each other
 DEFAULT_MASTER_PORT = 29500
-_SILENT_SECONDS = 60.0  # for a node to be heard from before its ranks start
 _SAY_SECONDS = 5.0
 _ANSWER_SECONDS = 5
 """For the store to answer, and for a cause to arrive after its consequences."""
@@ -72,12 +62,19 @@ class RankEnd:
         )
 
 
+class NodeEnded(SwiftError):
+    """Another node has ended, for this cause."""
+
+    def __init__(self, cause: RankEnd) -> None:
+        super().__init__(cause.line(several=True))
+        self.cause = cause
+        self.exit_code = cause.code
+
+
 class Nodes:
-    """One launcher's view of the nodes; a context manager around its workers' life.
+    """One launcher's view of the nodes, while it is open.
 
     Args:
-        ddp_timeout: seconds; a node that has not been heard from for half of it counts as dead.
-        end_workers: ends this node's ranks at once; called from another thread.
         patience_s: the longest that `ask` waits.
 
     Raises (on entering):
@@ -85,70 +82,36 @@ class Nodes:
         RunFailed: node 0 is not there within `MEETING_SECONDS`.
     """
 
-    def __init__(
-        self,
-        world: World,
-        ddp_timeout: float,
-        end_workers: Callable[[], None],
-        patience_s: float = MEETING_SECONDS,
-    ) -> None:
+    def __init__(self, world: World, patience_s: float = MEETING_SECONDS) -> None:
         self.world = world
         self.patience_s = patience_s
-        self.silence_s = max(_LEAST_SILENCE_SECONDS, ddp_timeout / 2)
-        self._end_workers = end_workers
-        self._over = threading.Event()
-        self._heard = {
-            node: time.monotonic() for node in range(world.nnodes) if node != world.node_rank
-        }
-        self._threads = [
-            threading.Thread(target=work, name=work.__name__, daemon=True)
-            for work in (self._talk, self._judge)
-        ]
-        self._store_lost = False
-        self.seen: RankEnd | None = None
-
-    def meet(self) -> None:
-        """Connects to node 0. Raises as entering."""
-        # else torch warns of every address that has no name
-        os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
-        self._own, self._watching = self._connect(), self._connect()
 
     def __enter__(self) -> Nodes:
-        self.meet()
-        # who goes before the first beat is missed too
-        self._tell(self._own, f"beat/{self.world.node_rank}", "0")
-        # Meeting may have taken minutes.
-        self._heard = dict.fromkeys(self._heard, time.monotonic())
-        for thread in self._threads:
-            thread.start()
+        # else torch warns of every address that has no name
+        os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
+        self._store = self._connect()
+        self.tell(f"here/{self.world.node_rank}", "1")
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._over.set()
-        for thread in self._threads:
-            thread.join(_BEAT_SECONDS)
         # On node 0 this closes the port, which the process that replaces this one listens on again.
-        del self._own, self._watching
-
-    def done(self) -> None:
-        """This node's ranks have ended well; its silence from now on means nothing."""
-        self._over.set()
-        self._tell(self._own, f"done/{self.world.node_rank}", "1")
+        del self._store
 
     def tell(self, key: str, value: str) -> None:
         """Sets something for the others to `ask` for."""
-        self._own.set(key, value)
+        self._store.set(key, value)
 
     def ask(
         self, keys: Sequence[str], while_waiting: Callable[[], None] = lambda: None
     ) -> list[str]:
-        """Returns what the others tell, once they have told all of it; who is silent counts as dead. Raises RunFailed:
-        node 0, which holds the store, has ended; or the others do not tell."""
+        """Returns what the others tell, once they have told all of it. Raises NodeEnded; RunFailed: node 0, which holds
+        the store, has ended; or the others do not tell."""
         deadline = time.monotonic() + self.patience_s
         reported = time.monotonic()
         try:
-            while not self._own.check(list(keys)):
+            while not self._store.check(list(keys)):
                 while_waiting()
+                self.look()
                 if time.monotonic() > reported + _SAY_SECONDS:
                     reported = time.monotonic()
                     self._say_who_is_missing()
@@ -157,13 +120,22 @@ class Nodes:
                         f"the nodes do not agree ({keys[0]} is missing): do they have the same flags?"
                     )
                 time.sleep(_LOOK_SECONDS)
-            return [self._own.get(key).decode() for key in keys]
+            return [self._store.get(key).decode() for key in keys]
         except RuntimeError as error:
             raise RunFailed("node 0 has ended") from error
 
+    def look(self) -> None:
+        """Raises NodeEnded where another node has told that it ended."""
+        cause, consequence = self._causes()
+        found = cause or consequence
+        if found is not None:
+            raise NodeEnded(found)
+
     def _say_who_is_missing(self) -> None:
         missing = [
-            str(node) for node in range(self.world.nnodes) if not self._own.check([f"beat/{node}"])
+            str(node)
+            for node in range(self.world.nnodes)
+            if not self._store.check([f"here/{node}"])
         ]
         if missing and not self.world.node_rank:
             say(f"waiting for node {', '.join(missing)}, of {self.world.nnodes} (NODE_RANK)")
@@ -204,96 +176,53 @@ class Nodes:
             self.ask(["closed"])  # never told: the store goes first
 
     def settle(self, own: RankEnd) -> RankEnd:
-        """Tells the others why this node's ranks ended, and returns the first cause of all.
+        """Tells the others why this node ended, and returns the first cause of all; `own` where the store, which is
+        node 0's, does not answer in time.
 
-        A consequence waits some seconds for its cause. Node 0, which holds the store, waits until the others know.
+        A consequence waits some seconds for its cause. Node 0 waits until the others know.
         """
-        self._over.set()
-        if self._store_lost:
-            return self.seen or own
-        if self.seen is not None:
-            first = self.seen
-        else:
-            try:
-                number = self._own.add("causes", 1)
-                self._own.set(f"cause/{number}", json.dumps(asdict(own)))
-                first = self._await_first(own)
-            except (RuntimeError, ValueError):
-                first = own  # node 0 is gone, and with it the store
-        self._tell(self._own, f"read/{self.world.node_rank}", "1")
-        if not self.world.node_rank:
-            others = [f"read/{node}" for node in range(1, self.world.nnodes)]
-            deadline = time.monotonic() + _ANSWER_SECONDS
-            while time.monotonic() < deadline and not self._own.check(others):
-                time.sleep(0.1)
-        return first
+        found: list[RankEnd] = []
+
+        def exchange() -> None:
+            with suppress(RuntimeError):  # node 0 has ended
+                number = self._store.add("causes", 1)
+                self._store.set(f"cause/{number}", json.dumps(asdict(own)))
+                found.append(self._await_first(own))
+                self._store.set(f"read/{self.world.node_rank}", "1")
+                if not self.world.node_rank:
+                    self._await_readers()
+
+        # A store whose host is gone without a word never answers.
+        thread = threading.Thread(target=exchange, name="settle", daemon=True)
+        thread.start()
+        thread.join(3 * _ANSWER_SECONDS)
+        return found[0] if found else own
 
     def _await_first(self, own: RankEnd) -> RankEnd:
         deadline = time.monotonic() + _ANSWER_SECONDS
         while True:
-            cause, consequence = self._first(self._own)
+            cause, consequence = self._causes()
             if cause is not None or time.monotonic() >= deadline:
                 return cause or consequence or own
-            time.sleep(0.1)
+            time.sleep(_LOOK_SECONDS)
 
-    def _talk(self) -> None:
-        """Sends heartbeats and listens to the others; a lost store may block it for ever, which `_judge` sees."""
-        beats = 0
-        consequences_since = None
-        last = dict.fromkeys(self._heard, b"")
-        while self.seen is None and not self._over.wait(_BEAT_SECONDS):
-            beats += 1
-            try:
-                self._watching.set(f"beat/{self.world.node_rank}", str(beats))
-                cause, consequence = self._first(self._watching)
-                for node in last:
-                    beat = (
-                        self._watching.get(f"beat/{node}")
-                        if self._watching.check([f"beat/{node}"])
-                        else b""
-                    )
-                    if beat != last[node] or not beat or self._watching.check([f"done/{node}"]):
-                        last[node], self._heard[node] = beat, time.monotonic()
-            except RuntimeError:
-                continue
-            if self.world.node_rank:
-                self._heard[0] = time.monotonic()  # it holds the store
-            if consequence is not None:
-                consequences_since = consequences_since or time.monotonic()
-                if cause is None and time.monotonic() - consequences_since > _ANSWER_SECONDS:
-                    cause = consequence
-            if cause is not None:
-                self._end(cause)
+    def _await_readers(self) -> None:
+        others = [f"read/{node}" for node in range(1, self.world.nnodes)]
+        deadline = time.monotonic() + _ANSWER_SECONDS
+        while time.monotonic() < deadline and not self._store.check(others):
+            time.sleep(_LOOK_SECONDS)
 
-    def _judge(self) -> None:
-        while self.seen is None and not self._over.wait(_BEAT_SECONDS):
-            for node, since in list(self._heard.items()):
-                if time.monotonic() - since > self.silence_s:
-                    self._store_lost = node == 0
-                    text = f"node {node} has not been heard from for {self.silence_s:g} s: it or the network is gone"
-                    self._end(RankEnd(node, None, EXIT_RUN_FAILED, text))
-                    return
-
-    def _end(self, cause: RankEnd) -> None:
-        if not self._over.is_set():
-            self.seen = cause
-            self._end_workers()
-
-    def _first(self, store: Store) -> tuple[RankEnd | None, RankEnd | None]:
+    def _causes(self) -> tuple[RankEnd | None, RankEnd | None]:
         """Returns the first reported cause that is no consequence, and the first that is one."""
         causes = [
-            RankEnd(**json.loads(store.get(key)))
-            for key in (f"cause/{number}" for number in range(1, store.add("causes", 0) + 1))
-            if store.check([key])
+            RankEnd(**json.loads(self._store.get(key)))
+            for key in (f"cause/{number}" for number in range(1, self._store.add("causes", 0) + 1))
+            if self._store.check([key])
         ]
         return (
             next((cause for cause in causes if not cause.consequence), None),
             next((cause for cause in causes if cause.consequence), None),
         )
-
-    def _tell(self, store: Store, key: str, value: str) -> None:
-        with suppress(RuntimeError):  # node 0 has ended
-            store.set(key, value)
 
     def _connect(self) -> Store:
         import torch.distributed as dist
@@ -323,39 +252,32 @@ class Nodes:
 def tell_node_0(error: SwiftError) -> None:
     """This node ends before the nodes have met: node 0 ends with it, where that is there already."""
     world, faults = World.from_environment(os.environ)
-    if faults or not world.node_rank:
+    if faults or not world.node_rank or isinstance(error, NodeEnded):
         return
     with suppress(OSError, RuntimeError, RunFailed):
         place = str(world.master_addr), world.master_port or DEFAULT_MASTER_PORT
         socket.create_connection(place, _ANSWER_SECONDS).close()  # torch would try again and again
-        nodes = Nodes(world, _SILENT_SECONDS, lambda: None)
-        nodes.meet()
-        nodes.settle(_ended(world, error))
+        with Nodes(world) as nodes:
+            nodes.settle(_ended(world, error))
 
 
 def _ended(world: World, error: BaseException) -> RankEnd:
+    if isinstance(error, NodeEnded):
+        return error.cause
     code = error.exit_code if isinstance(error, SwiftError) else EXIT_INTERRUPTED
     text = str(error) if isinstance(error, SwiftError) else "interrupted"
     return RankEnd(world.node_rank, None, code, f"node {world.node_rank}: {text}")
 
 
 @contextmanager
-def launching(world: World, ddp_timeout: float, waits_s: float = 0.0) -> Iterator[Nodes | None]:
+def launching(world: World, waits_s: float = 0.0) -> Iterator[Nodes | None]:
     """Yields the nodes before their ranks start; None where there is one. They meet within `MEETING_SECONDS` and leave
-    together; meanwhile one may wait `waits_s` for something else. An error on one node ends this process on all of
-    them, with its cause and exit code."""
+    together; meanwhile one may wait `waits_s` for something else. An error on one node ends all of them, with its cause
+    and exit code (NodeEnded)."""
     if world.nnodes == 1:
         yield None
         return
-
-    def end() -> None:
-        assert nodes.seen is not None
-        cause = nodes.settle(nodes.seen)
-        say(cause.line(several=True))
-        leave(cause.code)
-
-    nodes = Nodes(world, min(ddp_timeout, _SILENT_SECONDS), end, MEETING_SECONDS + waits_s)
-    with nodes:
+    with Nodes(world, MEETING_SECONDS + waits_s) as nodes:
         try:
             yield nodes
             nodes.part()

@@ -33,7 +33,7 @@ def run(words):
         if mine.with_suffix(".fails").exists():
             raise RunFailed("the engine ended with 2")
 
-    with launching(world, 20) as nodes:
+    with launching(world) as nodes:
         if world.node_rank:
             [key] = nodes.ask(["key"])
             nodes.tell(f"engines/{world.node_rank}", json.dumps(["http://there"]))
@@ -46,6 +46,7 @@ def run(words):
                 urls += json.loads(others)
             while not Path("go").exists():
                 check()
+                nodes.look()
                 time.sleep(0.05)
             nodes.tell("engines", json.dumps(urls))
     mine.with_suffix(".met").write_text(json.dumps([key, urls]))
@@ -57,7 +58,7 @@ import os
 from swift_r1.flags import World
 from swift_r1.launch.nodes import launching
 world, _ = World.from_environment(os.environ)
-with launching(world, 20) as nodes:
+with launching(world) as nodes:
     nodes.tell(f"again/{world.node_rank}", "1")
     nodes.ask(["again/0", "again/1"])
 '''
@@ -127,21 +128,3 @@ def test_ctrl_c_on_one_node_ends_all(meet: Any, tmp_path: Path) -> None:
     processes[1].send_signal(signal.SIGINT)
     assert ended(processes, 20) == [130, 130]
     assert "node 1: interrupted" in (tmp_path / "node0.log").read_text()
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("node", [0, 1])
-def test_a_host_that_vanishes_ends_the_other(
-    meet: Any, hosts: Any, tmp_path: Path, node: int
-) -> None:
-    processes = meet()
-    until(lambda: all((tmp_path / f"node{number}.waits").exists() for number in range(2)))
-    hosts[node].unplug()
-    try:
-        assert processes[1 - node].wait(20) == 5
-        assert (
-            f"node {node} has not been heard from for 10 s"
-            in (tmp_path / f"node{1 - node}.log").read_text()
-        )
-    finally:
-        hosts[node].plug_in()

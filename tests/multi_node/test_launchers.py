@@ -37,7 +37,7 @@ world, faults = World.from_environment(os.environ)
 assert not faults, faults
 os.environ["GLOO_SOCKET_IFNAME"] = interface_to(world.master_addr)
 try:
-    sys.exit(run_workers(world, (sys.executable, "worker.py", sys.argv[1]), 20))
+    sys.exit(run_workers(world, (sys.executable, "worker.py", sys.argv[1])))
 except SwiftError as error:
     print(error, file=sys.stderr)
     sys.exit(error.exit_code)
@@ -126,8 +126,8 @@ def test_a_host_that_vanishes_ends_the_other(launched, hosts, node):
     hosts[node].unplug()
     try:
         other = 1 - node
-        assert run.nodes[other].wait(WITHIN) == 5, run.said()
-        assert f"node {node} has not been heard from for 10 s" in run.said()[other].splitlines()[-1]
+        assert run.nodes[other].wait(WITHIN + 15) == 5, run.said()
+        assert "it lost another rank" in run.said()[other].splitlines()[-1]
     finally:
         hosts[node].plug_in()
 

@@ -44,13 +44,17 @@ RELIED_ON = {
             "StaticTCPRendezvous._store StaticTCPRendezvous.use_agent_store",
         ),
     ],
-    "ranks end within --ddp_timeout when one has died (launch/elastic.py)": [
-        ("torch", "distributed/elastic/multiprocessing/api.py", "PContext.close(death_sig timeout)"),
+    "ranks end when one has died, and after a signal (launch/elastic.py)": [
+        (
+            "torch",
+            "distributed/elastic/multiprocessing/api.py",
+            "SignalException.__init__(msg sigval)",
+        ),
         (
             "torch",
             "distributed/launcher/api.py",
             "LaunchConfig.shutdown_timeout LaunchConfig.local_addr LaunchConfig.logs_specs "
-            "LaunchConfig.monitor_interval",
+            "LaunchConfig.monitor_interval LaunchConfig.signals_to_handle",
         ),
     ],
     "ZeRO's start without a C++ compiler (backends/deepspeed.py)": [
