@@ -45,7 +45,7 @@ def _measured(name: str, what: str, seconds: float, *packages: str) -> Part:
 
 
 # What `swift_r1` itself imports for a run: where the first is missing the others are too.
-_OURS = ("torch", "transformers", "pydantic", "fastapi", "pebble")
+_OURS = ("torch", "transformers", "pydantic", "fastapi")
 _SERVER = (*_OURS, "vllm")
 PARTS = (
     Part("install", "the lock into .venv", ("scripts/install.sh",), 60, 420, (), 0),

@@ -17,6 +17,7 @@ import threading
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from typing import Any, Self
 
@@ -30,7 +31,6 @@ from swift_r1.rewards.types import (
     RewardFlags,
 )
 from swift_r1.rewards.worker import load_nothing
-from swift_r1.workers.pool import WorkerCall
 
 _logger = logging.getLogger("swift_r1.rewards")
 
@@ -66,7 +66,7 @@ class Submitted:
     """A call that was given to the workers of a pool."""
 
     call: RewardCall
-    given: WorkerCall[tuple[list[ItemOutcome], float]]
+    given: Future[tuple[list[ItemOutcome], float]]
 
 
 class RewardCaller(ABC):
@@ -109,7 +109,7 @@ class RewardCaller(ABC):
         UsageError: a plugin or reward fails; RunFailed: no worker is up within its deadline."""
 
     def submit(self, calls: Sequence[RewardCall], state: Mapping[str, int]) -> list[Submitted]:
-        """Starts calls without waiting; fewer than asked, or none, where they must wait for the end."""
+        """Starts calls without waiting; none where they must wait for the end."""
         return []
 
     @abstractmethod

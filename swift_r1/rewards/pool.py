@@ -6,12 +6,9 @@ that exceeds it is killed and replaced. What a failed call does to its groups is
 
 from __future__ import annotations
 
-import logging
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
-
-from pebble import ProcessPool
 
 from swift_r1.errors import UsageError
 from swift_r1.record.spans import Spans
@@ -30,14 +27,11 @@ from swift_r1.rewards.worker import (
 )
 from swift_r1.workers.pool import NoAnswer, WorkerPool
 
-_logger = logging.getLogger("swift_r1.rewards")
-
 _ASYNC_GRACE_SECONDS = 2.0  # for a worker to end a late coroutine by itself, before it is killed
 
 
 class RewardPool(RewardCaller):
-    """Reward functions in worker processes. Several threads may have a batch open each; where a worker's death breaks
-    the pool down, all of them ask again."""
+    """Reward functions in worker processes. Several threads may have a batch open each."""
 
     def __init__(
         self,
@@ -57,7 +51,7 @@ class RewardPool(RewardCaller):
             server_keys(args, names),
         )
         self._asynchronous: frozenset[str] = frozenset()
-        self._counted: ProcessPool | None = None  # whose calls are `_busy`
+        self._busy = self._spans.busy("rewards", "reward")
 
     def start(self) -> None:
         self._workers.start()
@@ -71,16 +65,8 @@ class RewardPool(RewardCaller):
             raise UsageError(*unbuilt)
 
     def submit(self, calls: Sequence[RewardCall], state: Mapping[str, int]) -> list[Submitted]:
-        """Starts calls without waiting; fewer than asked, or none, where the pool broke down."""
-        submitted: list[Submitted] = []
-        try:
-            for call in calls:
-                submitted.append(self._submit(call, state))
-        except RuntimeError as error:
-            _logger.warning(
-                "the reward workers broke down (%s); later groups are scored at the end", error
-            )
-        return submitted
+        """Starts calls without waiting."""
+        return [self._submit(call, state) for call in calls]
 
     def run(
         self,
@@ -89,45 +75,30 @@ class RewardPool(RewardCaller):
         deadline: float,
         submitted: Sequence[Submitted] = (),
     ) -> Iterator[RewardAnswer]:
-        aborted: list[RewardCall] = []
-        for waiting in [*submitted, *(self._submit(call, state, surely=True) for call in calls)]:
-            answer = self._answer(waiting, deadline)
-            if answer is None:
-                aborted.append(waiting.call)
-            else:
-                yield answer
-        for call in aborted:  # alone in the pool: a breakdown is its own fault now
-            answer = self._answer(self._submit(call, state, surely=True), deadline)
-            yield answer or _failed(call, "its worker process died", "died")
+        for waiting in [*submitted, *self.submit(calls, state)]:
+            yield self._answer(waiting, deadline)
 
     def _limit(self, call: RewardCall) -> float:
         return self.timeout * min(call.size, LONGEST_CALL)
 
-    def _submit(
-        self, call: RewardCall, state: Mapping[str, int], surely: bool = False
-    ) -> Submitted:
-        """Raises RuntimeError where the pool has broken down, unless `surely`."""
+    def _submit(self, call: RewardCall, state: Mapping[str, int]) -> Submitted:
         limit = self._limit(call)
         grace = _ASYNC_GRACE_SECONDS if call.name in self._asynchronous else 0.0
-        submit = self._workers.submit_surely if surely else self._workers.submit
-        with self._lock:
-            given = submit(call_reward, (call.name, call.items, dict(state), limit), limit + grace)
-            if given.pool is not self._counted:  # one that broke down may have forgotten calls
-                self._counted = given.pool
-                self._busy = self._spans.busy("rewards", "reward")
-            busy = self._busy
-            busy.add()
-            given.future.add_done_callback(lambda _future: busy.done())
+        self._busy.add()
+        given = self._workers.submit(
+            call_reward, (call.name, call.items, dict(state), limit), limit + grace
+        )
+        given.add_done_callback(lambda _future: self._busy.done())
         return Submitted(call, given)
 
-    def _answer(self, waiting: Submitted, deadline: float) -> RewardAnswer | None:
-        """Returns None for a call that ended with the pool's breakdown, whether or not the call is to blame."""
+    def _answer(self, waiting: Submitted, deadline: float) -> RewardAnswer:
         call = waiting.call
         try:
-            returned = waiting.given.wait(deadline)
+            return RewardAnswer(call, *waiting.given.result(max(0.0, deadline - time.monotonic())))
+        except TimeoutError:
+            waiting.given.cancel()
+            return _failed(call, "not reached before the deadline of the batch", "timeout")
         except NoAnswer as error:
-            if error.kind == "deadline":
-                return _failed(call, "not reached before the deadline of the batch", "timeout")
             if error.kind == "timeout":
                 limit = self._limit(call)
                 return _failed(
@@ -139,7 +110,6 @@ class RewardPool(RewardCaller):
                     call, f"MemoryError: over --reward_memory_limit {memory:g} GiB", "memory"
                 )
             return _failed(call, f"its worker process died (exit code {error.code})", "died")
-        return None if returned is None else RewardAnswer(call, *returned)
 
 
 def _failed(call: RewardCall, reason: str, kind: str, seconds: float = 0.0) -> RewardAnswer:

@@ -1,1 +1,1 @@
-"""Supervised processes: limits, a watchdog that ends a whole tree, and a sandbox for programs."""
+"""Supervised processes: limits, a fork server that ends a whole tree, and a sandbox for programs."""

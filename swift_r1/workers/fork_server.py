@@ -1,9 +1,9 @@
 """A process that others are forked from, so that what they import is imported once. Linux.
 
 It speaks JSON lines over a socket. `{"begin": number, "environ": {...}, "row": {...}}` begins a process, whose standard
-input is the row, and `{"end": number}` kills it. Either way `{"ended": number, "code": n, "stdout": text,
-"stderr": text, ...}` comes once the process and whatever it has started are gone. When the socket closes, all of them
-are killed.
+input is the row, and `{"end": number}` kills it. An open file that comes with the former is `line` of the row. Either
+way `{"ended": number, "code": n, "stdout": text, "stderr": text, ...}` comes once the process and whatever it has
+started are gone. When the socket closes, all of them are killed.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import contextlib
 import json
 import os
 import resource
+import select
 import selectors
 import signal
 import socket
@@ -28,6 +29,13 @@ KEPT_BYTES = {"stdout": 1 << 20, "stderr": 8 << 10, "result": 16 << 20}
 """Bytes at the end of what a process writes to each of its pipes."""
 READ_BYTES = 1 << 16
 _MOST_FILES = 1 << 16
+_MOST_LINES = 64  # that come with orders read at once
+
+
+OUTPUT_PER_CALL = 64 << 10  # bytes of each of the two streams that are shown; the rest is dropped
+_DROPPED = b"\n[more output of this reward call is dropped]\n"
+_SHOWN_ON = {"stdout": 1, "stderr": 2}
+_SHOW_SECONDS = 0.2  # for what is shown to be read
 
 
 @dataclass(eq=False)
@@ -52,8 +60,51 @@ class _Forked:
         del kept[: -KEPT_BYTES[name]]
         return bool(data)
 
+    def read_all(self) -> None:
+        for descriptor in self.pipes:
+            while self.read(descriptor):
+                pass
+
     def text(self, name: str) -> str:
         return self.written[name].decode(errors="replace")
+
+
+@dataclass(eq=False)
+class _Shown(_Forked):
+    """Its output is shown by this process, of each call so much; a byte in `result` is the end of a call."""
+
+    left: dict[str, int] = field(default_factory=lambda: dict.fromkeys(_SHOWN_ON, OUTPUT_PER_CALL))
+
+    def read(self, descriptor: int) -> bool:
+        name = self.pipes[descriptor]
+        try:
+            data = os.read(descriptor, READ_BYTES)
+        except BlockingIOError:
+            return False
+        if name not in _SHOWN_ON:
+            for other, own in self.pipes.items():
+                while own in _SHOWN_ON and self._more(other):
+                    pass
+            self.left = dict.fromkeys(_SHOWN_ON, OUTPUT_PER_CALL)
+        elif self.left[name] > 0:
+            _show(_SHOWN_ON[name], data[: self.left[name]])
+            if len(data) >= self.left[name]:
+                _show(_SHOWN_ON[name], _DROPPED)
+            self.left[name] -= len(data)
+        return bool(data)
+
+    def _more(self, descriptor: int) -> bool:
+        """Says whether there was something to show."""
+        return bool(select.select([descriptor], [], [], 0)[0]) and self.read(descriptor)
+
+
+def _show(stream: int, data: bytes) -> None:
+    """Writes what is read in time: whoever waits for this process must not wait for a terminal."""
+    while data and select.select([], [stream], [], _SHOW_SECONDS)[1]:
+        try:
+            data = data[os.write(stream, data[: select.PIPE_BUF]) :]
+        except OSError:  # its reader is gone; the pipes are emptied all the same
+            return
 
 
 def take_more_files() -> tuple[int, int]:
@@ -69,11 +120,12 @@ class ForkServer:
 
     Args:
         control: the socket.
-        memory: GiB that each process may take beside what this one has.
+        memory: GiB that each process may take beside what this one has; None: `run` sees to that.
         files: limits of each process's open files (`take_more_files`).
         run: runs in the forked process, with its row and the descriptor that it writes its result to; what it returns
             is the exit code.
         outcome: makes of an exit code and a result what `ended` says beside them.
+        shown: whether what they print is shown here, instead of kept for `ended`.
 
     What this process has started before is none of theirs, and stays as long as this one.
     """
@@ -81,33 +133,37 @@ class ForkServer:
     def __init__(
         self,
         control: socket.socket,
-        memory: float,
+        memory: float | None,
         files: tuple[int, int],
         run: Callable[[Mapping[str, Any], int], int],
         outcome: Callable[[int, bytes], Mapping[str, Any]],
+        shown: bool = False,
     ) -> None:
         self._control = control
         self._memory = memory
         self._run = run
         self._outcome = outcome
         self._files = files
+        self._kind = _Shown if shown else _Forked
         self._before = own_children()
         self._forked: dict[int, _Forked] = {}
         self._selector = selectors.DefaultSelector()
         self._selector.register(control, selectors.EVENT_READ)
         self._received = b""
+        self._lines: list[int] = []  # that came, for processes to be begun
 
     def serve(self) -> None:
         """Does what it is told until the other end of the socket is gone."""
         while True:
             for key, _ in self._selector.select():
                 if key.fileobj is self._control:
-                    data = self._control.recv(READ_BYTES)
+                    data, lines, _, _ = socket.recv_fds(self._control, READ_BYTES, _MOST_LINES)
                     if not data:
                         return
-                    *lines, self._received = (self._received + data).split(b"\n")
-                    for line in lines:
-                        self._take(json.loads(line))
+                    self._lines += lines
+                    *orders, self._received = (self._received + data).split(b"\n")
+                    for order in orders:
+                        self._take(json.loads(order))
                 elif key.data.pidfd == key.fd:
                     self._end(key.data)
                 elif key.fd in key.data.pipes and not key.data.read(key.fd):
@@ -116,6 +172,8 @@ class ForkServer:
     def close(self) -> None:
         end_whole([forked.pid for forked in self._forked.values()])
         end_children()
+        for forked in self._forked.values():
+            forked.read_all()
 
     def _take(self, message: Mapping[str, Any]) -> None:
         if "begin" in message:
@@ -137,7 +195,11 @@ class ForkServer:
     def _begin(self, number: int, environ: Mapping[str, str], row: Mapping[str, Any]) -> None:
         """Raises OSError where there are no more files or processes."""
         pipes: dict[str, tuple[int, int]] = {}
+        line = self._lines.pop(0) if self._lines else None
         with contextlib.ExitStack() as undo:
+            if line is not None:
+                undo.callback(os.close, line)
+                row = {**row, "line": line}
             for name in KEPT_BYTES:
                 pipes[name] = os.pipe()
                 for end in pipes[name]:
@@ -160,9 +222,11 @@ class ForkServer:
             pidfd = os.pidfd_open(pid)
             undo.pop_all()
         os.close(stdin)
+        if line is not None:
+            os.close(line)
         with contextlib.suppress(OSError):  # the child does the same: whoever comes first
             os.setpgid(pid, pid)
-        forked = _Forked(number, pid, pidfd, {read: name for name, (read, _) in pipes.items()})
+        forked = self._kind(number, pid, pidfd, {read: name for name, (read, _) in pipes.items()})
         self._forked[number] = forked
         self._selector.register(forked.pidfd, selectors.EVENT_READ, forked)
         for read, write in pipes.values():
@@ -178,9 +242,8 @@ class ForkServer:
         del self._forked[forked.number]
         end_group(forked.pid)
         end_children([*self._before, *(other.pid for other in self._forked.values())])
+        forked.read_all()
         for descriptor in list(forked.pipes):
-            while forked.read(descriptor):
-                pass
             self._close(forked, descriptor)
         code = os.waitstatus_to_exitcode(status)
         texts = {name: forked.text(name) for name in ("stdout", "stderr")}
@@ -222,6 +285,7 @@ class ForkServer:
         os.environ.update(environ)
         with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "w") as file:
             file.write("1000")  # where memory runs out the trainer is not what is killed
-        limit_memory(self._memory)
+        if self._memory is not None:
+            limit_memory(self._memory)
         resource.setrlimit(resource.RLIMIT_NOFILE, self._files)
         os._exit(self._run(row, pipes["result"]))

@@ -11,11 +11,10 @@ from contextlib import contextmanager
 
 from swift_r1.workers.confine import MEMORY_EXIT, ONE_THREAD, confine, limit_memory
 from swift_r1.workers.killing import contained
-from swift_r1.workers.watchdog import WorkerOutput
 
 # seconds over its limit at which a worker ends itself, its parent being gone
 _SELF_DESTRUCT_AFTER = 10.0
-_output: WorkerOutput | None = None
+_ends: int | None = None  # the pipe that tells the host of the end of each call
 
 
 def become_worker(
@@ -24,7 +23,7 @@ def become_worker(
     memory: float,
     own: Sequence[str],
     mark: str,
-    watchdog: str,
+    ends: int,
 ) -> None:
     """Makes this process a worker, and loads users' code into it.
 
@@ -33,12 +32,14 @@ def become_worker(
         memory: GiB that it may take beside what it has once it is loaded.
         own: variables with keys that only `own_key` gives.
         mark: the pool's; this process's children carry it in their environment, so that none can outlive the pool.
-        watchdog: address of the process that ends this one with its parent.
-
-    Raises OSError: the watchdog is gone.
+        ends: a pipe; a byte in it says that what is printed then is of another call.
     """
-    global _output
-    _output = WorkerOutput(watchdog)
+    global _ends
+    _ends = ends
+    # New ones: those of the host may be for a file, and would seek.
+    for name, number in (("stdout", 1), ("stderr", 2)):
+        text = open(number, "w", buffering=1, encoding="utf-8", errors="replace", closefd=False)  # noqa: SIM115
+        setattr(sys, name, text)
     os.environ.update(ONE_THREAD)
     confine(mark, kept, own)
     # Ctrl-C and the launcher's SIGTERM reach the whole process group; the trainer decides when its workers end.
@@ -68,9 +69,10 @@ def guarded(limit: float) -> Iterator[None]:
                 faulthandler.cancel_dump_traceback_later()
         os.fchdir(here)
         os.close(here)
-        if _output is not None:
-            _output.end_call()
+        if _ends is not None:
+            sys.stdout.flush()
+            sys.stderr.flush()
+            os.write(_ends, b".")
     except (OSError, ValueError):  # ValueError: of a closed file
-        # The watchdog was killed, or the call closed what is not its own, or left no room for files: a new worker has
-        # all of it.
+        # The call closed what is not its own, or left no room for files: a new worker has all of it.
         os._exit(1)

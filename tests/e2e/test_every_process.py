@@ -249,10 +249,10 @@ def kind_of(process: psutil.Process, first: int) -> str:
         return "supervisor"
     if "swift_r1.serving.server" in words or "swift_r1 rollout" in words:
         return "server"
-    if "swift_r1.workers.watchdog" in words:
-        return "reward watchdog"
     if "spawn_main" in words:
-        return "reward worker" if group == process.pid else "spawned"
+        parent = process.parent()
+        forked = parent is not None and "spawn_main" in " ".join(parent.cmdline())
+        return "reward worker" if forked else "reward host" if group == process.pid else "spawned"
     if process.pid == first:
         return "launcher" if "elastic" in words else "trainer"
     if "swift_r1.cli.rank" in words:

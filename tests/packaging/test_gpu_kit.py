@@ -156,7 +156,7 @@ def test_without_a_registry_what_needs_packages_is_skipped(
     assert "failed at: 1/3 torch==0" in report.outcomes["install"].why
     assert (
         report.outcomes["colocate"].why
-        == "not installed: torch, transformers, pydantic, fastapi, pebble, vllm"
+        == "not installed: torch, transformers, pydantic, fastapi, vllm"
     )
 
 

@@ -11,23 +11,17 @@ import functools
 import importlib
 import importlib.util
 import logging
-import os
 import re
-from multiprocessing import get_context
 from pathlib import Path
 
 import pytest
 from packaging.requirements import Requirement
-from pebble import ProcessPool
 
 ROOT = Path(__file__).parents[2]
-CAPPED = {"torch", "transformers", "Pebble", "deepspeed", "peft", "bitsandbytes", "vllm"}
+CAPPED = {"torch", "transformers", "deepspeed", "peft", "bitsandbytes", "vllm"}
 
 # Feature: (package, file in it, names), a name as `Class.method(parameters that are passed)` or `Class.attribute`.
 RELIED_ON = {
-    "the tests see which processes the pool of rewards has (tests/rewards/test_reward_pool.py)": [
-        ("pebble", "pool/process.py", "ProcessPool._pool_manager PoolManager.worker_manager WorkerManager.workers"),
-    ],
     "--ddp_timeout holds in groups that DeepSpeed makes, and for no rank that is alive (runtime/ranks.py)": [
         ("torch", "distributed/distributed_c10d.py", "_get_default_timeout(backend) _set_pg_timeout(timeout group)"),
     ],
@@ -252,12 +246,6 @@ def test_packages_of_which_that_is_used_have_an_upper_bound() -> None:
                 assert any(part.operator == "<" for part in one.specifier), (
                     f"{name}: {one} has no upper bound"
                 )
-
-
-def test_a_pool_knows_its_workers_by_process_number() -> None:
-    """Else the tests of the pool see nothing (tests/rewards/test_reward_pool.py)."""
-    with ProcessPool(max_workers=1, context=get_context("fork")) as pool:
-        assert pool.schedule(os.getpid).result(30) in pool._pool_manager.worker_manager.workers
 
 
 def test_vllms_false_alarm_is_left_out_of_the_log() -> None:

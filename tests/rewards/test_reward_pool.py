@@ -269,7 +269,7 @@ def score(plugin: Path) -> Iterator:
 
 def worker_ids(pool: RewardPool) -> frozenset[int]:
     """Of the processes that exist now."""
-    return frozenset(list(pool._workers._pool._pool_manager.worker_manager.workers))
+    return pool._workers.pids()
 
 
 def wait_gone(pid: int) -> None:
@@ -504,36 +504,6 @@ def test_a_late_coroutine_ends_alone(plugin: Path) -> None:
         assert worker_ids(pool) == before
 
 
-@pytest.mark.long
-def test_groups_added_while_the_pool_breaks_down_are_scored(
-    plugin: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    """The only worker dies with no call running, which takes pebble's whole pool down between two groups."""
-    with RewardPool(args(workers=1), ["moody"], loading(plugin)) as pool:
-        pool.wait_ready()
-        (worker,) = worker_ids(pool)
-        broken = pool._workers._pool
-        open_batch = pool.open({"global_step": 1, "max_steps": 2})
-        open_batch.add(2, batch(["later", "a"], 2))
-        wait_gone(worker)
-        deadline = time.monotonic() + 60
-        while broken.active:
-            assert time.monotonic() < deadline, "pebble does not notice that its worker is gone"
-            time.sleep(0.05)
-        open_batch.add(0, batch(["aa", "a"], 2))
-        open_batch.add(1, batch(["a", "raise"], 2))
-        whole, (column,) = open_batch.result()
-    assert [record.message.partition(" (")[0] for record in caplog.records] == [
-        # at the first group that they did not take, and not at the second
-        "the reward workers broke down",
-        "the reward workers broke down",  # at the end, when they are started again
-        "reward moody: 1 of 6 completions invalid, the first",
-    ]
-    assert whole.completions == ["aa", "a", "a", "raise", "later", "a"]
-    assert list(causes(column)) == [3] and column.values[:3] == (2.0, 1.0, 2.0)
-    assert column.values[4:] == (2.0, 0.4)
-
-
 def test_inline_calls_that_follow_each_other_are_one_span(
     plugin: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -567,17 +537,11 @@ def test_all_completions_bad(score) -> None:
 
 
 def test_a_worker_that_dies_between_two_batches(plugin: Path) -> None:
-    """With no call running, the death of a worker takes pebble's whole pool down."""
-    me = psutil.Process()
     with RewardPool(args(workers=1), ["moody"], loading(plugin)) as pool:
         pool.wait_ready()
-        (worker,) = (
-            child
-            for child in me.children()
-            if child.pid in pool._workers._pool._pool_manager.worker_manager.workers
-        )
+        (worker,) = worker_ids(pool)
         assert pool.score(batch(["later", "a"], 2))[0].invalid == ()
-        wait_gone(worker.pid)
+        wait_gone(worker)
         for _ in range(3):
             assert pool.score(batch(["aa", "a"], 2))[0].values == (2.0, 1.0)
 
@@ -633,7 +597,7 @@ def test_workers_end_when_the_parent_is_killed(plugin: Path, tmp_path: Path) -> 
                 )
                 with RewardPool(args, ["length"], partial(load_plugins, [{str(plugin)!r}])) as pool:
                     pool.wait_ready()
-                    (worker,) = pool._workers._pool._pool_manager.worker_manager.workers
+                    (worker,) = pool._workers.pids()
                     print(worker, flush=True)
                     os.kill(os.getpid(), signal.SIGKILL)
             """
@@ -699,8 +663,8 @@ def test_nothing_survives_a_trainer_that_is_killed(tmp_path: Path) -> None:
                 names = ["child", "session", "unmarked", "orphan"]
                 while not all(os.path.exists(os.path.join({str(folder)!r}, name)) for name in names):
                     time.sleep(0.05)
-                workers = pool._workers._pool._pool_manager.worker_manager.workers
-                print(json.dumps([*workers, pool._workers._watchdog._process.pid]), flush=True)
+                workers = pool._workers.pids()
+                print(json.dumps([*workers, pool._workers._host.pid]), flush=True)
                 os.kill(os.getpid(), signal.SIGKILL)
             """
         )
@@ -730,32 +694,32 @@ def test_nothing_survives_a_call_that_is_late(tmp_path: Path) -> None:
             wait_gone(int((folder / name).read_text()))
 
 
-def test_a_watchdog_that_was_killed_is_replaced(plugin: Path) -> None:
+def test_a_host_that_was_killed_is_replaced(plugin: Path) -> None:
     with RewardPool(args(workers=1), ["moody"], loading(plugin)) as pool:
         assert pool.score(batch(["aa", "a"], 2))[0].values == (2.0, 1.0)
-        before = pool._workers._watchdog._process.pid
+        before = pool._workers._host.pid
         os.kill(before, signal.SIGKILL)
         wait_gone(before)
         assert pool.score(batch(["aa", "a"], 2))[0].values == (2.0, 1.0)
-        assert pool._workers._watchdog.alive and pool._workers._watchdog._process.pid != before
+        assert pool._workers._host.alive and pool._workers._host.pid != before
 
 
 @pytest.mark.long
-def test_a_crash_without_a_watchdog_leaves_no_child(plugin: Path, tmp_path: Path) -> None:
-    """Nobody but the pool is left to end the worker's process group."""
+def test_a_crash_without_a_host_leaves_no_child(plugin: Path, tmp_path: Path) -> None:
+    """Nobody but the pool is left to end what the worker has started."""
     note = tmp_path / "note"
     with RewardPool(args(60.0, 1), ["moody"], loading(plugin)) as pool:
         pool.wait_ready()
 
-        def kill_the_watchdog() -> None:
+        def kill_the_host() -> None:
             while not (note.is_file() and note.read_text()):
                 time.sleep(0.05)
-            watchdog = pool._workers._watchdog._process.pid
-            os.kill(watchdog, signal.SIGKILL)
-            wait_gone(watchdog)
+            host = pool._workers._host.pid
+            os.kill(host, signal.SIGKILL)
+            wait_gone(host)
             Path(f"{note}.go").touch()
 
-        thread = threading.Thread(target=kill_the_watchdog)
+        thread = threading.Thread(target=kill_the_host)
         thread.start()
         assert pool.score(batch([f"orphan {note}", "a"], 2))[0].invalid
         thread.join()

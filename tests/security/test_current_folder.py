@@ -17,7 +17,7 @@ from tests.conftest import REPO
 from tests.plugins.tools import mcp_program
 
 PLUGIN = REPO / "tests" / "e2e" / "digits_plugin.py"
-LIBRARIES = "accelerate cpuinfo deepspeed mcp numpy pebble peft psutil rich torch transformers triton uvicorn vllm yaml"
+LIBRARIES = "accelerate cpuinfo deepspeed mcp numpy peft psutil rich torch transformers triton uvicorn vllm yaml"
 TAKEN = "taken"
 SMALL = (
     *("--rlhf_type", "grpo", "--external_plugins", str(PLUGIN), "--dataset", "counting#8"),
@@ -59,7 +59,7 @@ def servers(folder: Path) -> str:
 
 
 def test_what_a_check_starts(folder: Path) -> None:
-    """Workers of rewards, their watchdog and Python's trackers; an MCP server with what ends it."""
+    """Workers of rewards, their host and Python's trackers; an MCP server with what ends it."""
     words = ["--external_plugins", str(PLUGIN), "--dataset", "counting#3"]
     done = swift(
         folder, "check", *words, "--reward_funcs", "digits", "--mcp_servers", servers(folder)

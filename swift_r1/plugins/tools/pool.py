@@ -115,12 +115,7 @@ class ToolPool:
         if own:
             answer = await own[0].call(call.name, call.arguments)
         else:
-            # a breakdown of the pool is another call's fault
-            answer = (
-                await self._once(call)
-                or await self._once(call)
-                or ToolAnswer("Error: its process died", "error", cause="its worker process died")
-            )
+            answer = await self._once(call)
         if answer.cause is not None and call.name not in self._warned:
             self._warned.add(call.name)
             _logger.warning(
@@ -130,12 +125,11 @@ class ToolPool:
             )
         return answer
 
-    async def _once(self, call: ToolCall) -> ToolAnswer | None:
-        """Returns None for a call that ended with the pool's breakdown."""
+    async def _once(self, call: ToolCall) -> ToolAnswer:
         limit = self._limits.seconds
         arguments = (call.name, call.arguments, limit, self._limits.characters)
         try:
-            return await self._workers.submit_surely(call_tool, arguments, limit).arrival()
+            return await asyncio.wrap_future(self._workers.submit(call_tool, arguments, limit))
         except NoAnswer as error:
             if error.kind == "timeout":
                 text = f"no answer within {limit:g} s"
