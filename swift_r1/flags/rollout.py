@@ -417,7 +417,7 @@ class MultiTurnArguments(TurnArguments):
     )
     sandbox_image: str = flag(
         "host",
-        "root of these sandboxes: for local host (this machine's programs), a folder or an OCI layout; for others their "
+        "root of these sandboxes: for local host (this machine's programs), a folder with a root; for others their "
         "name of an image or template",
         _CALLS,
     )

@@ -65,7 +65,7 @@ class SandboxSpec:
 
     Attributes:
         image: `host` (this machine's programs, none of its files), or the provider's kind of image: of `local` a folder
-            with a root in it, or an OCI layout.
+            with a root in it.
         network: HOST:PORT of a proxy, all that is in reach; None: nothing is.
         workdir: where commands begin; it is made.
         env: variables of commands.

@@ -73,6 +73,7 @@ def test_a_killed_replica_comes_back_where_it_was(launch):
     assert len(one.started("rlhf")) == 1
 
 
+@pytest.mark.long
 def test_a_server_that_ends_again_and_again_is_given_up_and_the_last_one_ends_the_launch(
     launch, tmp_path
 ):
@@ -98,6 +99,7 @@ def test_a_server_that_ends_again_and_again_is_given_up_and_the_last_one_ends_th
     assert "saves" in (file.parent / "train-0.log").read_text()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("command", ["rollout", pytest.param("rlhf", marks=pytest.mark.long)])
 def test_a_port_that_was_taken_meanwhile(launch, tmp_path, command):
     (tmp_path / f"taken-{command}").touch()
@@ -111,6 +113,7 @@ def test_a_port_that_was_taken_meanwhile(launch, tmp_path, command):
     assert ("--resume_from_checkpoint" in trainer["words"]) is (command == "rlhf")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "role",
     [
@@ -134,6 +137,7 @@ def test_training_is_told_where_a_judge_or_teacher_is_now(launch, role):
     assert after["words"][-2:] == ["--resume_from_checkpoint", "last"]
 
 
+@pytest.mark.long
 def test_training_waits_for_the_judge(launch, tmp_path):
     """Its first question would have no answer: a model takes minutes to load."""
     (tmp_path / "late").touch()
@@ -172,6 +176,7 @@ def test_training_whose_servers_were_lost_begins_again(launch):
     assert len(list(one.folder.glob("rlhf-*.json"))) == 2
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "code", [2, *(pytest.param(code, marks=pytest.mark.long) for code in (5, 3))]
 )
@@ -195,6 +200,7 @@ def test_killed_training_goes_on_from_its_checkpoint_and_not_for_ever(launch):
     assert "restarted 1 times (--max_restarts)" in one.said
 
 
+@pytest.mark.long
 def test_a_server_that_does_not_start_ends_the_launch(launch, tmp_path):
     (tmp_path / "refuse").write_text("swift rollout: no such model\n")
     one = launch(ONE)
@@ -202,9 +208,10 @@ def test_a_server_that_does_not_start_ends_the_launch(launch, tmp_path):
     assert "ended with 2 before it was ready: swift rollout: no such model" in one.said
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("roles", "who"),
-    [({"train": {}}, "train"), pytest.param(ONE, "rollout", marks=pytest.mark.long)],
+    [({"train": {}}, "train"), (ONE, "rollout")],
 )
 def test_an_interpreter_that_is_not_there(launch, roles, who):
     one = launch(roles, local={"python": "/no/such/python"})
@@ -214,7 +221,9 @@ def test_an_interpreter_that_is_not_there(launch, roles, who):
     assert "cannot be started" in log.read_text()
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize(
+    "number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.long)]
+)
 def test_a_signal_reaches_the_trainer_first(launch, number):
     one = launch(ONE)
     one.started("rollout", 2)
@@ -286,6 +295,7 @@ def test_a_second_signal_ends_at_once(launch):
     assert not left.exists()
 
 
+@pytest.mark.long
 def test_a_killed_rank_is_named_as_such(launch):
     """The trainer's own launcher has a code for it that nobody else is told."""
     one = launch({"train": {"processes": 2}}, "--max_restarts", "0")
@@ -330,6 +340,7 @@ def test_nothing_is_left_behind(launch, who):
     assert "local-0 is gone" in one.said
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "who", ["driver", pytest.param("the agent's first process", marks=pytest.mark.long)]
 )
@@ -360,6 +371,7 @@ def test_ranks_whose_launcher_is_killed_save_before_training_begins_again(launch
     one.started("rlhf", after=[trainer])
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("policy", "nodes", "ranks"),
     [pytest.param("restart", 3, "2", marks=pytest.mark.long), ("wait", 2, "2")],
@@ -388,6 +400,7 @@ def test_more_than_there_is_is_said(launch):
     assert list((one.folder / "out").iterdir()) == []  # else it would be the newest run
 
 
+@pytest.mark.long
 def test_gpus_are_shared_out(launch):
     one = launch({"train": {"gpus": 2}, "rollout": {"replicas": 2, "gpus": 1}}, local={"gpus": 4})
     servers, [trainer] = one.started("rollout", 2), one.started("rlhf")
@@ -415,6 +428,7 @@ def test_output_that_is_not_read_for_long_is_no_silence(launch, tmp_path):
     assert [f"rlhf-{trainer['pid']}"] == [path.stem for path in tmp_path.glob("rlhf-*.json")]
 
 
+@pytest.mark.long
 def test_two_launches_in_one_folder(launch):
     first = launch({"train": {}}, "--add_version", "false")
     first.started("rlhf")
@@ -423,6 +437,7 @@ def test_two_launches_in_one_folder(launch):
     assert "another process" in second.said
 
 
+@pytest.mark.long
 def test_a_warm_start_comes_first_and_is_done_once(launch, tmp_path):
     """Killed in its part, it goes on there; once it has ended, the next launch begins behind it."""
 

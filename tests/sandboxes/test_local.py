@@ -84,23 +84,6 @@ def test_write_file_takes_the_place_of_what_is_there(opened: Open) -> None:
     assert printed(box, "ls -A") == "folder\nkept\nlink\npipe\n"
 
 
-def test_a_fork_has_the_files_as_they_were(opened: Open) -> None:
-    box = opened()
-    printed(box, "mkdir a; echo 1 > a/file; rm /etc/hosts; mkdir /tmp/gone")
-    with box.fork() as fork, fork.fork() as second:
-        printed(box, "echo 2 > a/file; rmdir /tmp/gone")
-        printed(fork, "rm -r a; mkdir a; touch a/other")
-        assert printed(box, "cat a/file; ls /tmp") == "2\n"
-        assert printed(fork, "ls a /tmp; test ! -e /etc/hosts") == "/tmp:\ngone\n\na:\nother\n"
-        with fork.fork() as third, second.fork() as fourth:
-            assert printed(third, "ls a; test ! -e /etc/hosts") == "other\n"
-            assert printed(fourth, "cat a/file") == "1\n"
-    printed(box, "sleep 1000 & sleep 0.2")
-    with pytest.raises(SandboxError, match="here still run: sleep"):
-        box.fork()
-    assert printed(box, "cat a/file; pkill sleep") == "2\n"
-
-
 def test_limits_of_a_whole_life(opened: Open) -> None:
     short = opened(SandboxLimits(seconds=0.5))
     with pytest.raises(SandboxOver, match=r"its 0\.5 seconds are over"):

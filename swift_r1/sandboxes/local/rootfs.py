@@ -1,9 +1,8 @@
 """The mounts of a sandbox.
 
-A rootfs is a small root with an image, devices, and places for layers; the rest of the machine is not in it. It is made
+A rootfs is a small root with an image, devices, and a place for a layer; the rest of the machine is not in it. It is made
 once for an image. A sandbox is a fork in a copy of its namespace, where a layer, a file system in memory of limited
-size, takes what is written, and an overlay shows it above the image. What lies in a layer stays as it is when another
-one is put above: so sandboxes are forked.
+size, takes what is written, and an overlay shows it above the image.
 """
 
 from __future__ import annotations
@@ -16,12 +15,11 @@ from pathlib import Path
 from swift_r1.workers.sandbox import kernel
 
 HOST = "host"
-MOST_LAYERS = 64
 ROOT = "/root"  # where the rootfs has the sandbox's root
 _BASE = "/base"
+_LAYER = "/layer"
 _PROGRAMS = "/programs"
 _BYTES_PER_FILE = 4096  # of a layer, for each file that it has room for
-_LEAST_BYTES = 1 << 16
 # of the image `host`: nothing of it is a secret, nor made for one machine
 _SHOWN = (
     "usr",
@@ -89,8 +87,7 @@ def make_rootfs(image: str, tree: int | None) -> tuple[str, ...]:
     for name, most in _WATCHED.items():
         Path(inner_proc, "sys/user", name).write_text(most)
     kernel.mount("tmpfs", new, "tmpfs", _QUIET, "size=4m,mode=755")
-    layers = [f"/layers/{number}" for number in range(MOST_LAYERS)]
-    for folder in (ROOT, _BASE, _PROGRAMS, "/dev", "/proc", *layers):
+    for folder in (ROOT, _BASE, _LAYER, _PROGRAMS, "/dev", "/proc"):
         os.makedirs(new + folder)
     kernel.mount(inner_proc, new + "/proc", None, kernel.BIND | kernel.RECURSIVE)
     shown: list[str] = []
@@ -107,29 +104,23 @@ def make_rootfs(image: str, tree: int | None) -> tuple[str, ...]:
     return tuple(shown)
 
 
-def open_root(layers: int, disk_bytes: int, shown: Sequence[str]) -> None:
-    """Makes the root of a sandbox in a copy of its rootfs. Raises OSError, and ValueError where what lies in a layer
+def open_root(disk_bytes: int, shown: Sequence[str]) -> None:
+    """Makes the root of a sandbox in a copy of its rootfs. Raises OSError, and ValueError where what lies in the image
     leaves no place for it.
 
     Args:
-        layers: that it shares with others, and which nobody changes; its own comes above.
-        disk_bytes: of all its layers.
+        disk_bytes: of its layer.
         shown: what `make_rootfs` returned.
     """
-    own = f"/layers/{layers}"
-    room = max(
-        disk_bytes - sum(_used(f"/layers/{number}") for number in range(layers)), _LEAST_BYTES
-    )
-    options = f"size={room},nr_inodes={room // _BYTES_PER_FILE + 16},mode=755"
-    kernel.mount("tmpfs", own, "tmpfs", _QUIET, options)
+    options = f"size={disk_bytes},nr_inodes={disk_bytes // _BYTES_PER_FILE + 16},mode=755"
+    kernel.mount("tmpfs", _LAYER, "tmpfs", _QUIET, options)
     for name in ("upper", "work", "shm"):
-        os.mkdir(f"{own}/{name}")
-    os.chmod(f"{own}/shm", 0o1777)
+        os.mkdir(f"{_LAYER}/{name}")
+    os.chmod(f"{_LAYER}/shm", 0o1777)
     # an overlay could be made without them, but not a folder anew in the place of the image's
-    os.setxattr(f"{own}/upper", "user.swift_r1", b"")
-    os.removexattr(f"{own}/upper", "user.swift_r1")
-    below = [f"/layers/{number}/upper" for number in reversed(range(layers))]
-    overlay = f"lowerdir={':'.join([*below, _BASE])},upperdir={own}/upper,workdir={own}/work"
+    os.setxattr(f"{_LAYER}/upper", "user.swift_r1", b"")
+    os.removexattr(f"{_LAYER}/upper", "user.swift_r1")
+    overlay = f"lowerdir={_BASE},upperdir={_LAYER}/upper,workdir={_LAYER}/work"
     kernel.mount("overlay", ROOT, "overlay", _QUIET, f"{overlay},userxattr")
     for place in shown:
         kernel.mount(_PROGRAMS + place, ROOT + place, None, kernel.BIND | kernel.RECURSIVE)
@@ -140,41 +131,22 @@ def open_root(layers: int, disk_bytes: int, shown: Sequence[str]) -> None:
             raise ValueError(f"{name} is no folder there")
     kernel.mount("/dev", ROOT + "/dev", None, kernel.BIND | kernel.RECURSIVE)
     kernel.mount("devpts", ROOT + "/dev/pts", "devpts", kernel.NO_SUID | kernel.NO_EXEC, _TERMINALS)
-    kernel.mount(f"{own}/shm", ROOT + "/dev/shm", None, kernel.BIND)
+    kernel.mount(f"{_LAYER}/shm", ROOT + "/dev/shm", None, kernel.BIND)
 
 
-def close_root(layers: int) -> int:
-    """Takes the root of a sandbox away; its layer becomes one that is shared, or goes where nothing is in it. Returns
-    the number of layers to be shared."""
-    kernel.unmount(ROOT)
-    if os.listdir(f"/layers/{layers}/upper"):
-        return layers + 1
-    kernel.unmount(f"/layers/{layers}")
-    return layers
-
-
-def enter_root(layers: int) -> int:
+def enter_root() -> int:
     """Makes the sandbox's root that of this process, the first of the sandbox, with a /proc of its own. Returns the
-    descriptor of that. Raises OSError.
-
-    Args:
-        layers: that it shares with others; none: it is no fork, and what an image may lack is made.
-    """
+    descriptor of that. Raises OSError."""
     kernel.unshare(kernel.NEW_MOUNTS)
     kernel.mount("proc", ROOT + "/proc", "proc", _QUIET | kernel.NO_EXEC)
     for name, value in _NETWORK.items():  # its network is its own
         Path(ROOT + "/proc/sys/net/ipv4", name).write_text(value)
     kernel.seal_mounts(ROOT + "/proc")
     kernel.enter_root(ROOT)
-    if not layers and not os.path.lexists(_HOSTS):
+    if not os.path.lexists(_HOSTS):
         os.makedirs(os.path.dirname(_HOSTS), exist_ok=True)
         Path(_HOSTS).write_text(_MADE["etc/hosts"])
     return os.open("/proc", os.O_DIRECTORY | os.O_CLOEXEC)
-
-
-def _used(folder: str) -> int:
-    there = os.statvfs(folder)
-    return (there.f_blocks - there.f_bfree) * there.f_frsize
 
 
 def _show_programs(new: str) -> list[str]:

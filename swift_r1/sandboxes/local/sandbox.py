@@ -1,19 +1,17 @@
-"""The outside of the provider `local`: opening a sandbox, asking it, forking it, and its end."""
+"""The outside of the provider `local`: opening a sandbox, asking it, and its end."""
 
 from __future__ import annotations
 
-import fcntl
 import logging
 import os
 import select
-import shutil
 import socket
 import threading
 import time
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +24,6 @@ from swift_r1.sandboxes.base import (
     proxy_address,
 )
 from swift_r1.sandboxes.local import frames, rootfs, supervisor
-from swift_r1.sandboxes.local.images import Image, check_layer, find_image, is_compressed
 from swift_r1.sandboxes.local.relay import VARIABLES, Relay
 from swift_r1.workers.sandbox import kernel
 from swift_r1.workers.sandbox.start import START_SECONDS, InnerPython, refused
@@ -35,7 +32,6 @@ _logger = logging.getLogger("swift_r1.sandboxes")
 _GRACE_SECONDS = 30.0  # for an answer, after a command's own time
 _WRITE_SECONDS = 60.0
 _AGAIN_SECONDS = 1.0  # where the machine's programs are just being replaced
-_UNPACK_SECONDS = 1800.0  # a layer
 _FIRST_USER = 2_000_000_000  # those above it belong to nobody, and to no container
 _USERS = f"0 {_FIRST_USER} 65536\n"  # where this process is root's
 
@@ -75,18 +71,6 @@ class LocalSandbox(StatefulSandbox):
             why = answer.body.decode(errors="replace").strip()
             raise SandboxError(f"{path} cannot be written in the sandbox: {why or 'out of time'}")
 
-    def fork(self) -> LocalSandbox:
-        """Returns another sandbox with this one's files as they are, and limits of its own but for those of the disk.
-        Raises SandboxError: processes still run in this one; SandboxOver."""
-        mine, theirs = socket.socketpair()
-        try:
-            with theirs:
-                self._ask({"do": "fork"}, START_SECONDS, files=(theirs.fileno(),))
-        except SandboxError:
-            mine.close()
-            raise
-        return LocalSandbox(mine, self._spec)
-
     def close(self) -> None:
         self._end()
 
@@ -121,16 +105,25 @@ def open_local(spec: SandboxSpec) -> LocalSandbox:
         **asdict(spec.limits),
         "proxy": spec.network is not None,
         "workdir": spec.workdir,
-        "env": {**home.env, **proxied, **spec.env},
+        "env": {**proxied, **spec.env},
     }
     mine, theirs = socket.socketpair()
     try:
         with theirs:
-            frames.send(home.line, asked, files=[theirs.fileno()])
+            frames.send(home, asked, files=[theirs.fileno()])
     except OSError as error:
         mine.close()
         raise SandboxError(f"the sandboxes broke: {error}") from None
     return LocalSandbox(mine, spec)
+
+
+def image_folder(name: str) -> str:
+    """Returns the folder with the root of an image, HOST as it is. Raises SandboxError: there is none."""
+    if name != rootfs.HOST and not Path(name).is_dir():
+        raise SandboxError(
+            f"the image {name} is neither {rootfs.HOST!r} nor a folder with a root in it"
+        )
+    return name if name == rootfs.HOST else str(Path(name).resolve())
 
 
 class _Machine:
@@ -139,7 +132,7 @@ class _Machine:
     def __init__(self) -> None:
         self._inner = InnerPython(supervisor.__name__)
         self._alone = threading.Lock()
-        self._rootfs: dict[str, _RootfsProcess] = {}
+        self._rootfs: dict[str, socket.socket] = {}
         try:
             self._many = self._inner.admit(_USERS if os.geteuid() == 0 else None)
         except (OSError, SandboxError) as error:
@@ -155,48 +148,22 @@ class _Machine:
         )  # it says nothing more, so that is its end
         return bool(poll.poll(0))
 
-    def rootfs(self, name: str) -> _RootfsProcess:
-        """Returns an image's rootfs, which is made first. Raises SandboxError, OSError."""
+    def rootfs(self, name: str) -> socket.socket:
+        """Returns the line to an image's rootfs, which is made first. Raises SandboxError, OSError."""
         with self._alone:
             if name not in self._rootfs:
-                image = find_image(name)
-                if image.layers:
-                    self._unpack(image)
+                folder = image_folder(name)
                 try:
-                    line = self._live_in(image.folder)
+                    line = self._live_in(folder)
                 except SandboxError as error:
                     _logger.warning("%s; once more", error)
                     time.sleep(_AGAIN_SECONDS)
-                    line = self._live_in(image.folder)
-                self._rootfs[name] = _RootfsProcess(line, image.env)
+                    line = self._live_in(folder)
+                self._rootfs[name] = line
             return self._rootfs[name]
 
     def _live_in(self, folder: str) -> socket.socket:
         return self._ask({"image": folder}, self._trees(folder), _started)
-
-    def _unpack(self, image: Image) -> None:
-        """Makes the folder of an image with layers, where it is not there yet."""
-        folder = Path(image.folder)
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        with open(folder.with_suffix(".lock"), "ab") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)  # others may unpack it, too
-            if folder.exists():
-                return
-            draft = folder.with_suffix(".making")
-            if draft.exists():  # of a process that was killed
-                shutil.rmtree(draft)
-            draft.mkdir(mode=0o755)
-            for layer in image.layers:
-                check_layer(layer)
-                asked = {
-                    "layer": str(layer),
-                    "folder": str(draft),
-                    "compressed": is_compressed(layer),
-                }
-                with layer.open("rb") as file:
-                    files = (os.dup(file.fileno()), *self._trees(str(draft)))
-                self._ask(asked, files, lambda line: _answer(line, _UNPACK_SECONDS)).close()
-            draft.rename(folder)
 
     def _trees(self, folder: str) -> tuple[int, ...]:
         """Returns a mount of a folder whose owners are users of the sandboxes; none where they are anyway.
@@ -239,14 +206,6 @@ class _Machine:
             for number in files:
                 os.close(number)
         return mine
-
-
-@dataclass(frozen=True, slots=True)
-class _RootfsProcess:
-    """The line to an image's rootfs, and the image's variables."""
-
-    line: socket.socket
-    env: Mapping[str, str]
 
 
 _machines: list[_Machine] = []  # none, or one

@@ -4,9 +4,8 @@
 2. It forks one for each image, which goes into a rootfs with it (`rootfs.py`).
 3. That one forks a supervisor for each sandbox. It stays outside of the sandbox's root and processes, where no command
    can see it; it forks process 1 of the sandbox, which adopts and collects, and each command.
-4. A supervisor forks another one when its sandbox is forked.
 
-No untrusted program ever runs in 1 to 4, and none of them holds anything of the trainer's but its own line.
+No untrusted program ever runs in 1 to 3, and none of them holds anything of the trainer's but its own line.
 """
 
 from __future__ import annotations
@@ -20,16 +19,14 @@ import resource
 import selectors
 import signal
 import socket
-import tarfile
 import time
-import zlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
 
-from swift_r1.sandboxes.local import frames, rootfs, unpack
+from swift_r1.sandboxes.local import frames, rootfs
 from swift_r1.sandboxes.local.command import Ways, become, run_shell, write_file
 from swift_r1.sandboxes.local.processes import Identity, Processes
 from swift_r1.sandboxes.output import HeadAndTail
@@ -73,8 +70,6 @@ def main(control: socket.socket) -> None:
     numbers = os.memfd_create("numbers") if many else None
 
     def live(frame: frames.Frame, line: socket.socket) -> NoReturn:
-        if "layer" in frame.header:
-            _unpack(frame, line, many)
         _live_in_rootfs(frame, line, numbers)
 
     _fork_for_each(control, live)
@@ -116,18 +111,6 @@ def _live_in_rootfs(frame: frames.Frame, line: socket.socket, numbers: int | Non
     _fork_for_each(line, live)
 
 
-def _unpack(frame: frames.Frame, line: socket.socket, many: bool) -> NoReturn:
-    layer, *trees = frame.files[1:]
-    unpack.confine_to(frame.header["folder"], trees[0] if trees else None)
-    try:
-        with open(layer, "rb") as file:
-            unpack.add_layer(file, frame.header["compressed"], owners=many)
-    except (OSError, ValueError, EOFError, zlib.error, tarfile.TarError) as error:
-        raise ValueError(f"{frame.header['layer']} cannot be unpacked: {error}") from None
-    frames.send(line, {})
-    os._exit(0)
-
-
 def _tell_failed(line: socket.socket, error: Exception) -> None:
     with contextlib.suppress(OSError):  # nobody listens
         frames.send(line, {"error": str(error)})
@@ -135,7 +118,7 @@ def _tell_failed(line: socket.socket, error: Exception) -> None:
 
 @dataclass(frozen=True, slots=True)
 class _Sandbox:
-    """What a sandbox has in common with its forks.
+    """What a sandbox is made with.
 
     Attributes:
         numbers: a file, the same for all, of which each supervisor has locked a byte; None: there is one user alone.
@@ -175,14 +158,12 @@ class Supervisor:
 
     Args:
         line: where it is asked and answers; its end is the sandbox's.
-        layers: that lie below this sandbox's own.
     """
 
-    def __init__(self, line: socket.socket, sandbox: _Sandbox, layers: int = 0) -> None:
+    def __init__(self, line: socket.socket, sandbox: _Sandbox) -> None:
         line.settimeout(None)
         self._line = line
         self._sandbox = sandbox
-        self._layers = layers
         self._over = ""
         self._notes: list[str] = []
         self._command: _Command | None = None
@@ -216,7 +197,7 @@ class Supervisor:
 
     def _begin(self) -> None:
         """Makes the root, and process 1 in it. Raises OSError, ValueError."""
-        rootfs.open_root(self._layers, self._sandbox.disk_bytes, self._sandbox.shown)
+        rootfs.open_root(self._sandbox.disk_bytes, self._sandbox.shown)
         kernel.join(self._own_processes, 0)
         kernel.unshare(kernel.NEW_PIDS)
         mine, theirs = socket.socketpair()
@@ -224,7 +205,7 @@ class Supervisor:
             self._init = os.fork()
             if self._init == 0:
                 mine.close()
-                _be_first(theirs, self._sandbox, self._number, self._layers)
+                _be_first(theirs, self._sandbox, self._number)
             theirs.close()
             said, files, _, _ = socket.recv_fds(mine, 1 << 10, 3)
             if len(files) != 3:
@@ -258,9 +239,6 @@ class Supervisor:
         if self._over:
             return
         self._over = why
-        self._end_first()
-
-    def _end_first(self) -> None:
         self._selector.unregister(self._init_ended)
         with contextlib.suppress(ProcessLookupError):
             signal.pidfd_send_signal(self._init_ended, signal.SIGKILL)
@@ -287,8 +265,6 @@ class Supervisor:
                     path, mode = frame.header["path"], frame.header["mode"]
                     action = partial(write_file, path, frame.body, mode)
                     self._start(action, frame.header["seconds"])
-                case "fork":
-                    self._fork(frame.files[0])
         except (OSError, ValueError) as error:
             frames.send(self._line, {"error": str(error)})
         finally:
@@ -351,39 +327,6 @@ class Supervisor:
         if self._over:
             header["over"] = self._over
         frames.send(self._line, header, command.printed.whole())
-
-    def _fork(self, line: int) -> None:
-        """Makes another sandbox with this one's files. Raises ValueError: processes still run here, or it is the
-        offspring of too many."""
-        running = [one.name for one in self._processes.all() if one.running]
-        if running:
-            raise ValueError(f"a fork has files alone, and here still run: {', '.join(running)}")
-        if self._layers + 2 > rootfs.MOST_LAYERS:
-            raise ValueError(f"it was forked {rootfs.MOST_LAYERS} times in a row")
-        self._end_first()
-        self._over = "it could not go on after a fork"
-        self._layers = rootfs.close_root(self._layers)
-        kernel.join(self._own_processes, 0)
-        child = os.fork()
-        if child == 0:
-            # so that the other is no child of this supervisor, and does not count for it
-            if os.fork():
-                os._exit(0)
-            self._line.close()
-            self._selector.close()
-            if self._proxy is not None:
-                self._proxy.close()
-            own = socket.socket(fileno=line)
-            try:
-                Supervisor(own, self._sandbox, self._layers).live()
-            except (OSError, ValueError) as error:
-                _tell_failed(own, error)
-            finally:
-                os._exit(1)
-        os.waitpid(child, 0)
-        self._begin()
-        self._over = ""
-        frames.send(self._line, {})
 
     def _patience(self) -> float | None:
         """Returns the seconds until something is to be looked at."""
@@ -455,7 +398,7 @@ def _own_number(numbers: int) -> int:
     raise OSError(errno.EAGAIN, "there are too many sandboxes")
 
 
-def _be_first(line: socket.socket, sandbox: _Sandbox, number: int | None, layers: int) -> NoReturn:
+def _be_first(line: socket.socket, sandbox: _Sandbox, number: int | None) -> NoReturn:
     """Becomes process 1 of a sandbox: it goes into its root, gives the supervisor its namespaces, and collects orphans.
 
     Args:
@@ -465,7 +408,7 @@ def _be_first(line: socket.socket, sandbox: _Sandbox, number: int | None, layers
     try:
         os.setsid()
         signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGCHLD])
-        proc = rootfs.enter_root(layers)
+        proc = rootfs.enter_root()
         if number is not None:
             most = sandbox.processes + 1
             resource.setrlimit(resource.RLIMIT_NPROC, (most, most))
