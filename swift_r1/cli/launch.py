@@ -166,12 +166,12 @@ def _launched(
 ) -> int:
     """Starts a part of the run and returns its exit code once it has ended."""
     from swift_r1.fleet.driver import Driver
-    from swift_r1.fleet.show import Display
+    from swift_r1.fleet.show import say_line, show_output
 
     with naming(str(logs)):
         logs.mkdir(exist_ok=True)
-    with run_folder_held(logs, wait_s=1), Display(logs) as display:
-        display.say(f"run folder: {folder}")
+    with run_folder_held(logs, wait_s=1):
+        say_line(f"run folder: {folder}")
         driver = Driver(
             run_file,
             backend,
@@ -180,9 +180,8 @@ def _launched(
             str(folder),
             logs,
             resume,
-            display.say,
-            display.show,
-            display.changed,
+            say_line,
+            show_output,
         )
         try:
             return driver.run()

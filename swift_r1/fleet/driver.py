@@ -32,8 +32,7 @@ class Driver:
     Args:
         environ: variables of every process, the servers' key among them.
         folder: the run's, as its flags name it; `logs` is where the launch writes what its processes say.
-        say: is given lines about the launch; `show` lines of the first node's trainer; `changed` is called at every
-            look.
+        say: is given lines about the launch; `show` lines of the first node's trainer.
     """
 
     def __init__(
@@ -47,13 +46,11 @@ class Driver:
         resume: bool,
         say: Callable[[str], None],
         show: Callable[[str], None],
-        changed: Callable[[Driver], None],
     ) -> None:
         self.run_file = run
         self.logs = logs
         self._say = say
         self._show = show
-        self._changed = changed
         self._events: SimpleQueue[Any] = SimpleQueue()  # which a signal's handler may put into
         self.fleet = Fleet(backend, self._events, args.silence_timeout)
         self.interrupted: int | None = None
@@ -146,7 +143,6 @@ class Driver:
             if self._wants_servers:
                 self.servers.look()
             self.training.look(self.interrupted)
-        self._changed(self)
 
     def _handle(self, wait_s: float) -> None:
         try:
@@ -227,7 +223,6 @@ class Driver:
     def _became(self, task: FleetTask, what: str) -> None:
         where = f" on {task.node}" if task.place is not None else ""
         self._say(f"{task.name}{where}: {what}" if task.name not in what else what)
-        self._changed(self)
 
     def _moved(self, task: FleetTask) -> None:
         """Tells training that a server has another address, or none. It reads those of rollout servers while it runs;

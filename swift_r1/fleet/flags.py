@@ -26,12 +26,6 @@ class LaunchArguments(Command):
         "comes back, or a Slurm job that has gained no step is queued again",
         at_least=0,
     )
-    on_node_loss: str = resumable_flag(
-        "restart",
-        "when a node that trains is gone: restart on as many as there are, wait until there are as many as before, or "
-        "stop",
-        choices=("restart", "wait", "stop"),
-    )
     node_timeout: float = resumable_flag(
         600.0,
         "seconds without the nodes that training needs, or without a place for any server of a role, after which the "

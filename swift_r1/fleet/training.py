@@ -207,12 +207,7 @@ class Training:
                 task.state = "ended"
 
     def _after_loss(self, lost: Sequence[FleetTask]) -> None:
-        names = ", ".join(task.node for task in lost)
-        if self._args.on_node_loss == "stop":
-            self.code = EXIT_RUN_FAILED
-            self.why = f"{names} is gone (--on_node_loss stop)"
-        else:
-            self._again(f"{names} is gone")
+        self._again(f"{', '.join(task.node for task in lost)} is gone")
 
     def _again(self, why: str) -> None:
         if self.restarts >= self._args.max_restarts:
@@ -239,7 +234,7 @@ class Training:
             for place in self._launch.taken()
             if place not in [task.place for task in self.tasks]
         ]
-        least = 1 if self._args.on_node_loss == "restart" and waited > _BACK_S else wanted
+        least = 1 if waited > _BACK_S else wanted
         for count in range(wanted, least - 1, -1):
             try:
                 places = find_places(self.role, count, self._fleet.rooms(), others)

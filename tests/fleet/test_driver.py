@@ -316,7 +316,7 @@ def test_a_killed_rank_is_named_as_such(launch):
 )
 def test_nothing_is_left_behind(launch, who):
     one = launch(
-        TWO_NODES | {"rollout": {"replicas": 2}}, "--on_node_loss", "stop", local={"nodes": 2}
+        TWO_NODES | {"rollout": {"replicas": 2}}, "--max_restarts", "0", local={"nodes": 2}
     )
     one.started("rollout", 2)
     trainers = one.started("rlhf", 2)
@@ -346,7 +346,7 @@ def test_nothing_is_left_behind(launch, who):
 )
 def test_training_saves_with_its_servers_and_then_they_end(launch, who):
     """Its step may need them."""
-    one = launch(ONE, "--on_node_loss", "stop")
+    one = launch(ONE, "--max_restarts", "0")
     _, [trainer] = one.started("rollout", 2), one.started("rlhf")
     until(lambda: one.said.count("serves") == 2)
     below = one.below()
@@ -373,17 +373,16 @@ def test_ranks_whose_launcher_is_killed_save_before_training_begins_again(launch
 
 @pytest.mark.long
 @pytest.mark.parametrize(
-    ("policy", "nodes", "ranks"),
-    [pytest.param("restart", 3, "2", marks=pytest.mark.long), ("wait", 2, "2")],
+    "nodes", [2, 3], ids=["the agent is reached again", "another node takes its place"]
 )
-def test_a_lost_node_that_trained(launch, policy, nodes, ranks):
-    one = launch(TWO_NODES | {"rollout": {}}, "--on_node_loss", policy, local={"nodes": nodes})
+def test_a_lost_node_that_trained(launch, nodes):
+    one = launch(TWO_NODES | {"rollout": {}}, local={"nodes": nodes})
     before = one.started("rlhf", 2)
     assert {trainer["NODE_RANK"] for trainer in before} == {"0", "1"}
     one.started("rollout")
     one.agent(before[0]).children()[0].kill()
     after = one.started("rlhf", 2, after=before)
-    assert {trainer["NNODES"] for trainer in after} == {ranks}
+    assert {trainer["NNODES"] for trainer in after} == {"2"}
     assert all("last" in trainer["words"] for trainer in after)
     for node in (0, 1):
         one.end(0, node)

@@ -59,12 +59,12 @@ def test_a_shell_that_prints_at_login(said):
     client.close(10)
 
 
-@pytest.mark.parametrize(("policy", "code"), [("restart", None), ("stop", 5)])
-def test_a_node_that_is_lost_before_training_begins(write_run, tmp_path, policy, code):
+@pytest.mark.parametrize(("restarts", "code"), [(3, None), (0, 5)])
+def test_a_node_that_is_lost_before_training_begins(write_run, tmp_path, restarts, code):
     fleet = Fleet(LocalClusterBackend([], 60), SimpleQueue(), 60)
     said = []
     run = read_run_file(write_run({"train": {}}))
-    args = LaunchArguments(on_node_loss=policy, node_timeout=60)
+    args = LaunchArguments(max_restarts=restarts, node_timeout=60)
     launch = LaunchContext(
         run,
         fleet,

@@ -58,7 +58,7 @@ def test_what_is_killed_costs_no_whole_step(on_local, tiny_model, killed):
     one = on_local(
         {"train": {}, "rollout": {}}, tiny_model, rlhf={"max_steps": 5000, "save_steps": 10_000}
     )
-    one.start("--on_node_loss", "stop")
+    one.start("--max_restarts", "0")
     until(lambda: len(one.steps) >= 2, 120)
     (one.process if killed == "driver" else agents_at_work(one)[0]).send_signal(signal.SIGKILL)
     assert one.wait() == (-signal.SIGKILL if killed == "driver" else 5)

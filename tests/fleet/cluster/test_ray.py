@@ -158,7 +158,7 @@ def test_a_killed_raylet_costs_no_whole_step(ray_cluster, on_ray, tiny_model):
         rlhf={"max_steps": 5000, "save_steps": 10_000},
         ray={"strategy": "STRICT_PACK"},
     )
-    one.start("--on_node_loss", "stop")
+    one.start("--max_restarts", "0")
     until(lambda: len(one.steps) >= 2, 120)
     ray_cluster.kill(node_of(ray_cluster, one, "train-0"), "raylet")
     ray_cluster.fill()

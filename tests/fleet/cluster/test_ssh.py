@@ -127,7 +127,7 @@ def test_training_goes_on_with_the_hosts_that_are_left(launch, ssh):
 )
 def test_a_lost_host_is_not_waited_for_for_ever(launch, ssh, lost, line):
     roles = {"train": {"nodes": 2, "hosts": ["gen1", "gen2"]}, "rollout": {"hosts": ["gen3"]}}
-    one = launch(roles, "--on_node_loss", "wait", "--node_timeout", "3")
+    one = launch(roles, "--node_timeout", "3")
     one.started("rlhf", 2)
     until(lambda: "rollout-0 on gen3: serves" in one.said)
     ssh.kill(lost)
