@@ -77,7 +77,9 @@ def quick_faults(
                     outcome, partial(tried, name, [[place] * 2 for place in places])
                 )
             except TimeoutError:
-                busy = name if any(map(_computes, psutil.Process().children())) else None
+                busy = (
+                    name if any(map(_computes, psutil.Process().children(recursive=True))) else None
+                )
                 break
             if cause is not None:
                 faults.append(_fault(name, cause))
@@ -112,7 +114,7 @@ def _tried(
         items.append(Item([batch.completions[index] for index in picks], columns))
     submitted = pool.submit([RewardCall(None, name, tuple(items))], batch.trainer_state)
     left = deadline - time.monotonic()
-    if futures.wait([one.given.future for one in submitted], max(0.0, left)).not_done:
+    if futures.wait([one.given for one in submitted], max(0.0, left)).not_done:
         raise TimeoutError
     [answer] = pool.run([], batch.trainer_state, deadline, submitted)
     return answer.outcomes
@@ -132,7 +134,6 @@ def _load_in_silence(plugins: Sequence[str]) -> None:
     """Loads plugins in a worker that shows nothing: they have printed what they print when they load."""
     with open(os.devnull, "w") as nowhere:
         for stream in (1, 2):
-            os.dup(stream)  # where its pipes are closed the worker's watchdog takes it for dead
             os.dup2(nowhere.fileno(), stream)
     load_plugins(plugins)
 
