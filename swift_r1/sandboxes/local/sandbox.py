@@ -79,13 +79,12 @@ class LocalSandbox(StatefulSandbox):
         header: dict[str, Any],
         seconds: float,
         body: bytes = b"",
-        files: tuple[int, ...] = (),
     ) -> frames.Frame:
         with self._alone:
             if not self._end.alive:
                 raise SandboxOver("the sandbox is over: it is closed")
             try:
-                frames.send(self._line, header, body, files)
+                frames.send(self._line, header, body)
                 return _answer(self._line, seconds + _GRACE_SECONDS)
             except SandboxError:
                 raise

@@ -176,7 +176,6 @@ class Supervisor:
             first = os.getpid() % len(mine)
             os.sched_setaffinity(0, [*mine, *mine][first : first + sandbox.cpus])
         self._number = None if sandbox.numbers is None else _own_number(sandbox.numbers)
-        self._own_processes = os.open("/proc/self/ns/pid", os.O_RDONLY)
         kernel.unshare(kernel.NEW_MOUNTS | kernel.NEW_NET | kernel.NEW_IPC | kernel.NEW_NAMES)
         kernel.raise_loopback()
         socket.sethostname("sandbox")
@@ -198,7 +197,6 @@ class Supervisor:
     def _begin(self) -> None:
         """Makes the root, and process 1 in it. Raises OSError, ValueError."""
         rootfs.open_root(self._sandbox.disk_bytes, self._sandbox.shown)
-        kernel.join(self._own_processes, 0)
         kernel.unshare(kernel.NEW_PIDS)
         mine, theirs = socket.socketpair()
         with mine, theirs:
@@ -267,9 +265,6 @@ class Supervisor:
                     self._start(action, frame.header["seconds"])
         except (OSError, ValueError) as error:
             frames.send(self._line, {"error": str(error)})
-        finally:
-            for number in frame.files:
-                os.close(number)
 
     def _start(self, action: Callable[[], None], seconds: float) -> None:
         read, write = os.pipe()

@@ -118,11 +118,6 @@ def enter_root(path: str) -> None:
     os.chdir("/")
 
 
-def unmount(path: str) -> None:
-    """Takes a mount, and all below it, out of the tree; it ends with its last user."""
-    _checked(f"umount of {path}", _libc.umount2(os.fsencode(path), 2))  # MNT_DETACH
-
-
 def join(space: int, kind: int) -> None:
     """Goes into the namespace that a descriptor of /proc/<pid>/ns stands for; with 0, into that of the next fork."""
     _checked("setns", _libc.setns(ctypes.c_int(space), ctypes.c_int(kind)))
