@@ -10,8 +10,6 @@ import pty
 import signal
 import tempfile
 import termios
-import threading
-import time
 from pathlib import Path
 
 import psutil
@@ -341,22 +339,6 @@ def test_nothing_is_left_behind(launch, who):
 
 
 @pytest.mark.long
-@pytest.mark.parametrize(
-    "who", ["driver", pytest.param("the agent's first process", marks=pytest.mark.long)]
-)
-def test_training_saves_with_its_servers_and_then_they_end(launch, who):
-    """Its step may need them."""
-    one = launch(ONE, "--max_restarts", "0")
-    _, [trainer] = one.started("rollout", 2), one.started("rlhf")
-    until(lambda: one.said.count("serves") == 2)
-    below = one.below()
-    (one.process if who == "driver" else one.agent(trainer)).kill()
-    wait_until_gone(below, 40)
-    assert (one.folder / "saved-0").read_text() == "2"
-    assert one.process.wait(40) == (-signal.SIGKILL if who == "driver" else 5)
-
-
-@pytest.mark.long
 def test_ranks_whose_launcher_is_killed_save_before_training_begins_again(launch, tmp_path):
     (tmp_path / "ranks").touch()
     one = launch({"train": {}})
@@ -405,26 +387,6 @@ def test_gpus_are_shared_out(launch):
     servers, [trainer] = one.started("rollout", 2), one.started("rlhf")
     assert trainer["CUDA_VISIBLE_DEVICES"] == "0,1" and trainer["NPROC_PER_NODE"] == "2"
     assert {server["CUDA_VISIBLE_DEVICES"] for server in servers} == {"2", "3"}
-
-
-@pytest.mark.long
-def test_output_that_is_not_read_for_long_is_no_silence(launch, tmp_path):
-    """As after Ctrl-S, or where a disk hangs."""
-    (tmp_path / "talk").touch()
-    reader, writer = os.pipe()
-    one = launch(ONE, "--silence_timeout", "6", streams={"stdout": writer})
-    os.close(writer)
-    servers, [trainer] = one.started("rollout", 2), one.started("rlhf")
-    began = time.monotonic()
-    until(lambda: time.monotonic() > began + 8)
-    with open(reader) as said:
-        threading.Thread(target=said.read, daemon=True).start()
-        one.end(0)
-        assert one.wait() == 0
-    assert {server["pid"] for server in servers} == {
-        int(path.stem[8:]) for path in tmp_path.glob("rollout-*.json")
-    }
-    assert [f"rlhf-{trainer['pid']}"] == [path.stem for path in tmp_path.glob("rlhf-*.json")]
 
 
 @pytest.mark.long

@@ -100,13 +100,6 @@ def launched(hosts, tmp_path):
 
 
 @pytest.mark.long
-def test_ranks_of_two_hosts_meet_and_end(launched):
-    run = launched(3)
-    assert run.codes() == [0, 0], run.said()
-    assert run.said() == ["", ""]
-
-
-@pytest.mark.long
 @pytest.mark.parametrize("rank", [1, 0])
 def test_a_killed_rank_ends_all_with_its_cause(launched, rank):
     run = launched(100_000)
