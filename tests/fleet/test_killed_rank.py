@@ -17,7 +17,7 @@ import sys
 from swift_r1.flags import World
 from swift_r1.launch.elastic import run_workers
 worker = f"import os, signal, sys, time; {sys.argv[1]} if os.environ['RANK'] == '1' else time.sleep(60)"
-sys.exit(run_workers(World(nproc_per_node=2), (sys.executable, "-c", worker), 20))
+sys.exit(run_workers(World(nproc_per_node=2), (sys.executable, "-c", worker)))
 """
 
 
@@ -28,7 +28,7 @@ sys.exit(run_workers(World(nproc_per_node=2), (sys.executable, "-c", worker), 20
         pytest.param(
             "os.kill(os.getpid(), signal.SIGKILL)", False, EXIT_RUN_FAILED, marks=pytest.mark.long
         ),
-        ("sys.exit(5)", True, EXIT_RUN_FAILED),
+        pytest.param("sys.exit(5)", True, EXIT_RUN_FAILED, marks=pytest.mark.long),
     ],
 )
 def test_exit_code(end: str, launched: bool, code: int) -> None:
