@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import difflib
+import errno
 import importlib
 import os
 import secrets
 import shutil
-from collections.abc import Sequence
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 from swift_r1.cli.files import naming
 from swift_r1.errors import EXIT_OK, UsageError
@@ -155,6 +158,32 @@ def _folder(run_file: RunFile, resume: bool) -> Path:
     return base / made.name if run_file.args.add_version else base
 
 
+@contextmanager
+def _closed_allowed(stream: TextIO) -> Iterator[None]:
+    """Silences the stream from then on if nobody can read it any more: a terminal that is closed, or a pipe that nobody
+    reads, ends what is shown, not the run."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in (errno.EIO, errno.EPIPE):
+            raise
+        nothing = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nothing, stream.fileno())
+        os.close(nothing)
+
+
+def _say(text: str) -> None:
+    """Prints a line about the launch."""
+    with _closed_allowed(sys.stderr):
+        say(text, "launch")
+
+
+def _show(text: str) -> None:
+    """Shows what the trainer says, whole lines of it."""
+    with _closed_allowed(sys.stdout):
+        print(text, end="", flush=True)
+
+
 def _launched(
     backend: Any,
     args: LaunchArguments,
@@ -166,12 +195,11 @@ def _launched(
 ) -> int:
     """Starts a part of the run and returns its exit code once it has ended."""
     from swift_r1.fleet.driver import Driver
-    from swift_r1.fleet.show import say_line, show_output
 
     with naming(str(logs)):
         logs.mkdir(exist_ok=True)
     with run_folder_held(logs, wait_s=1):
-        say_line(f"run folder: {folder}")
+        _say(f"run folder: {folder}")
         driver = Driver(
             run_file,
             backend,
@@ -180,8 +208,8 @@ def _launched(
             str(folder),
             logs,
             resume,
-            say_line,
-            show_output,
+            _say,
+            _show,
         )
         try:
             return driver.run()
