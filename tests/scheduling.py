@@ -52,7 +52,7 @@ SECONDS: dict[str, float] = {
     "tests/e2e/test_tools.py": 12,
     "tests/e2e/test_turns_of_the_server.py": 7,
     "tests/examples/test_recipes.py": 10,
-    "tests/fleet/test_driver.py": 86,
+    "tests/fleet/test_driver.py": 25,
     "tests/fleet/test_killed_rank.py": 10,
     "tests/fleet/test_manifests.py": 8,
     "tests/fleet/test_nodes.py": 10,
