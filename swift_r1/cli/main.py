@@ -167,7 +167,7 @@ def to_ms_swift(command: str, words: Sequence[str], rlhf_type: str | None) -> No
     if not is_installed():
         words_given = command if rlhf_type is None else f"rlhf --rlhf_type {rlhf_type}"
         raise UsageError(
-            f"`swift {words_given}` is done by ms-swift, which is not installed: pip install 'swift-r1[ms-swift]'"
+            f"`swift {words_given}` is done by ms-swift, which is not installed: pip install 'ms-swift>=4.6,<5'"
         )
     print(f"swift {command}: handed to ms-swift", file=sys.stderr)
     replace_process("swift.cli.main", (command, *words), os.environ)

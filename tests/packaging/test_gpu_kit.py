@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import runpy
+import shutil
 import signal
 import subprocess
 import sys
@@ -129,17 +130,10 @@ def test_a_budget_that_is_too_small_leaves_out_later_parts_and_a_second_run_adds
 def test_without_a_registry_what_needs_packages_is_skipped(
     kit: dict[str, ModuleType], tmp_path: Path
 ) -> None:
-    (tmp_path / "scripts").mkdir()
-    (tmp_path / "requirements").mkdir()
-    (tmp_path / "scripts" / "install.sh").write_bytes(
-        (ROOT / "scripts" / "install.sh").read_bytes()
-    )
-    (tmp_path / "scripts" / "install.sh").chmod(0o755)
-    for name in ("gpu.txt", "dev.txt", "core.in"):
-        (tmp_path / "requirements" / name).write_text("torch==0\n" if name == "gpu.txt" else "")
-    for name in ("setup.py", "scripts/allocator.sh"):
-        (tmp_path / name).touch()
-    base = Path(sys.base_prefix) / "bin" / "python3.11"
+    for name in ("pyproject.toml", "uv.lock", "scripts/install.sh", "scripts/allocator.sh"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        shutil.copy(ROOT / name, tmp_path / name)
+    base = Path(sys.base_prefix) / "bin" / "python3"
     offline = {"PIP_NO_INDEX": "1", "PIP_FIND_LINKS": "", "PIP_CONFIG_FILE": os.devnull}
     environ = os.environ | offline | {"DEVICE": "gpu", "PYTHON": str(base)}
     machine = kit["runner"].Machine(
@@ -153,7 +147,7 @@ def test_without_a_registry_what_needs_packages_is_skipped(
         "machine": "skipped",
         "colocate": "skipped",
     }
-    assert "failed at: 1/3 torch==0" in report.outcomes["install"].why
+    assert "failed at: 1/3 uv" in report.outcomes["install"].why
     assert (
         report.outcomes["colocate"].why
         == "not installed: torch, transformers, pydantic, fastapi, vllm"

@@ -1,4 +1,4 @@
-"""`make install` in a folder of its own: what it says without Python 3.11, and that it stays inside .venv."""
+"""`make install` in a folder of its own: what it says without a Python, and that it stays inside .venv."""
 
 from __future__ import annotations
 
@@ -9,9 +9,10 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
+BASE = Path(sys.base_prefix) / "bin" / "python3"
 
 
-def test_without_python_311_it_says_so_in_one_line(tmp_path: Path) -> None:
+def test_without_a_python_it_says_so_in_one_line(tmp_path: Path) -> None:
     for tool in ("bash", "dirname"):
         found = shutil.which(tool)
         assert found is not None
@@ -25,7 +26,7 @@ def test_without_python_311_it_says_so_in_one_line(tmp_path: Path) -> None:
     )
     assert result.returncode == 2
     assert result.stderr.count("\n") == 1
-    assert "Python 3.11 not found" in result.stderr
+    assert "no Python 3.11, 3.12 or 3.13. Install one" in result.stderr
 
 
 def test_a_venv_without_its_configuration_is_made_again_and_not_installed_through(
@@ -33,14 +34,10 @@ def test_a_venv_without_its_configuration_is_made_again_and_not_installed_throug
 ) -> None:
     """Without pyvenv.cfg `.venv/bin/python` is the base Python: pip would install into the machine's own."""
     shutil.copytree(ROOT / "scripts", tmp_path / "scripts")
-    shutil.copy(ROOT / "setup.py", tmp_path)
-    (tmp_path / "requirements").mkdir()
-    (tmp_path / "requirements" / "cpu.txt").write_text("torch==0\n")
-    for name in ("dev.txt", "core.in"):
-        (tmp_path / "requirements" / name).touch()
-    base = Path(sys.base_prefix) / "bin" / "python3.11"
+    for name in ("pyproject.toml", "uv.lock"):
+        shutil.copy(ROOT / name, tmp_path)
     subprocess.run(
-        [base, "-m", "venv", "--without-pip", tmp_path / ".venv"], check=True, timeout=60
+        [BASE, "-m", "venv", "--without-pip", tmp_path / ".venv"], check=True, timeout=60
     )
     (tmp_path / ".venv" / "pyvenv.cfg").unlink()
 
@@ -48,7 +45,7 @@ def test_a_venv_without_its_configuration_is_made_again_and_not_installed_throug
         ["bash", tmp_path / "scripts" / "install.sh"],
         env={
             **os.environ,
-            "PYTHON": str(base),
+            "PYTHON": str(BASE),
             "PIP_NO_INDEX": "1",
             "PIP_FIND_LINKS": "",
             "PIP_CONFIG_FILE": os.devnull,
@@ -59,8 +56,8 @@ def test_a_venv_without_its_configuration_is_made_again_and_not_installed_throug
     )
     assert "making it again" in result.stdout
     assert (tmp_path / ".venv" / "pyvenv.cfg").is_file()
-    assert result.returncode == 2  # there is no torch 0, and no registry
-    assert "failed at: 1/3 torch==0" in result.stderr
+    assert result.returncode == 2  # there is no registry
+    assert "failed at: 1/3 uv" in result.stderr
 
 
 def test_a_venv_of_another_folder_is_not_touched_through_a_link(tmp_path: Path) -> None:
@@ -69,10 +66,9 @@ def test_a_venv_of_another_folder_is_not_touched_through_a_link(tmp_path: Path) 
     command.parent.mkdir(parents=True)
     command.touch()
     (tmp_path / "here" / ".venv").symlink_to(tmp_path / "other")
-    base = str(Path(sys.base_prefix) / "bin" / "python3.11")
     done = subprocess.run(
         ["bash", tmp_path / "here" / "scripts" / "install.sh"],
-        env={**os.environ, "PYTHON": base},
+        env={**os.environ, "PYTHON": str(BASE)},
         capture_output=True,
         text=True,
         timeout=60,

