@@ -1,15 +1,14 @@
 """`make bundle`: an archive for a machine with an NVIDIA GPU and no network (docs/install.md, "Without a network").
 
-    python3 scripts/bundle.py --python 3.12 --torch 2.11 --arch sm_90
-    python3 scripts/bundle.py --have have.txt     # what `python3 -m pip list --format=freeze` says over there
+    make bundle BUNDLE_ARGS='--python 3.12 --torch 2.11 --arch sm_90'
+    make bundle BUNDLE_ARGS='--have have.txt'     # what `python3 -m pip list --format=freeze` says over there
 
 There, with the packages that the machine has:
 
     mkdir site && tar -xJf swift-r1-3.12-sm_90.tar.xz -C site
     PYTHONPATH=$PWD/site python3 -m swift_r1 doctor
 
-The packages are those of requirements/bundle.in in the versions of requirements/gpu.txt. vLLM's libraries hold machine
-code for seven kinds of GPU: only that of `--arch` is kept.
+vLLM's libraries hold machine code for seven kinds of GPU: only that of `--arch` is kept.
 """
 
 from __future__ import annotations
@@ -23,22 +22,30 @@ import struct
 import subprocess
 import sys
 import tarfile
-import zipfile
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-REQUIREMENTS = ROOT / "requirements"
+UV = Path(sys.executable).parent / "uv"
+# Of the packages of uv.lock, what the trainer, the server and vLLM's engine for dense and MoE text models import beside
+# torch and transformers.
+CARRIED = """
+annotated-doc annotated-types antlr4-python3-runtime datasets deepspeed dill fastapi hjson latex2sympy2-extended math-verify
+multiprocess pebble pydantic pydantic-core starlette typing-inspection uvicorn
+apache-tvm-ffi astor blake3 cachetools cbor2 compressed-tensors depyf distro httpcore2 httpx2 jiter llguidance loguru
+msgspec openai opentelemetry-api oss-harmony partial-json-parser pybase64 pyzmq setproctitle sniffio truststore vllm xgrammar
+"""
 # Never imported by the models and chips that a bundle is for: a front end in Rust, and kernels for Blackwell that the
 # others are compiled from at run time.
 LEFT_OUT = (
+    "bin",
     "vllm/vllm-rs",
-    "vllm/third_party/deep_gemm/",
-    "vllm/third_party/fmha_sm100/",
-    "vllm/third_party/tml_fa4/",
-    "vllm/benchmarks/",
-    "vllm/entrypoints/serve/instrumentator/static/",
+    "vllm/third_party/deep_gemm",
+    "vllm/third_party/fmha_sm100",
+    "vllm/third_party/tml_fa4",
+    "vllm/benchmarks",
+    "vllm/entrypoints/serve/instrumentator/static",
 )
 # cuobjdump's "fatbin": a header, then an entry for each architecture
 _CONTAINER = struct.pack("<I", 0xBA55ED50)
@@ -57,9 +64,7 @@ class Entry:
 
 def main() -> None:
     parser = argparse.ArgumentParser(
-        prog="scripts/bundle.py",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--python", default="3.12", help="that machine's Python [%(default)s]")
     parser.add_argument(
@@ -69,96 +74,50 @@ def main() -> None:
     parser.add_argument(
         "--have", type=Path, help="its `pip list --format=freeze`: what it names is not carried"
     )
-    parser.add_argument(
-        "--out", type=Path, default=ROOT / "dist", help="folder of the archive [%(default)s]"
-    )
     args = parser.parse_args()
     arch = re.fullmatch(r"sm_(\d+)a?", args.arch)
     if arch is None:
         parser.error(f"--arch {args.arch}: not like sm_90")
-    have = (
-        set()
-        if args.have is None
-        else {_plain(line.split("=")[0]) for line in args.have.read_text().split()}
-    )
-    wanted = [pin for name, pin in pins().items() if name not in have]
-    work = ROOT / "build" / "bundle"
-    shutil.rmtree(work, ignore_errors=True)
-    site = work / "site"
-    print(f"{len(wanted)} packages for Python {args.python}", flush=True)
-    for wheel in wheels(wanted, args.python, work / "wheels"):
-        unpack(wheel, site)
+    there = args.have.read_text().split() if args.have else []
+    have = {re.sub(r"[-_.]+", "-", line.split("=")[0]).lower() for line in there}
+    site = ROOT / "build" / "bundle"
+    shutil.rmtree(site, ignore_errors=True)
+    unpack([name for name in CARRIED.split() if name not in have], args.python, site)
     if (site / "vllm").is_dir():
         trim(site, args.torch, int(arch[1]))
-    args.out.mkdir(parents=True, exist_ok=True)
-    archive = args.out / f"swift-r1-{args.python}-{args.arch}.tar.xz"
-    print(
-        f"packing {sum(file.stat().st_size for file in site.rglob('*')) / 1e6:.0f} MB, a few minutes",
-        flush=True,
-    )
+    archive = ROOT / "dist" / f"swift-r1-{args.python}-{args.arch}.tar.xz"
+    archive.parent.mkdir(exist_ok=True)
+    size = sum(file.stat().st_size for file in site.rglob("*"))
+    print(f"packing {size / 1e6:.0f} MB, a few minutes", flush=True)
     with tarfile.open(archive, "w:xz", preset=9) as out:
         out.add(site, ".")
     print(f"{archive}  {archive.stat().st_size / 2**20:.1f} MiB", flush=True)
 
 
-def pins() -> dict[str, str]:
-    """Returns `name==version` by normalised name, for the names of bundle.in. Raises SystemExit: one is not pinned."""
-    locked = {}
-    for line in (REQUIREMENTS / "gpu.txt").read_text().splitlines():
-        name, separator, _version = line.partition("==")
-        if separator:
-            locked[_plain(name)] = line
-    names = [
-        _plain(line)
-        for line in (REQUIREMENTS / "bundle.in").read_text().splitlines()
-        if line[:1] not in ("", "#")
-    ]
-    unknown = [name for name in names if name not in locked]
-    if unknown:
-        raise SystemExit(
-            f"requirements/gpu.txt does not pin {', '.join(unknown)}: run scripts/lock.sh"
-        )
-    return {name: locked[name] for name in names}
-
-
-def _plain(name: str) -> str:
-    return re.sub(r"[-_.]+", "-", name).lower()
-
-
-def wheels(pinned: list[str], python: str, folder: Path) -> list[Path]:
-    """Downloads each package's wheel for that Python on x86-64 Linux; two that have none are built here, which compiles
-    nothing."""
-    platforms = ["manylinux1_x86_64", "manylinux2010_x86_64", "manylinux2014_x86_64"]
-    platforms += [f"manylinux_2_{minor}_x86_64" for minor in range(5, 40)]
-    pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "-q"]
-    target = ["--only-binary=:all:", "--implementation", "cp", "--python-version", python]
-    target += [word for platform in platforms for word in ("--platform", platform)]
-    built = {"deepspeed", "antlr4-python3-runtime"}
-    ready = [pin for pin in pinned if _plain(pin.split("==")[0]) not in built]
-    source = [pin for pin in pinned if pin not in ready]
-    _run([*pip, "download", "--no-deps", *target, "-d", str(folder), *ready])
-    if source:
-        _run([*pip, "wheel", "--no-deps", "--no-build-isolation", "-w", str(folder), *source])
-    return sorted(folder.glob("*.whl"))
-
-
-def _run(words: list[str]) -> None:
-    code = subprocess.run(words, env=os.environ | {"DS_ACCELERATOR": "cpu"}, check=False).returncode
-    if code:
-        raise SystemExit(f"{' '.join(words[:6])} ... ended with {code}")
-
-
-def unpack(wheel: Path, site: Path) -> None:
-    """Unpacks a wheel as pip's --target would; its scripts are left out."""
-    with zipfile.ZipFile(wheel) as content:
-        for member in content.infolist():
-            name = re.sub(r"^[^/]+\.data/(purelib|platlib)/", "", member.filename)
-            if ".data/" in name or name.startswith(LEFT_OUT) or member.is_dir():
-                continue
-            target = site / name
-            target.parent.mkdir(parents=True, exist_ok=True)
-            with content.open(member) as read, target.open("wb") as write:
-                shutil.copyfileobj(read, write)
+def unpack(names: list[str], python: str, site: Path) -> None:
+    """Installs the locked versions of packages for that Python on x86-64 Linux into a folder, without a copy of their
+    scripts. DeepSpeed is built here, which compiles nothing."""
+    export = "export -q --frozen --no-dev --no-emit-project --no-annotate --no-hashes --extra gpu"
+    locked = subprocess.check_output([UV, *export.split()], cwd=ROOT, text=True).splitlines()
+    wanted = [line for line in locked if line.partition("==")[0] in names]
+    if len(wanted) != len(names):
+        raise SystemExit(f"uv.lock has {len(wanted)} of the {len(names)} packages {names}")
+    print(f"{len(wanted)} packages for Python {python}", flush=True)
+    target = f"--target {site} --python-version {python} --python-platform x86_64-manylinux_2_34"
+    how = "--no-deps --no-build-isolation --link-mode copy -q -r -"
+    subprocess.run(
+        [UV, "pip", "install", "--python", sys.executable, *target.split(), *how.split()],
+        input="\n".join(wanted),
+        text=True,
+        check=True,
+        env=os.environ | {"DS_ACCELERATOR": "cpu"},
+    )
+    for name in LEFT_OUT:
+        left_out = site / name
+        if left_out.is_dir():
+            shutil.rmtree(left_out)
+        else:
+            left_out.unlink(missing_ok=True)
 
 
 def trim(site: Path, torch: str, arch: int) -> None:

@@ -48,7 +48,7 @@ def _measured(name: str, what: str, seconds: float, *packages: str) -> Part:
 _OURS = ("torch", "transformers", "pydantic", "fastapi")
 _SERVER = (*_OURS, "vllm")
 PARTS = (
-    Part("install", "the lock into .venv", ("scripts/install.sh",), 60, 420, (), 0),
+    Part("install", "uv.lock into .venv", ("scripts/install.sh",), 60, 420, (), 0),
     _measured("machine", "driver, torch, NCCL, 4-bit kernels and each library on the device", 15),
     Part(
         "tests",
