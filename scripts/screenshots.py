@@ -1,5 +1,5 @@
-"""Makes the pictures of docs/seeing-a-run.md, and README's moving one, from a run of the demo: `make screenshots`, or
-`screenshots.py RUN`."""
+"""Makes the pictures of docs/seeing-a-run.md, and README's moving one, from a run of the demo:
+`.venv/bin/python scripts/screenshots.py [RUN]`."""
 
 from __future__ import annotations
 

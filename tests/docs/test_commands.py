@@ -99,7 +99,7 @@ def folder(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path
 
 def fill(tmp_path: Path, model: Path) -> None:
     """As a checkout, with a model, a few runs and the files that the pages name."""
-    for name in ("benchmarks", "docs", "examples", "plugins", "requirements", "scripts", "tests"):
+    for name in ("benchmarks", "docs", "examples", "plugins", "scripts", "tests"):
         (tmp_path / name).symlink_to(ROOT / name)
     for name in ("models/smollm2-135m", "models/mini/countdown", "M"):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)

@@ -1,4 +1,4 @@
-"""A few seconds of each fuzzer, so that they stay as they must be; `make fuzz` runs them for hours."""
+"""A few seconds of each fuzzer, so that they stay as they must be; `python -m tests.fuzz.wire` runs for hours."""
 
 from __future__ import annotations
 
