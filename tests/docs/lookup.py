@@ -119,7 +119,7 @@ def _script(script: Path, flags: list[str]) -> None:
 def _requirements(words: list[str]) -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     for flag, value in pairwise(words):
-        if flag in ("-r", "-c"):
+        if flag == "-r":
             assert (ROOT / value).is_file(), value
     for extra in {
         name
