@@ -34,7 +34,8 @@ CARRIED = """
 annotated-doc annotated-types antlr4-python3-runtime datasets deepspeed dill fastapi hjson latex2sympy2-extended math-verify
 multiprocess pebble pydantic pydantic-core starlette typing-inspection uvicorn
 apache-tvm-ffi astor blake3 cachetools cbor2 compressed-tensors depyf distro httpcore2 httpx2 jiter llguidance loguru
-msgspec openai opentelemetry-api oss-harmony partial-json-parser pybase64 pyzmq setproctitle sniffio truststore vllm xgrammar
+msgspec openai opentelemetry-api oss-harmony partial-json-parser pybase64 pyzmq setproctitle sniffio truststore vllm
+xgrammar
 """
 # Never imported by the models and chips that a bundle is for: a front end in Rust, and kernels for Blackwell that the
 # others are compiled from at run time.

