@@ -1,4 +1,4 @@
-"""`python scripts/gpu/chip.py machine|rates|attention`: what there is, and what the chip can do."""
+"""`python scripts/gpu/chip.py machine|rates`: what there is, and what the chip can do."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
-from functools import partial
 from importlib import import_module
 from importlib.util import find_spec
 from typing import Any
@@ -17,7 +16,7 @@ from shapes import REHEARSES
 
 
 def main() -> None:
-    {"machine": machine, "rates": rates, "attention": attention}[sys.argv[1]]()
+    {"machine": machine, "rates": rates}[sys.argv[1]]()
 
 
 def shown(figures: dict[str, Any]) -> None:
@@ -136,7 +135,7 @@ def _compiled() -> str:
 
 def rates() -> None:
     """Prints the best of several: matrix products on random data in TFLOP/s, and copies in GB/s (on the device read +
-    written); then the products of an output head, whose logits leave in bfloat16 or in float32."""
+    written)."""
     import torch
 
     where, size, nbytes = (
@@ -156,58 +155,6 @@ def rates() -> None:
         found[f"to device, {name} GB/s"] = nbytes / best(lambda host=host: here.copy_(host)) / 1e9
         found[f"to host, {name} GB/s"] = nbytes / best(lambda host=host: host.copy_(here)) / 1e9
     shown(found)
-    rows, words = (64, 512) if REHEARSES else (3520, 151_936)  # 2 GiB of float32
-    for width in (64,) if REHEARSES else (896, 3584):
-        hidden = torch.randn(rows, width, device=where, dtype=torch.bfloat16)
-        head = torch.randn(words, width, device=where, dtype=torch.bfloat16)
-        operations = 2 * rows * words * width / 1e12
-        ways: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
-            "bf16 logits": lambda hidden, head: hidden @ head.t(),
-            "made float32": lambda hidden, head: (hidden @ head.t()).float(),
-        }
-        if not REHEARSES:  # out_dtype is for GPUs alone
-            ways["float32 logits"] = lambda hidden, head: torch.mm(
-                hidden, head.t(), out_dtype=torch.float32
-            )
-        for name, way in ways.items():
-            seconds = best(partial(way, hidden, head))
-            shown({f"head of {width}, {name} TFLOP/s": operations / seconds})
-
-
-def attention() -> None:
-    """Prints TFLOP/s of one causal row, forward and backward, by torch's kernels and by ours."""
-    import torch
-    from torch.nn.attention import SDPBackend, sdpa_kernel
-    from torch.nn.functional import scaled_dot_product_attention
-
-    heads, shared, width = (2, 1, 32) if REHEARSES else (28, 4, 128)  # of the 7B
-    kernels = (
-        {"math": SDPBackend.MATH}
-        if REHEARSES
-        else {
-            "flash": SDPBackend.FLASH_ATTENTION,
-            "cudnn": SDPBackend.CUDNN_ATTENTION,
-        }
-    )
-    for length in (64,) if REHEARSES else (4096, 16_384, 32_768):
-        query, key, value = (
-            torch.randn(
-                1, count, length, width, device=device(), dtype=torch.bfloat16, requires_grad=True
-            )
-            for count in (heads, shared, shared)
-        )
-        operations = 2 * heads * width * length**2 / 1e12  # two products, half of each masked
-
-        def forward() -> torch.Tensor:
-            return scaled_dot_product_attention(query, key, value, is_causal=True, enable_gqa=True)  # noqa: B023
-
-        def both() -> None:
-            forward().sum().backward()
-
-        for name, kernel in kernels.items():
-            with sdpa_kernel(kernel):
-                shown({f"{name}, {length}: forward TFLOP/s": operations / best(forward)})
-                shown({f"{name}, {length}: both TFLOP/s": 3.5 * operations / best(both)})
 
 
 def copied() -> float:

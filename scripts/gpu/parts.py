@@ -58,9 +58,7 @@ PARTS = (
         180,
         (*_OURS, "pytest"),
     ),
-    _measured(
-        "rates", "matrix products, memory, the bus, the head's products: the chip's limits", 15
-    ),
+    _measured("rates", "matrix products, memory, the bus: the chip's limits", 15),
     _measured("train-0.5b", "the training part of a step, Qwen2.5-0.5B", 40, *_OURS),
     _layout("embedded", "training, the trainer generates", 25),
     _measured(
@@ -79,7 +77,6 @@ PARTS = (
         140,
         (*_OURS, "triton"),
     ),
-    _measured("attention", "attention alone at 4k, 16k and 32k tokens", 15),
     _layout("packing", "rows packed to one length", 25),
     _layout("sleep-2", "engine and trainer take turns; the engine drops its weights", 45, "vllm"),
     _measured("engine-7b", "the same, Qwen2.5-7B", 150, *_SERVER),
@@ -99,8 +96,6 @@ PARTS = (
     _layout("nccl", "weights from GPU to GPU", 60, "vllm", gpus=2),
     _layout("flash", "FlashAttention 2, packed rows", 25, "flash_attn"),
     _layout("flex", "flex attention, packed rows", 40),
-    _measured("train-3b", "the same, Qwen2.5-3B", 40, *_OURS),
-    _measured("engine-1.5b", "the same, Qwen2.5-1.5B", 120, *_SERVER),
     Part(
         "tests-vllm",
         "the other tests marked gpu",
