@@ -17,8 +17,9 @@ def test_without_a_python_it_says_so_in_one_line(tmp_path: Path) -> None:
         found = shutil.which(tool)
         assert found is not None
         (tmp_path / tool).symlink_to(found)
+    shutil.copytree(ROOT / "scripts", tmp_path / "scripts")
     result = subprocess.run(
-        [tmp_path / "bash", ROOT / "scripts" / "install.sh"],
+        [tmp_path / "bash", tmp_path / "scripts" / "install.sh"],
         env={"PATH": str(tmp_path)},
         capture_output=True,
         text=True,

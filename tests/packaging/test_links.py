@@ -42,7 +42,11 @@ def test_links(page: Path) -> None:
         assert not anchor or anchor in anchors(target), link
 
 
-@pytest.mark.parametrize("page", [*PAGES, *WORKFLOWS], ids=lambda page: str(page.relative_to(ROOT)))
+# Those of the past name the commands of their day.
+TODAY = [page for page in PAGES if page.parent.name != "results" and page.name != "CHANGELOG.md"]
+
+
+@pytest.mark.parametrize("page", [*TODAY, *WORKFLOWS], ids=lambda page: str(page.relative_to(ROOT)))
 def test_targets_of_make(page: Path) -> None:
     lines = re.findall(
         r"`make ([^`\n]*)`|^(?: {4}|.*- run: )make (.*)", page.read_text(), re.MULTILINE
