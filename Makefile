@@ -27,7 +27,8 @@ install: ## .venv with the locked packages and the `swift` command (about 3 minu
 	@PYTHON="$(PYTHON)" DEVICE="$(DEVICE)" scripts/install.sh
 
 check: lint ## ruff, mypy, and the tests that have changed since main or name a module that has
-	@changed=$$(git diff --name-only $$(git merge-base main HEAD); git ls-files --others --exclude-standard); \
+	@base=$$(git merge-base main HEAD 2>/dev/null || git merge-base origin/main HEAD) && \
+	changed=$$(git diff --name-only $$base; git ls-files --others --exclude-standard); \
 	modules=$$(sed -nE '/__init__/d; s/^(swift_r1\/.*)\.py$$/\1/p' <<<"$$changed" | tr / .); \
 	tests=$$({ grep -E '^tests/(.*/)?test_[^/]*\.py$$' <<<"$$changed"; \
 	  [ -z "$$modules" ] || git grep -lwFe "$$modules" -- 'tests/**/test_*.py'; } | sort -u | xargs -r ls 2>/dev/null); \
