@@ -56,7 +56,7 @@ def main() -> None:
             dataset = str(written(Path(folder) / "countdown.jsonl", options.rows))
         what = f"{options.rows:,} rows, {options.processes} processes, {'file' if '.jsonl' in dataset else 'generated'}"
         with measured(f"streamed: the first {options.round} rows"):
-            stream = stream_of(flags(dataset, 1, streaming=True), options.round, lambda row: True)
+            stream = stream_of(flags(dataset, 1, streaming=True), lambda row: True)
             for _ in zip(range(options.round), stream, strict=False):
                 pass
         with measured(f"{what}: prepared"):

@@ -33,10 +33,13 @@ def contradictions(rows: Rows, answers: Collection[str] = ()) -> list[str]:
                 differing.append(f"{first['prompt_id']} and {other['prompt_id']} ({name})")
                 break
     equal = []
-    for part in once.parts:
-        own = Rows([part])
-        for first_place, place, *_ in _groups(own.column("id")):
-            equal.append(f"{own[first_place]['prompt_id']} and {own[place]['prompt_id']}")
+    for places in _groups(once.column("id"))[:_MOST_READ]:
+        firsts: dict[str, str] = {}  # rows of that id, by dataset
+        for name in (once[place]["prompt_id"] for place in places):
+            first = firsts.setdefault(name.rpartition(":")[0], name)
+            if first != name:
+                equal.append(f"{first} and {name}")
+                break
     return [
         *(
             [f"prompts with more than one answer: {len(differing)}, {_some(differing)}"]

@@ -62,17 +62,7 @@ def load_answers(
         of_subset = {name: _with_answer(one) for name, one in source.of_subset.items()}
         answered = replace(source, preprocess=_with_answer(source.preprocess), of_subset=of_subset)
         raws = source.rows("train", wanted, flags.seed)
-        found = list(
-            preprocessed(
-                answered,
-                raws,
-                flags.columns,
-                drops,
-                flags.strict,
-                flags.tool_use,
-                flags.image_rules,
-            )
-        )
+        found = list(preprocessed(answered, raws, flags, drops))
         require_rows(source, len(found), drops)
         report_drops(source, drops)
         if wanted is not None:

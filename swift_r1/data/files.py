@@ -1,11 +1,12 @@
-"""Reading local data files row by row; a line that cannot be read is a fault of that row, not of the run, which
-`datasets.load_dataset` would end."""
+"""Reading local data files row by row; a line that cannot be read is a fault of that row, which names its file and line.
+`datasets.load_dataset` would end the run."""
 
 from __future__ import annotations
 
 import csv
 import io
 import json
+import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import islice
@@ -43,26 +44,45 @@ class RawRow:
     subset: str | None = None
 
 
-class Lines(NamedTuple):
-    """Some lines of a jsonl or txt file, with their numbers; None stands for one that is too long. `first` is the index
-    of the first row."""
+class Share(NamedTuple):
+    """A process's part of the rows of a source: contiguous, so that the parts of all processes are the rows in order."""
 
-    path: str
-    first: int
-    lines: list[tuple[int, bytes | None]]
+    number: int = 0
+    of: int = 1
+
+    def places(self, count: int) -> range:
+        """Returns its places among `count`."""
+        return range(count * self.number // self.of, count * (self.number + 1) // self.of)
+
+    def of_batch(self, count: int, first: int, size: int) -> range:
+        """Returns which of `size` rows are in it, counted from the first of them, which is at `first` among `count`."""
+        own = self.places(count)
+        return range(min(max(own.start - first, 0), size), min(max(own.stop - first, 0), size))
 
 
-def read_file(path: str | Path) -> Iterator[RawRow]:
-    """Yields the rows of a jsonl, json, csv, parquet or txt file, in order.
+WHOLE = Share()
+IN_PARTS = (".jsonl", ".txt", ".parquet")
+"""Kinds of files of which several processes read a share each."""
+
+
+def read_file(path: str | Path, share: Share = WHOLE) -> Iterator[RawRow]:
+    """Yields the rows of a jsonl, json, csv, parquet or txt file, in order; a share of those `IN_PARTS`.
 
     Raises:
         UsageError: the file is missing, not readable as what its name says, compressed, or of another kind.
     """
     path = Path(path)
     check_file(path)
-    readers = {".json": _read_json, ".csv": _read_csv, ".parquet": _read_parquet}
+    kind = path.suffix.lower()
     try:
-        yield from readers.get(path.suffix.lower(), _read_lines)(path)
+        if kind == ".json":
+            yield from _read_json(path)
+        elif kind == ".csv":
+            yield from _read_csv(path)
+        elif kind == ".parquet":
+            yield from _read_parquet(path, share)
+        else:
+            yield from _read_lines(path, share)
     except OSError as error:
         raise UsageError(
             f"{path}: cannot be read: {error.strerror or one_line(error, 200)}"
@@ -90,39 +110,33 @@ def check_file(path: Path) -> None:
         raise UsageError(f"{path}:1: is UTF-16 or UTF-32 text: convert it to UTF-8")
 
 
-def line_batches(path: str, rows: int) -> Iterator[Lines]:
-    """Yields a file of lines in parts of so many rows, for several processes to parse. Lines without text are not
-    rows."""
+def _read_lines(path: Path, share: Share = WHOLE) -> Iterator[RawRow]:
+    """Yields the rows of lines that begin in a share of the file's bytes. Lines without text are not rows."""
+    parse = _text if path.suffix.lower() == ".txt" else _parse
+    index = 0
     with open(path, "rb", opener=regular) as file:
-        coming = _lines(file)
-        index = 0
-        while part := list(islice(coming, rows)):
-            yield Lines(path, index, part)
-            index += len(part)
+        own = share.places(os.fstat(file.fileno()).st_size)
+        for number, start, line in _lines(file):
+            if start >= own.stop:
+                return
+            if start in own:
+                yield RawRow(index, f"{path}:{number}", *_row_of(line, parse))
+            index += 1
 
 
-def parsed_lines(batch: Lines) -> Iterator[RawRow]:
-    """Yields the rows of a part of a jsonl or txt file."""
-    parse = _text if batch.path.lower().endswith(".txt") else _parse
-    for index, (number, line) in enumerate(batch.lines, start=batch.first):
-        yield RawRow(index, f"{batch.path}:{number}", *_row_of(line, parse))
-
-
-def _lines(file: BinaryIO) -> Iterator[tuple[int, bytes | None]]:
+def _lines(file: BinaryIO) -> Iterator[tuple[int, int, bytes | None]]:
+    """Yields the number and the first byte of each line with text, and the line; None for one that is too long."""
     number = 0
+    start = 0
     while line := file.readline(MAX_LINE + 1):
         number += 1
-        if len(line) > MAX_LINE:
-            while not line.endswith(b"\n") and (line := file.readline(MAX_LINE)):
-                pass
-            yield number, None
-        elif line.strip():
-            yield number, line
-
-
-def _read_lines(path: Path) -> Iterator[RawRow]:
-    for batch in line_batches(str(path), 1):
-        yield from parsed_lines(batch)
+        size = len(line)
+        whole = line if size <= MAX_LINE else None
+        while whole is None and not line.endswith(b"\n") and (line := file.readline(MAX_LINE)):
+            size += len(line)
+        if whole is None or whole.strip():
+            yield number, start, whole
+        start += size
 
 
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -303,17 +317,20 @@ def _value(value: Any, kind: DataType) -> Any:
     return [_value(one, kind.value_type) for one in value] if isinstance(value, list) else value
 
 
-def _read_parquet(path: Path) -> Iterator[RawRow]:
+def _read_parquet(path: Path, share: Share) -> Iterator[RawRow]:
     from pyarrow import ArrowInvalid, parquet
 
     index = 0
     try:
         with parquet.ParquetFile(path) as file:
             _refuse_doubled(path, file.schema_arrow.names)
+            count = file.metadata.num_rows
             for batch in file.iter_batches():
-                for row, fault in arrow_rows(batch):
-                    yield RawRow(index, f"{path} row {index + 1}", row, fault)
-                    index += 1
+                own = share.of_batch(count, index, batch.num_rows)
+                rows = arrow_rows(batch.slice(own.start, len(own)))
+                for place, (row, fault) in enumerate(rows, start=index + own.start):
+                    yield RawRow(place, f"{path} row {place + 1}", row, fault)
+                index += batch.num_rows
     except (ArrowInvalid, OSError) as error:
         raise UsageError(
             f"{path}: not a whole parquet file (read to row {index}): {one_line(error, 200)}"

@@ -98,11 +98,13 @@ def is_hub_id(name: str) -> bool:
 
 
 def split_rows(
-    place: SetLocation, subset: str, split: str, *, streaming: bool
+    place: SetLocation,
+    subset: str,
+    split: str,
+    data: datasets.Dataset | datasets.IterableDataset,
 ) -> Iterator[tuple[dict[str, Any], str | None]]:
-    """Yields the rows of one split as `arrow_rows` does, with images as the files that they are; UsageError, which names
-    the cache that was searched, where it cannot be loaded."""
-    data = load_split(place, subset, split, streaming=streaming)
+    """Yields the rows of a split (`load_split`), or some of them, as `arrow_rows` does, with images as the files that they
+    are; UsageError where they cannot be read."""
     try:
         for table in data.with_format("arrow").iter(_BATCH):
             yield from arrow_rows(table)
@@ -115,7 +117,8 @@ def split_rows(
 def load_split(
     place: SetLocation, subset: str, split: str, *, streaming: bool
 ) -> datasets.Dataset | datasets.IterableDataset:
-    """Returns one split as `datasets` has it; raises as `split_rows`."""
+    """Returns one split as `datasets` has it; UsageError, which names the cache that was searched, where it cannot be
+    loaded."""
     try:
         return _load(place, None if subset == "default" else subset, split, streaming)
     except UsageError:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import random
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import islice
 from typing import TYPE_CHECKING
@@ -16,8 +16,8 @@ from swift_r1.data.preprocessors import Row
 from swift_r1.data.resolve import open_sources
 from swift_r1.data.rows import Drops, preprocessed
 from swift_r1.data.sources import DataFlags, Source, Split
-from swift_r1.data.store import Part, Rows
-from swift_r1.data.streaming import RowStream, mixed_counts
+from swift_r1.data.store import Rows
+from swift_r1.data.streaming import RowStream
 from swift_r1.errors import UsageError
 
 if TYPE_CHECKING:
@@ -63,7 +63,7 @@ class LoadedData:
 
 def _joined(one: Sequence[Row], other: Sequence[Row]) -> Sequence[Row]:
     if isinstance(one, Rows) and isinstance(other, Rows):
-        return one + other
+        return Rows.joined([one, other])
     return [*one, *other]
 
 
@@ -85,24 +85,23 @@ class _Collector:
     ) -> Rows:
         """Returns `wanted` good rows of a source (all, if None), reported and never empty; fewer only without
         `repeat`."""
+        if split == "eval" and source.has_held_out:
+            source = replace(source, label=f"{source.label}/eval")
         count = wanted if source.samples_itself else None
-        store = prepared_rows(source, split, count, self._flags, self._made, self._keep)
-        self.prepared[request_key(source, split, count, self._flags)] = str(store.path)
-        self.drops.merge(store.drops)
-        there = len(store)
+        made = prepared_rows(source, split, count, self._flags, self._made, self._keep)
+        self.prepared[request_key(source, split, count, self._flags)] = made.name
+        self.drops.merge(made.drops)
+        there = len(made.rows)
         if wanted is None or (there < wanted and not repeat):
             wanted = there
         if there < wanted and not self._made:
             _logger.info("dataset %s has %d rows, repeated to make %d", source.name, there, wanted)
-        tag = "/eval" if split == "eval" and source.has_held_out else ""
-        return Rows([Part(store, source.name, source.label + tag, self._places(there, wanted))])
+        places = self._places(there, wanted)
+        return made.rows if wanted == there else made.rows.chosen(places)
 
     def _places(self, count: int, wanted: int) -> np.ndarray:
         """Returns `wanted` places among `count` rows: all of them as often as they go into it, and a choice for the
-        rest.
-
-        A place plus `n * count` stands for its `n`th repetition.
-        """
+        rest."""
         import numpy as np
 
         # ms-swift draws a number for something else before it comes to a dataset's rows
@@ -116,7 +115,7 @@ class _Collector:
                 self._state.randint(0, 2**31 - 1)
             self._skipped = 0
             last = self._state.permutation(count)[:rest]
-        return np.concatenate([np.arange(turns * count), turns * count + last])
+        return np.concatenate([np.tile(np.arange(count), turns), last])
 
 
 def load_rows(
@@ -137,15 +136,12 @@ def load_rows(
             name, no row left.
     """
     seed = flags.seed
-    held_out = Rows()
     collector = _Collector(flags, prepared, keep)
     validation = _Collector(flags, prepared, keep)
     limit = sys.maxsize if flags.eval_limit is None else flags.eval_limit
     if flags.streaming:
-        train: Sequence[Row] = first_rows(flags)
-        if flags.evaluates:
-            held_out = _held_out_of_stream(flags, validation, limit)
-        return LoadedData(train, held_out, validation.drops, validation.prepared)
+        out = _held_out_of_stream(flags, validation, limit) if flags.evaluates else []
+        return LoadedData(first_rows(flags), out, validation.drops, validation.prepared)
     if flags.val_dataset and flags.split_dataset_ratio:
         raise UsageError(
             "--val_dataset and --split_dataset_ratio both name held-out rows: give one"
@@ -155,29 +151,34 @@ def load_rows(
     if not prepared:
         _check_column_names(sources, flags)
     training = [collector.collect(source, "train", source.spec.sample) for source in sources]
+    outs: list[Rows] = []
     if flags.val_dataset and flags.evaluates:
         for source in _sources(flags.val_dataset, flags, labels):
             wanted = source.spec.sample or (limit if source.samples_itself else None)
-            held_out += validation.collect(source, "eval", wanted)
+            outs.append(validation.collect(source, "eval", wanted))
     elif flags.split_dataset_ratio:
         for number, rows in enumerate(training):
             share = max(1, int(flags.split_dataset_ratio * len(rows)))
             training[number], out = _take_out(rows, min(share, len(rows) - 1), seed)
-            held_out += out
+            outs.append(out)
     elif flags.evaluates and not flags.eval_datasets:
         for number, (source, quota) in enumerate(
             zip(sources, _shares(limit, len(sources)), strict=True)
         ):
             if quota and source.has_held_out:
-                held_out += validation.collect(source, "eval", quota, repeat=False)
+                outs.append(validation.collect(source, "eval", quota, repeat=False))
             elif quota:
                 training[number], out = _take_out(training[number], quota, seed)
-                held_out += out
+                outs.append(out)
+    held_out = Rows.joined(outs)
+    train = Rows.joined(training) if flags.interleave_prob is None else _mixed(training, flags)
+    if not train:
+        raise UsageError("no training row is left; see the causes above")
     if held_out:
         import numpy as np
 
         keys = np.unique(held_out.column("key"))
-        shared = int(np.isin(keys, sum(training, Rows()).column("key")).sum())
+        shared = int(np.isin(keys, train.column("key")).sum())
         if shared:
             _logger.warning(
                 "%d of %d held-out prompts are in the training rows too", shared, len(keys)
@@ -185,13 +186,6 @@ def load_rows(
     if len(held_out) > limit:
         _logger.info("evaluating on %d of %d held-out rows (--eval_limit)", limit, len(held_out))
         held_out = held_out.chosen(_choice(len(held_out), limit, f"{seed}:eval"))
-    if flags.interleave_prob is not None:
-        counts = mixed_counts([len(rows) for rows in training], flags)
-        training = [_resized(rows, counts[n], f"{seed}:mix:{n}") for n, rows in enumerate(training)]
-        _logger.info("--interleave_prob: %s of %s rows", counts, [len(rows) for rows in training])
-    train = sum(training, Rows())
-    if not train:
-        raise UsageError("no training row is left; see the causes above")
     if not keep:
         _logger.info("data: %d training rows, %d held out", len(train), len(held_out))
     collector.drops.merge(validation.drops)
@@ -199,7 +193,7 @@ def load_rows(
 
 
 def _held_out_of_stream(flags: DataFlags, validation: _Collector, limit: int) -> Rows:
-    held_out = Rows()
+    outs = []
     sources = _sources(flags.val_dataset or flags.dataset, flags)
     for source, quota in zip(sources, _shares(limit, len(sources)), strict=True):
         if not flags.val_dataset and not source.has_held_out:
@@ -208,8 +202,8 @@ def _held_out_of_stream(flags: DataFlags, validation: _Collector, limit: int) ->
                 f"({source.name} has no held-out split)"
             )
         wanted = source.spec.sample if flags.val_dataset else None
-        held_out += validation.collect(source, "eval", wanted or quota, repeat=False)
-    return held_out
+        outs.append(validation.collect(source, "eval", wanted or quota, repeat=False))
+    return Rows.joined(outs)
 
 
 def first_rows(flags: DataFlags, count: int = 4) -> list[Row]:
@@ -221,18 +215,15 @@ def first_rows(flags: DataFlags, count: int = 4) -> list[Row]:
     for source in sources:
         drops = Drops()
         raws = source.rows("train", count, flags.seed)
-        good = preprocessed(
-            source, raws, flags.columns, drops, flags.strict, flags.tool_use, flags.image_rules
-        )
-        rows = list(islice(good, count))
+        rows = list(islice(preprocessed(source, raws, flags, drops), count))
         require_rows(source, len(rows), drops)
         found += rows
     return found
 
 
-def stream_of(flags: DataFlags, first: int, fits: Callable[[Row], bool]) -> RowStream:
-    """Returns the training rows of `--streaming true`; `first` of them are there before more are read."""
-    return RowStream(_sources(flags.dataset, flags, streaming=True), flags, first, fits)
+def stream_of(flags: DataFlags, fits: Callable[[Row], bool]) -> RowStream:
+    """Returns the training rows of `--streaming true`."""
+    return RowStream(_sources(flags.dataset, flags, streaming=True), flags, fits)
 
 
 def load_dataset(
@@ -269,12 +260,13 @@ def load_dataset(
 def columns_of(*parts: Sequence[Row]) -> frozenset[str]:
     """Returns the columns that every row has, so that a reward can rely on them; `messages` and our own are among
     them."""
-    sets = [
-        rows.columns() if isinstance(rows, Rows) else frozenset.intersection(*map(frozenset, rows))
-        for rows in parts
-        if len(rows)
-    ]
+    sets = [names for rows in parts for names in _sets_of_columns(rows)]
     return frozenset.intersection(*sets) if sets else frozenset()
+
+
+def _sets_of_columns(rows: Sequence[Row]) -> Collection[frozenset[str]]:
+    """Returns the different sets of columns that rows have."""
+    return rows.sets_of_columns() if isinstance(rows, Rows) else set(map(frozenset, rows))
 
 
 def most_images(*parts: Sequence[Row]) -> int:
@@ -295,15 +287,16 @@ def have_images(*parts: Sequence[Row]) -> bool:
 
 def row_without(column: str, *parts: Sequence[Row]) -> str | None:
     """Returns the `prompt_id` of the first row that lacks a column which other rows have; None where none has it."""
-    lacking: Row | None = None
-    some_have = False
+    if not any(column in names for rows in parts for names in _sets_of_columns(rows)):
+        return None
     for rows in parts:
-        for number, names in enumerate(rows.columns_of_each() if isinstance(rows, Rows) else rows):
-            if column in names:
-                some_have = True
-            elif lacking is None:
-                lacking = rows[number]
-    return str(lacking["prompt_id"]) if lacking is not None and some_have else None
+        if isinstance(rows, Rows):
+            place = rows.first_without(column)
+        else:
+            place = next((number for number, row in enumerate(rows) if column not in row), None)
+        if place is not None:
+            return str(rows[place]["prompt_id"])
+    return None
 
 
 def _sources(
@@ -363,11 +356,23 @@ def _take_out(rows: Rows, count: int, seed: int) -> tuple[Rows, Rows]:
     return rows.chosen(np.flatnonzero(~is_out)), rows.chosen(out)
 
 
-def _resized(rows: Rows, count: int, seed: str) -> Rows:
-    """Returns `count` of these rows: all of them as often as they go into it, and a choice for the rest."""
-    turns, rest = divmod(count, len(rows))
-    pieces = [*(rows for _ in range(turns)), rows.chosen(_choice(len(rows), rest, seed))]
-    return Rows(part.again(turn) for turn, piece in enumerate(pieces) for part in piece.parts)
+def _mixed(training: Sequence[Rows], flags: DataFlags) -> Rows:
+    """Returns rows of all parts as `datasets.interleave_datasets` mixes them; some of them several times."""
+    import numpy as np
+    from datasets import Dataset, interleave_datasets
+
+    ends = np.cumsum([len(rows) for rows in training])
+    places = [
+        Dataset.from_dict({"place": np.arange(end - len(rows), end)})
+        for rows, end in zip(training, ends, strict=True)
+    ]
+    shares = list(flags.interleave_prob or ())
+    mixed = interleave_datasets(
+        places, shares, flags.seed, stopping_strategy=flags.stopping_strategy
+    )
+    rows = Rows.joined(training).chosen(mixed.with_format("numpy")[:]["place"])
+    _logger.info("--interleave_prob: %d rows of %d", len(rows), ends[-1])
+    return rows
 
 
 def _choice(among: int, count: int, seed: str) -> list[int]:

@@ -12,7 +12,6 @@ from decimal import Decimal
 from typing import Any
 
 from swift_r1.data.files import RawRow
-from swift_r1.data.image_files import ImageRules
 from swift_r1.data.image_rows import is_empty, place_images, take_images
 from swift_r1.data.images import COLUMN, images_of, placeless
 from swift_r1.data.preprocessors import (
@@ -24,8 +23,8 @@ from swift_r1.data.preprocessors import (
     rename_columns,
 )
 from swift_r1.data.prompt_templates import THOUGHTS, text_of
-from swift_r1.data.sources import Source
-from swift_r1.data.tools import CALL_ROLES, ToolUse, with_calls, with_tools
+from swift_r1.data.sources import DataFlags, Source
+from swift_r1.data.tools import CALL_ROLES, with_calls, with_tools
 from swift_r1.errors import UsageError, a_kind, describe
 
 # What rewards get beside the dataset's columns; a column of such a name would be overwritten silently.
@@ -79,49 +78,32 @@ class Drops:
 
 
 def preprocessed(
-    source: Source,
-    raws: Iterable[RawRow],
-    columns: Mapping[str, str],
-    drops: Drops,
-    strict: bool = False,
-    tool_use: ToolUse | None = None,
-    image_rules: ImageRules | None = None,
+    source: Source, raws: Iterable[RawRow], flags: DataFlags, drops: Drops
 ) -> Iterator[Row]:
     """Yields training rows of `source`: `messages` without the reference answer, all other columns, `dataset`,
     `prompt_id`. The column `tools` has OpenAI's descriptions, except with an agent template, which describes them
     elsewhere; `images` has those that the tags in the messages stand for (`ImageFile`).
 
-    Broken rows and rows whose preprocessor returns None are counted in `drops`. `prompt_id` is `<label>:<row index>`.
+    Broken rows and rows whose preprocessor returns None are counted in `drops`. `prompt_id` is `<label>:<row index>`;
+    where a preprocessor makes several rows of one, the second is `<label>:<row index>.1`.
 
     Raises:
-        UsageError: a column has a reserved name, or `columns` renames one onto another; with `strict`, a broken row.
+        UsageError: a column has a reserved name, or `--columns` renames one onto another; with `--strict`, a broken row.
     """
-    rules = image_rules or ImageRules()
-    made = results(source, raws, columns, drops, strict, tool_use or ToolUse(), rules)
-    for name, row, _line in made:
-        yield {**row, "dataset": source.name, "prompt_id": f"{source.label}:{name}"}
+    return (row for row, _line in rows_as_json(source, raws, flags, drops))
 
 
-def results(
-    source: Source,
-    raws: Iterable[RawRow],
-    columns: Mapping[str, str],
-    drops: Drops,
-    strict: bool,
-    use: ToolUse,
-    rules: ImageRules,
-) -> Iterator[tuple[str, Row, bytes]]:
-    """Yields a training row's name, the row without `dataset` and `prompt_id`, and its JSON, which does not say where
-    its images are; the arguments are those of `preprocessed`. The name is the index of the raw row; where a preprocessor
-    makes several rows of one, the second is `<index>.1`."""
-    reserved = RESERVED | TOOL_COLUMNS if use.called else RESERVED
+def rows_as_json(
+    source: Source, raws: Iterable[RawRow], flags: DataFlags, drops: Drops
+) -> Iterator[tuple[Row, str]]:
+    """Yields rows as `preprocessed` does, with the JSON of each, which does not say where its images are."""
     for raw in raws:
         drops.seen += 1
         fault = raw.fault
-        rows: list[tuple[Row, bytes]] = []
+        rows: list[tuple[Row, str]] = []
         if fault is None:
             try:
-                rows = _training_rows(source, raw, columns, use, rules, drops)
+                rows = _training_rows(source, raw, flags, drops)
             except UsageError:
                 raise
             except RowFault as error:
@@ -129,31 +111,22 @@ def results(
             except Exception as error:  # noqa: BLE001  a user's preprocessor may raise anything
                 fault = describe(error)
         if fault is not None:
-            if strict:
+            if flags.strict:
                 raise UsageError(f"--strict true: dataset {source.name}: {raw.where}: {fault}")
             drops.merge(Drops(broken=1, examples=[f"{raw.where}: {fault}"]))
             continue
         drops.filtered += not rows
-        for number, (row, line) in enumerate(rows):
-            clashing = sorted(reserved.intersection(row))
-            if clashing:
-                raise UsageError(
-                    f"dataset {source.name} has a column {clashing[0]}, a name that rewards get from us; "
-                    f'rename it: --columns \'{{"{clashing[0]}": "..."}}\''
-                )
-            yield f"{raw.index}.{number}" if number else str(raw.index), row, line
+        yield from rows
 
 
 def _training_rows(
-    source: Source,
-    raw: RawRow,
-    columns: Mapping[str, str],
-    use: ToolUse,
-    rules: ImageRules,
-    drops: Drops,
-) -> list[tuple[Row, bytes]]:
+    source: Source, raw: RawRow, flags: DataFlags, drops: Drops
+) -> list[tuple[Row, str]]:
     """Returns what a raw row becomes, each with its JSON; counts the answers. Raises RowFault, or what the preprocessor
-    raises."""
+    raises; UsageError where a column has a reserved name."""
+    columns = flags.columns
+    use = flags.tool_use
+    reserved = RESERVED | TOOL_COLUMNS if use.called else RESERVED
     preprocess = source.of_subset.get(raw.subset or "", source.preprocess)
     renamed = _renamed(raw, columns)
     renames = {**getattr(preprocess, "origin_columns", {}), **columns}
@@ -170,13 +143,21 @@ def _training_rows(
         )
         if images:
             row["messages"], row[COLUMN] = place_images(
-                row["messages"], images, rules, source.folders
+                row["messages"], images, flags.image_rules, source.folders
             )
         descriptions = use.descriptions(None if is_empty(row.get("tools")) else row["tools"])
         if descriptions and use.agent_template is not None:
             row["messages"] = with_tools(row["messages"], descriptions, use.agent_template)
         elif descriptions or "tools" in row:
             row["tools"] = descriptions
+        clashing = sorted(reserved.intersection(row))
+        if clashing:
+            raise UsageError(
+                f"dataset {source.name} has a column {clashing[0]}, a name that rewards get from us; "
+                f'rename it: --columns \'{{"{clashing[0]}": "..."}}\''
+            )
+        row["dataset"] = source.name
+        row["prompt_id"] = f"{source.label}:{raw.index}{f'.{len(found)}' if found else ''}"
         found.append((row, _as_json(row)))
     return found
 
@@ -330,10 +311,12 @@ def _message(message: Mapping[str, Any]) -> dict[str, Any]:
     return own | dict.fromkeys(THOUGHTS[: len(thoughts)], *thoughts)
 
 
-def _as_json(row: Row) -> bytes:
+def _as_json(row: Row) -> str:
     """Returns a row as it is stored; RowFault where a value cannot be written as JSON."""
     try:
-        return _ENCODER.encode(placeless(row)).encode()
+        text = _ENCODER.encode(placeless(row))
+        text.encode()  # of half a character there are no bytes
+        return text
     except (TypeError, ValueError, RecursionError) as error:
         raise RowFault(_why_not_kept(row, error)) from error
 

@@ -13,11 +13,11 @@ from typing import Any, Literal
 
 from swift_r1.data.files import (
     FILE_SUFFIXES,
-    Lines,
+    IN_PARTS,
+    WHOLE,
     RawRow,
+    Share,
     check_file,
-    line_batches,
-    parsed_lines,
     read_file,
 )
 from swift_r1.data.fingerprint import file_digest, fingerprint
@@ -133,10 +133,6 @@ def parse_dataset(value: str) -> DatasetSpec:
     return DatasetSpec(value, name.strip(), parts, sample, hub)
 
 
-Task = Lines | dict[str, Any] | list[RawRow]
-"""Some rows of a source: lines of a file, keywords for the loader, or the rows themselves."""
-
-
 @dataclass(frozen=True, slots=True)
 class Source:
     """One `--dataset` value, resolved.
@@ -197,58 +193,53 @@ class Source:
             named[Path(self.place.name)] = None
         return tuple(named)
 
-    def rows(self, split: Split, count: int | None, seed: int) -> Iterator[RawRow]:
-        """Yields the raw rows of a split; `count` and `seed` matter only to a loader that samples itself. Raises
-        UsageError where the file or hub cannot be read, or the loader raises."""
+    def in_parts(self, count: int | None) -> bool:
+        """Returns whether several processes can read a share of the rows each."""
         if self.loader is not None:
-            name = self._name_of(split, seed)
-            yield from self._loaded(
-                {"split": name, "count": count if self.samples_itself else None, "seed": seed}
-            )
+            return self.samples_itself and bool(count) and "start" in self._keywords
+        return self.place is not None or all(
+            path.lower().endswith(IN_PARTS) for path in self.files.values()
+        )
+
+    def rows(
+        self, split: Split, count: int | None, seed: int, share: Share = WHOLE
+    ) -> Iterator[RawRow]:
+        """Yields the raw rows of a split, or a share of them; `count` and `seed` matter only to a loader that samples
+        itself. Raises UsageError where the file or hub cannot be read, or the loader raises."""
+        if self.loader is not None:
+            given = {"split": self._name_of(split, seed), "count": None, "seed": seed}
+            if self.samples_itself and count is not None:
+                own = share.places(count)
+                given |= {"count": len(own), "start": own.start}
+            yield from self._loaded(given)
         elif self.place is not None:
-            index = 0
-            for subset, part in self._parts(split):
-                for number, (row, fault) in enumerate(
-                    split_rows(self.place, subset, part, streaming=self.streaming)
-                ):
-                    yield RawRow(
-                        index,
-                        f"{self.place.name}:{subset} {part} row {number}",
-                        row,
-                        fault,
-                        subset,
-                    )
-                    index += 1
+            yield from self._placed(split, share)
         else:
-            yield from read_file(self._file(split))
+            yield from read_file(self._file(split), share)
 
-    def tasks(self, split: Split, count: int | None, seed: int, size: int) -> Iterator[Task]:
-        """Yields the raw rows in parts of about `size`, for `task_rows`: other processes read them where that is
-        possible."""
-        if self.loader is not None and self.samples_itself and count and "start" in self._keywords:
-            name = self._name_of(split, seed)
-            for start in range(0, count, size):
-                yield {
-                    "split": name,
-                    "count": min(size, count - start),
-                    "seed": seed,
-                    "start": start,
-                }
-            return
-        if self.loader is None and self.place is None:
-            path = self._file(split)
-            if path.lower().endswith((".jsonl", ".txt")):
-                check_file(Path(path))
-                yield from line_batches(path, size)
-                return
-        rows = self.rows(split, count, seed)
-        while part := list(islice(rows, size)):
-            yield part
-
-    def task_rows(self, task: Task) -> Iterator[RawRow]:
-        if isinstance(task, Lines):
-            return parsed_lines(task)
-        return self._loaded(task) if isinstance(task, dict) else iter(task)
+    def _placed(self, split: Split, share: Share) -> Iterator[RawRow]:
+        """Yields rows of a hub or folder; of streamed ones there is one share alone."""
+        assert self.place is not None
+        parts = [
+            (*part, load_split(self.place, *part, streaming=self.streaming))
+            for part in self._parts(split)
+        ]
+        total = 0 if self.streaming else sum(len(table) for _, _, table in parts)
+        index = 0
+        for subset, part, table in parts:
+            start = 0
+            size = 0
+            if not self.streaming:
+                size = len(table)
+                own = share.of_batch(total, index, size)
+                start = own.start
+                table = table.select(own)
+            read = split_rows(self.place, subset, part, table)
+            for number, (row, fault) in enumerate(read, start):
+                where = f"{self.place.name}:{subset} {part} row {number}"
+                yield RawRow(index + number, where, row, fault, subset)
+                size = max(size, number + 1)
+            index += size
 
     def identity(self, split: Split, count: int | None, seed: int) -> str | None:
         """Returns a hash of the raw rows; None for a loader that may give different rows each time (one that never does

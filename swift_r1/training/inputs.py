@@ -144,7 +144,7 @@ def _open_task(context: Context, task: Task) -> _TaskInputs:
         position = saved.prompts.get(task.name, position)
     number = position.taken
     if args.streaming:
-        stream = stream_of(flags, size, encoder.fits)
+        stream = stream_of(flags, encoder.fits)
         prompts: Prompts = StreamedPrompts(stream, encoder, number, position.digest)
     elif args.prompt_sampler != "uniform":
         sampler = build_sampler(args.prompt_sampler, rows, args)

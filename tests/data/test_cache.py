@@ -13,7 +13,6 @@ import sys
 import tempfile
 import textwrap
 import time
-from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -22,10 +21,9 @@ import pytest
 
 from swift_r1.data import DatasetMeta, ResponsePreprocessor, register_dataset
 from swift_r1.data import registry as registry_module
-from swift_r1.data.cache import cache_folder, remove_old
+from swift_r1.data.cache import cache_folder, kept_rows, remove_old
 from swift_r1.data.fingerprint import fingerprint
 from swift_r1.data.loading import load_dataset, load_rows
-from swift_r1.data.store import RowBlock, RowStore, write_store
 from swift_r1.errors import UsageError
 from tests.data.test_builtin import arguments
 
@@ -48,7 +46,8 @@ def jsonl(path: Path, count: int, start: int = 0) -> str:
 
 
 def stores(cache: Path) -> set[str]:
-    return {entry.name for entry in cache.iterdir()}
+    """Returns the names of the rows that are kept."""
+    return {entry.name.partition("=")[2] for entry in kept_rows(cache, "").parent.glob("*")}
 
 
 def test_a_second_time_they_come_from_the_cache(
@@ -229,11 +228,7 @@ def test_the_launchers_rows_are_the_trainers(
 
 
 @pytest.mark.parametrize("processes", [1, 3])
-def test_processes_give_the_same_rows(
-    tmp_path: Path, processes: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    # other tests leave threads that wait
-    monkeypatch.setattr("swift_r1.data.prepare.may_fork", lambda: True)
+def test_processes_give_the_same_rows(tmp_path: Path, processes: int) -> None:
     file = Path(jsonl(tmp_path / "a.jsonl", 9_000))
     lines = file.read_text().splitlines()
     lines[4_321], lines[8_000] = "{broken", ""
@@ -246,9 +241,7 @@ def test_processes_give_the_same_rows(
     assert digest == load_rows(arguments(dataset=[str(file), "countdown#5000"])).train.digest()  # type: ignore[attr-defined]
 
 
-def test_a_process_that_dies_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    # other tests leave threads that wait
-    monkeypatch.setattr("swift_r1.data.prepare.may_fork", lambda: True)
+def test_a_process_that_dies_is_told(tmp_path: Path) -> None:
 
     class Deadly(ResponsePreprocessor):
         def preprocess(self, row: dict[str, Any]) -> Any:
@@ -303,21 +296,20 @@ def test_a_broken_store_is_made_again(
     file = jsonl(tmp_path / "a.jsonl", 30)
     load_rows(arguments(dataset=[file]))
     (name,) = stores(own_cache)
-    rows = own_cache / name
-    rows.write_bytes(rows.read_bytes()[:-10])
+    (rows,) = kept_rows(own_cache, name).glob("*/*.arrow")
+    rows.write_bytes(rows.read_bytes()[:-100])
     assert len(load_rows(arguments(dataset=[file])).train) == 30
     assert "cannot be used, and are prepared again" in caplog.text
-    assert len(RowStore(own_cache / name)) == 30
+    caplog.clear()
+    assert len(load_rows(arguments(dataset=[file])).train) == 30 and not caplog.text
 
 
-def test_what_is_old_goes(tmp_path: Path, own_cache: Path) -> None:
-    own_cache.mkdir(parents=True)
-    ages = {"a" * 32: 29, "b" * 32: 31, "run-c": 1, "run-d": 3, ".making-e": 3}
-    for name, days in ages.items():
-        # as earlier versions
-        (own_cache / name).write_bytes(b"") if name < "b" else (own_cache / name).mkdir()
+def test_what_is_old_goes(own_cache: Path) -> None:
+    for name, days in {"a" * 32: 29, "b" * 32: 31, "run-c": 1, "run-d": 3}.items():
+        folder = kept_rows(own_cache, name)
+        (folder / "0.0.0").mkdir(parents=True)
         then = time.time() - days * 86_400
-        os.utime(own_cache / name, (then, then))
+        os.utime(folder, (then, then))
     remove_old(own_cache)
     assert stores(own_cache) == {"a" * 32, "run-c"}
 
@@ -331,14 +323,21 @@ def test_where_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert cache_folder().parent == Path(tempfile.gettempdir())
 
 
-def test_an_unfinished_store_leaves_nothing(tmp_path: Path) -> None:
-    def blocks() -> Iterator[RowBlock]:
-        raise KeyboardInterrupt
-        yield
+def test_what_is_not_finished_leaves_nothing(tmp_path: Path, own_cache: Path) -> None:
+    def interrupted(row: dict[str, Any]) -> None:
+        if row["solution"] == 3:
+            raise KeyboardInterrupt
 
+    register_dataset(
+        DatasetMeta(
+            dataset_name="cut",
+            dataset_path=jsonl(tmp_path / "a.jsonl", 5),
+            preprocess_func=interrupted,
+        )
+    )
     with pytest.raises(KeyboardInterrupt):
-        write_store(tmp_path / "stores" / "a", blocks(), lambda _rows, _drops: None)
-    assert not list((tmp_path / "stores").iterdir())
+        load_rows(arguments(dataset=["cut"]))
+    assert not list(own_cache.rglob("*.arrow"))
 
 
 def test_values_that_json_has_no_form_for(tmp_path: Path) -> None:

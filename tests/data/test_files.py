@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from swift_r1.data.files import read_file
-from swift_r1.data.hubs import SetLocation, split_rows
+from swift_r1.data.hubs import SetLocation, load_split, split_rows
 from swift_r1.errors import UsageError
 
 ROWS = [{"question": "1 + 1?", "answer": 2}, {"question": 'größer,\n"als"', "answer": 3}]
@@ -186,7 +186,14 @@ def test_keys_of_other_objects_are_not_there(tmp_path: Path, kind: str) -> None:
                 (tmp_path / "set").mkdir()
                 made.to_parquet(tmp_path / "set" / "train.parquet")
             place = SetLocation(str(tmp_path / "set"))
-            rows = list(split_rows(place, "default", "train", streaming=kind == "stream"))
+            rows = list(
+                split_rows(
+                    place,
+                    "default",
+                    "train",
+                    load_split(place, "default", "train", streaming=kind == "stream"),
+                )
+            )
     assert rows == [(row, None) for row in TALKS]
 
 

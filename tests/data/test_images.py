@@ -21,7 +21,7 @@ import pytest
 from PIL import Image
 
 from swift_r1.data import image_files
-from swift_r1.data.hubs import SetLocation, split_rows
+from swift_r1.data.hubs import SetLocation, load_split, split_rows
 from swift_r1.data.image_files import MOST_PIXELS, ImageRules, kept
 from swift_r1.data.image_rows import place_images, take_images
 from swift_r1.data.images import ImageFile, decoded, images_of
@@ -554,7 +554,7 @@ def test_a_stream_of_rows(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> N
     (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     flags = DataFlags([str(tmp_path / "rows.jsonl")], streaming=True, dataset_shuffle=False)
     assert have_images(load_rows(flags).train)
-    first, second = islice(stream_of(flags, 2, lambda row: True), 2)
+    first, second = islice(stream_of(flags, lambda row: True), 2)
     assert [row["prompt_id"] for row in (first, second)] == ["rows:0", "rows:2"]
     assert images_of(first) == images_of(second)
     assert "a row is left out: " in caplog.text and "there is no file none.png" in caplog.text
@@ -575,7 +575,9 @@ def test_a_hubs_columns_of_images_come_as_files(tmp_path: Path, streaming: bool)
     )
     (tmp_path / "data").mkdir()
     parquet.write_table(table, tmp_path / "data" / "train-0.parquet")
-    found = split_rows(SetLocation(str(tmp_path)), "default", "train", streaming=streaming)
+    place = SetLocation(str(tmp_path))
+    data = load_split(place, "default", "train", streaming=streaming)
+    found = split_rows(place, "default", "train", data)
     assert list(found) == [({"image": {"bytes": picture()}, "query": "q"}, None)]
 
 

@@ -6,21 +6,20 @@ from __future__ import annotations
 import json
 import random
 import tracemalloc
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import numpy
 import pytest
+from datasets import Dataset
 
 from swift_r1.data.choices import Choices
 from swift_r1.data.loading import _take_out
 from swift_r1.data.prompts import PromptEncoder
-from swift_r1.data.rows import Drops
 from swift_r1.data.sampler import Outcome, PromptSampler, Sampler, build_sampler, samplers
-from swift_r1.data.store import Part, Rows, block_of, write_store
+from swift_r1.data.store import Rows, features
 from swift_r1.errors import UsageError
 
 
@@ -97,19 +96,17 @@ def peak_bytes(work: Callable[[], object]) -> int:
 def test_many_rows_take_some_tens_of_bytes_each(tmp_path: Path) -> None:
     """Of prompts that are looked at, held out and drawn; a Python number or dict entry each would be 2 to 6 times
     that. `fitting` and `_take_out` must find the same rows as without the store's columns."""
-    count = 200_000
+    count = 60_000
     row = {"messages": [{"role": "user", "content": "12345678"}]}
-    line = json.dumps(row).encode() + b"\n"
-    made = {"row": line, "size": 8, "turns": 1, "columns": '["messages"]'}
-    blocks = [
-        block_of(
-            [made | {"name": str(n), "key": n % 150_000} for n in range(first, first + 50_000)],
-            Drops(),
-        )
-        for first in range(0, count, 50_000)
-    ]
-    store = write_store(tmp_path / "store", blocks, lambda _rows, _drops: None)
-    rows = Rows([Part(store, "data", "data", numpy.arange(count))])
+    made = {"id": 0, "size": 8, "turns": 1, "columns": '["messages"]', "images": []}
+
+    def generated() -> Iterator[dict[str, Any]]:
+        for n in range(count):
+            line = json.dumps(row | {"prompt_id": f"data:{n}"})
+            yield made | {"row": line, "key": n % 45_000}
+
+    kinds = features()
+    rows = Rows(Dataset.from_generator(generated, kinds, str(tmp_path), fingerprint="many"))
     encoder = PromptEncoder(Characters(), max_length=100)
     found: list[Any] = []
     assert peak_bytes(lambda: found.append(encoder.fitting(rows))) < 40 * count
@@ -118,7 +115,7 @@ def test_many_rows_take_some_tens_of_bytes_each(tmp_path: Path) -> None:
     kept, out = found[1]
     held = set(out.column("key").tolist())
     assert len(held) == len(out) == 500 and held.isdisjoint(kept.column("key").tolist())
-    assert len(kept) == count - sum(n % 150_000 in held for n in range(count))
+    assert len(kept) == count - sum(n % 45_000 in held for n in range(count))
     assert [row["prompt_id"] for row in out] == sorted(
         (f"data:{key}" for key in held), key=lambda one: int(one[5:])
     )

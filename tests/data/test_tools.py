@@ -129,8 +129,8 @@ def test_an_evaluation_describes_tools_as_the_training_does(rows_file, tokenizer
     own = {"name": "own", "dataset": rows_file({"query": "q1", "tools": [ADD]})}
     (task,) = read_tasks("--benchmarks", [json.dumps(own)], {})
     shown = [
-        prompts_of(load_questions(task, tool_use=use), tokenizer, None, "")[0].text
-        for use in (ToolUse(), ToolUse("react_en"))
+        prompts_of(load_questions(task, DataFlags((), agent_template=use)), tokenizer, None)[0].text
+        for use in (None, "react_en")
     ]
     assert ["<tools>" in text for text in shown] == [True, False]
     assert ["Action Input:" in text for text in shown] == [False, True]

@@ -15,6 +15,7 @@ from swift_r1.data.image_files import ImageRules, kept
 from swift_r1.data.images import TAG, decoded, images_of, in_parts
 from swift_r1.data.prompts import Prompt, PromptEncoder, Wording
 from swift_r1.data.rows import prompt_key
+from swift_r1.data.sources import DataFlags
 from swift_r1.data.vision import VisionProcessor
 from swift_r1.errors import UsageError
 from swift_r1.flags.eval_tasks import EvalTask
@@ -247,7 +248,7 @@ def test_questions_with_images(folder_of: Any, tmp_path: Path) -> None:
     prompts = prompts_of(questions, tokenizer, None, str(folder))
     assert [len(prompt.images) for prompt in prompts] == [1, 1]
     assert prompts[0].messages[0]["content"] == "<image>how many?\nCount."
-    small = load_questions(task, image_rules=ImageRules(max_pixels=100)).rows
+    small = load_questions(task, DataFlags((), max_pixels=100)).rows
     assert images_of(small[0])[0].width == 10
     trained = [row("<image>how many?", picture(seed=seed)) for seed in (1, 2)]
     assert shared_questions(questions, trained) == 1

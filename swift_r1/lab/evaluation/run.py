@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from swift_r1.data.registry import register_dataset_info
+from swift_r1.data.sources import DataFlags
 from swift_r1.errors import EXIT_OK, RunFailed, UsageError, for_each
 from swift_r1.flags.evaluation import EvalArguments
 from swift_r1.lab.evaluation.report import report, results_table
@@ -54,7 +55,8 @@ def run(args: EvalArguments, command: Sequence[str]) -> int:
     quiet_libraries()
     load_plugins(args.external_plugins)
     register_dataset_info(args.custom_dataset_info)
-    sets = for_each(args.tasks(), lambda task: load_questions(task, args.seed, args.use_hf))
+    flags = DataFlags((), seed=args.seed, use_hf=args.use_hf)
+    sets = for_each(args.tasks(), lambda task: load_questions(task, flags))
     faults = [fault for one in sets for fault in unfit_rewards(one, [str(one.task.reward)], args)]
     if faults:
         raise UsageError(*faults)

@@ -172,9 +172,7 @@ def eval_dataset_faults(args: RlhfArguments) -> list[str]:
     faults: list[str] = []
     for task in args.eval_tasks():
         try:
-            questions = load_questions(
-                task, use_hf=args.use_hf, image_rules=args.data_flags.image_rules
-            )
+            questions = load_questions(task, args.data_flags)
         except UsageError as error:
             faults += [f"--eval_datasets {fault}" for fault in error.faults]
             continue

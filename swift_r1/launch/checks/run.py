@@ -370,15 +370,8 @@ def _rows(
     )
     try:
         some = islice(raws, 100 + args.num_rows)
-        flags = args.data_flags
-        kept = preprocessed(
-            source,
-            some,
-            args.columns,
-            drops,
-            tool_use=flags.tool_use,
-            image_rules=flags.image_rules,
-        )
+        flags = replace(args.data_flags, strict=False)  # all faults are shown
+        kept = preprocessed(source, some, flags, drops)
         tried = list(islice(kept, args.num_rows))
         faults = row_faults(args, tried)
         if faults:

@@ -197,9 +197,7 @@ def load_eval_prompts(
     found = []
     flags = args.data_flags
     for task in _tasks(args):
-        questions = load_questions(
-            task, flags.seed, flags.use_hf, flags.tool_use, flags.image_rules
-        )
+        questions = load_questions(task, flags)
         shared = shared_questions(
             questions, [] if args.streaming else islice(training, _MOST_COMPARED)
         )

@@ -11,7 +11,6 @@ from functools import partial
 from itertools import islice
 from typing import Any
 
-from swift_r1.data.image_files import ImageRules
 from swift_r1.data.images import images_of, placeless
 from swift_r1.data.preprocessors import Row
 from swift_r1.data.prompt_templates import template_arguments
@@ -19,8 +18,7 @@ from swift_r1.data.prompts import Prompt, PromptEncoder, Wording
 from swift_r1.data.registry import find_dataset
 from swift_r1.data.resolve import DATA_FOLDER, open_sources
 from swift_r1.data.rows import Drops, preprocessed
-from swift_r1.data.sources import Split
-from swift_r1.data.tools import ToolUse
+from swift_r1.data.sources import DataFlags, Split
 from swift_r1.data.vision import VisionProcessor
 from swift_r1.errors import UsageError
 from swift_r1.flags.eval_tasks import EvalTask
@@ -28,6 +26,7 @@ from swift_r1.rewards.orm import build_rewards
 from swift_r1.wire.protocol import completion_seed
 
 _logger = logging.getLogger("swift_r1.lab.evaluation")
+_ALONE = DataFlags(())  # outside a run
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,16 +39,12 @@ class Questions:
     agent_template: str | None = None  # describes the tools of rows
 
 
-def load_questions(
-    task: EvalTask,
-    seed: int = 42,
-    use_hf: bool | None = None,
-    tool_use: ToolUse | None = None,
-    image_rules: ImageRules | None = None,
-) -> Questions:
-    """Reads the held-out split where the data set has one, else all of it; `prompt_id` is `<task name>:<row>`. Raises
-    UsageError: unknown or unreadable data, a row that cannot be used, or no limit for data without an end."""
-    (source,) = open_sources([task.dataset], use_hf=use_hf)
+def load_questions(task: EvalTask, flags: DataFlags = _ALONE) -> Questions:
+    """Reads the held-out split where the data set has one, else all of it, as a run with such flags reads its rows;
+    `prompt_id` is `<task name>:<row>`. Raises UsageError: unknown or unreadable data, a row that cannot be used, or no
+    limit for data without an end."""
+    (source,) = open_sources([task.dataset], use_hf=flags.use_hf)
+    flags = replace(flags, columns={}, strict=False)
     if task.benchmark is not None:
         meta = find_dataset(task.benchmark)
         assert meta is not None, task.benchmark
@@ -63,8 +58,7 @@ def load_questions(
     count = task.limit if source.samples_itself else None
     drops = Drops()
     try:
-        raws = source.rows(split, count, seed)
-        read = preprocessed(source, raws, {}, drops, tool_use=tool_use, image_rules=image_rules)
+        read = preprocessed(source, source.rows(split, count, flags.seed), flags, drops)
         rows = list(islice(read, task.limit))
     except UsageError as error:
         if source.place is None:
@@ -101,7 +95,7 @@ def load_questions(
                 *before,
                 {**last, "content": f"{last['content']}\n{task.instruction}"},
             ]
-    return Questions(task, rows, digest.hexdigest(), tool_use.agent_template if tool_use else None)
+    return Questions(task, rows, digest.hexdigest(), flags.agent_template)
 
 
 def prompts_of(
