@@ -353,6 +353,7 @@ def _take_out(rows: Rows, count: int, seed: int) -> tuple[Rows, Rows]:
         )
     out = different[_choice(len(different), min(count, most), f"{seed}:held out")]
     is_out = compute.is_in(array(keys), value_set=array(keys[out])).to_numpy(zero_copy_only=False)
+    del keys, different  # of many rows, before as much is made again
     return rows.chosen(np.flatnonzero(~is_out)), rows.chosen(out)
 
 
