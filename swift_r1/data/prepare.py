@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 
 _logger = logging.getLogger("swift_r1.data")
 _of_rows = logging.getLogger("swift_r1.data.rows")
+_LINE_EVERY_S = 10.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,8 +73,13 @@ class _Job:
         empty = dict.fromkeys([*features(), _ACCOUNT])
         share = Share(number, self.processes)
         raws = self.source.rows(self.split, self.count, self.flags.seed, share)
+        logged = time.monotonic()
         try:
             for row, line in rows_as_json(self.source, raws, self.flags, drops):
+                if time.monotonic() - logged > _LINE_EVERY_S and not sys.stderr.isatty():
+                    logged = time.monotonic()  # a terminal has a bar
+                    about = (self.source.name, f"{drops.seen:,}", number + 1, self.processes)
+                    _logger.info("preparing %s: %s rows by process %d of %d", *about)
                 images = images_of(row)
                 yield empty | {
                     "row": line,
@@ -229,7 +235,6 @@ def _made(cache: Path, job: _Job, name: str, anew: bool) -> PreparedRows:
     global _job
     source = job.source
     started = time.perf_counter()
-    _logger.info("dataset %s: its rows are prepared (processes: %d)", source.name, job.processes)
     folder = kept_rows(cache, name)
     try:
         cache.mkdir(parents=True, exist_ok=True)
@@ -237,6 +242,8 @@ def _made(cache: Path, job: _Job, name: str, anew: bool) -> PreparedRows:
         with FileLock(cache / f"{name}.lock"):  # another run with the same data waits
             if anew:
                 shutil.rmtree(folder, ignore_errors=True)
+            for rest in folder.glob("*.incomplete"):  # of a run that was killed
+                shutil.rmtree(rest)
             _job = job
             found, faults = _opened(_generated(cache, name, job.processes), name)
     except OSError as error:
