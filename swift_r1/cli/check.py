@@ -1,4 +1,4 @@
-"""`swift check`: tries plugins, data and rewards without loading a model; without flags, this machine and installation."""
+"""`swift check`: tries plugins, data and rewards without loading a model."""
 
 from __future__ import annotations
 
@@ -15,11 +15,7 @@ from swift_r1.errors import EXIT_OK, EXIT_USAGE
 from swift_r1.flags.parser import parse_arguments
 from swift_r1.flags.rlhf import CheckArguments
 
-_USAGE = """swift check
-swift check --external_plugins plugin.py --dataset D --reward_funcs R [--model M] [--flag value ...]
-
-Without flags: says what this machine and installation can do: versions, devices, memory, limits, ports, and whether
-DeepSpeed, vLLM and the allocator work here, in up to a minute. Exit code 2 if something is broken.
+_USAGE = """swift check --external_plugins plugin.py --dataset D --reward_funcs R [--model M] [--flag value ...]
 
 Loads plugins, preprocesses rows, shows a prompt, and calls each reward with made-up completions: a right one (--gold),
 a wrong one, an empty one, a long one, garbage and hostile ones. Of an agent or environment it plays an episode, with a
@@ -40,10 +36,6 @@ HELP = (
 
 def run(words: Sequence[str]) -> int:
     """Runs the command; bad flags raise UsageError, all other faults are in the report."""
-    if not words:
-        from swift_r1.cli.machine import check_machine
-
-        return check_machine()
     args = parse_arguments(CheckArguments, words)
     if args.registered:
         _list_registered(args.external_plugins)

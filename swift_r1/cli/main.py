@@ -32,7 +32,7 @@ COMMANDS = {
     "rlhf": "train a model with GRPO or PPO",
     "sft": "teach a model answers (supervised), as a warm start",
     "rollout": "serve a model and take its weight updates",
-    "check": "test this machine, or plugins, data and rewards without loading a model",
+    "check": "test plugins, data and rewards without loading a model",
     "view": "show runs, live or finished, in the browser or the terminal",
     "eval": "evaluate a model on benchmarks, and compare two evaluations",
     "demo": "watch a small model learn from scratch in a few minutes",
@@ -43,6 +43,7 @@ COMMANDS = {
     "replay": "train again on a recorded run's completions, with different flags",
     "report": "write the results of runs into one file that you can send",
     "merge-lora": "merge LoRA adapters into their base model",
+    "doctor": "check this machine and installation",
 }
 _FIRST = 8  # of them have a line in the help
 # The others work without the extra `cpu` or `gpu`, as long as they load no tokenizer (`swift check --model`).

@@ -183,7 +183,7 @@ def run(command: Shown, capfd: pytest.CaptureFixture[str]) -> None:
     if words[0] in DRY and "--dry_run" not in words:
         words.append("--dry_run")
     # It imports torch, DeepSpeed and vLLM in new processes, and says the same on every page.
-    code = once(tuple(words)) if words == ["check"] else main(words)
+    code = once(tuple(words)) if words[0] == "doctor" else main(words)
     assert code == 0, f"{command}: exit code {code}: {capfd.readouterr().err}"
 
 

@@ -17,7 +17,7 @@ class Way(Enum):
     RESOLVED = "its flags, files and targets are looked up, and it is not run"
 
 
-RUNS = frozenset({"check", "why", "report", "init", "merge-lora"})
+RUNS = frozenset({"check", "doctor", "why", "report", "init", "merge-lora"})
 """Commands of `swift` that load no model, or a tiny one, and end by themselves."""
 DRY = frozenset({"launch"})
 """Those that a dry run, which goes as far as starting something, stands for."""

@@ -89,7 +89,7 @@ def test_what_runs_agents_and_sandboxes(folder: Path) -> None:
     (folder / "rows.jsonl").write_text(json.dumps({"prompt": "a", "solution": "a"}) + "\n")
     agent = ["--agent_command", "true", "--use_vllm", "true", "--vllm_server_host", "127.0.0.1"]
     swift(folder, "check", "--dataset", str(folder / "rows.jsonl"), *agent)
-    swift(folder, "check")
+    swift(folder, "doctor")
 
 
 def test_a_reward_sees_its_own_folder(tmp_path: Path) -> None:

@@ -45,8 +45,8 @@ NO_VERDICT = "no verdict: it takes the rewards of two rounds"
 
 
 def headline(verdict: Verdict | None, past: Past) -> str:
-    """Returns the verdict on a run with this past in a sentence; of a run without rewards, how well it says the answers that it learns; of a
-    replay, how far the policy has moved."""
+    """Returns the verdict on a run with this past in a sentence; of a run without rewards, how well it says the answers
+    that it learns; of a replay, how far the policy has moved."""
     if verdict is not None:
         return verdict.reward.text
     log = past.log

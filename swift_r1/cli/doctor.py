@@ -1,5 +1,4 @@
-"""`swift check` without flags: what this machine and installation can do, a line for each finding, with advice where there
-is any.
+"""`swift doctor`: what this machine and installation can do, one line per finding, with advice where there is any.
 
 Each check returns a finding; libraries that may break at import are imported in processes of their own, with a
 deadline.
@@ -15,11 +14,11 @@ import socket
 import subprocess
 import sys
 import sysconfig
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from swift_r1.errors import EXIT_OK, EXIT_USAGE
+from swift_r1.errors import EXIT_OK, EXIT_USAGE, UsageError
 from swift_r1.launch.environment import find_allocator, has_gpu, usable_cpus
 from swift_r1.runtime.hardware import cpu_multiplies
 from swift_r1.runtime.libraries import GET_VLLM, missing_for_vllm, package_versions
@@ -28,6 +27,12 @@ from swift_r1.sandboxes.base import SandboxError, SandboxSpec
 IMPORT_SECONDS = 180
 PORTS = (8000, 29500)
 _GIB = 2**30
+HELP = (
+    """swift doctor
+
+Says what this machine and installation can do: versions, devices, memory, limits, ports, and whether DeepSpeed, vLLM
+and the allocator work here. Takes up to a minute. Exit code 0 if training can run, 2 if something is broken.""",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,8 +54,10 @@ def _found(name: str, good: bool, text: str, advice: str) -> Examined:
     return Examined(name, "ok", text) if good else Examined(name, "warning", text, advice)
 
 
-def check_machine() -> int:
-    """Prints all findings, and returns the exit code."""
+def run(words: Sequence[str]) -> int:
+    """Runs the command, which takes no flags."""
+    if words:
+        raise UsageError(f"swift doctor takes no flags: {' '.join(words)}")
     states = []
     for finding in examine():
         print(finding.line(), flush=True)

@@ -1,4 +1,4 @@
-"""`swift check` without flags: each finding with its advice, and the whole command."""
+"""`swift doctor`: each finding with its advice, and the whole command."""
 
 from __future__ import annotations
 
@@ -12,28 +12,27 @@ from pathlib import Path
 
 import pytest
 
-from swift_r1.cli import machine
+from swift_r1.cli import doctor
 from swift_r1.runtime.libraries import missing_for_vllm
 
 
 def test_shared_memory() -> None:
-    assert machine.shared_memory(64 << 20).state == "warning"
-    assert "--shm-size" in machine.shared_memory(64 << 20).line()
-    assert machine.shared_memory(8 << 30) == machine.Examined(
+    assert doctor.shared_memory(64 << 20).state == "warning"
+    assert "--shm-size" in doctor.shared_memory(64 << 20).line()
+    assert doctor.shared_memory(8 << 30) == doctor.Examined(
         "shared memory", "ok", "8.0 GiB free in /dev/shm"
     )
 
 
 def test_open_files() -> None:
     assert (
-        machine.open_files(1024)
+        doctor.open_files(1024)
         .line()
         .startswith("warning  open files: at most 1024; raise it: ulimit -n")
     )
-    assert machine.open_files(65536).state == "ok"
+    assert doctor.open_files(65536).state == "ok"
     assert (
-        machine.open_files(resource.RLIM_INFINITY).line()
-        == "ok       open files: at most unlimited"
+        doctor.open_files(resource.RLIM_INFINITY).line() == "ok       open files: at most unlimited"
     )
 
 
@@ -42,8 +41,8 @@ def test_a_port_that_is_taken() -> None:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         number = taken.getsockname()[1]
-        assert machine.port(number).state == "warning"
-    assert machine.port(number).state == "ok"
+        assert doctor.port(number).state == "warning"
+    assert doctor.port(number).state == "ok"
 
 
 def test_libraries(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -52,31 +51,31 @@ def test_libraries(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     )
     (tmp_path / "good_library.py").write_text("__version__ = '1.2'\n")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    assert machine.library("good_library", "") == machine.Examined(
+    assert doctor.library("good_library", "") == doctor.Examined(
         "good_library", "ok", "1.2 can be imported"
     )
     assert (
-        machine.library("no_such_library", "needed for X")
+        doctor.library("no_such_library", "needed for X")
         .line()
         .endswith("not installed; needed for X")
     )
-    broken = machine.library("broken_library", "needed for X")
+    broken = doctor.library("broken_library", "needed for X")
     assert broken.state == "broken" and "libcudart.so.12: cannot open" in broken.text
 
 
 def test_an_import_that_hangs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "slow_library.py").write_text("import threading\nthreading.Event().wait()\n")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    monkeypatch.setattr(machine, "IMPORT_SECONDS", 1)
-    assert machine.library("slow_library", "").text == "cannot be imported: no answer within 1 s"
+    monkeypatch.setattr(doctor, "IMPORT_SECONDS", 1)
+    assert doctor.library("slow_library", "").text == "cannot be imported: no answer within 1 s"
 
 
 def test_a_compiler_and_its_headers(tmp_path: Path) -> None:
     header = tmp_path / "Python.h"
-    assert machine.compiler(None, header).text == f"no C compiler and no {header}"
-    assert "python3-dev" in machine.compiler("/usr/bin/cc", header).advice
+    assert doctor.compiler(None, header).text == f"no C compiler and no {header}"
+    assert "python3-dev" in doctor.compiler("/usr/bin/cc", header).advice
     header.touch()
-    assert machine.compiler("/usr/bin/cc", header) == machine.Examined(
+    assert doctor.compiler("/usr/bin/cc", header) == doctor.Examined(
         "compiler", "ok", "/usr/bin/cc"
     )
 
@@ -105,13 +104,18 @@ def test_the_torch_that_vllm_was_built_with(
 
 def test_allocators(tmp_path: Path) -> None:
     (tmp_path / "libtcmalloc.so").write_text("no library")
-    assert "cannot be preloaded" in machine.allocator(str(tmp_path / "libtcmalloc.so")).text
-    assert "libtcmalloc-minimal4" in machine.allocator(None).advice
+    assert "cannot be preloaded" in doctor.allocator(str(tmp_path / "libtcmalloc.so")).text
+    assert "libtcmalloc-minimal4" in doctor.allocator(None).advice
+
+
+def test_it_takes_no_flags() -> None:
+    done = _doctor("--gpu")
+    assert done.returncode == 2 and "takes no flags: --gpu" in done.stderr
 
 
 @pytest.mark.long
 def test_the_whole_command() -> None:
-    done = _machine()
+    done = _doctor()
     assert done.returncode == 0, done.stdout + done.stderr
     *findings, summary = done.stdout.splitlines()
     names = [line.split(None, 1)[1].split(":")[0] for line in findings]
@@ -131,9 +135,9 @@ def test_the_whole_command() -> None:
     assert summary.endswith("0 broken")
 
 
-def _machine() -> subprocess.CompletedProcess[str]:
+def _doctor(*words: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-m", "swift_r1", "check"],
+        [sys.executable, "-m", "swift_r1", "doctor", *words],
         capture_output=True,
         text=True,
         timeout=250,
