@@ -148,9 +148,10 @@ def test_the_loaders_own_held_out_split() -> None:
     assert solutions(data.eval) == [10_000, 10_001, 10_002]
 
 
-@pytest.mark.parametrize("known", ["eval", "test", "validation"])
-@pytest.mark.parametrize("otherwise", ["raises", "trains", "nothing"])
-@pytest.mark.parametrize("counts", [False, True])
+@pytest.mark.parametrize(
+    ("known", "otherwise", "counts"),
+    [("eval", "raises", True), ("test", "trains", False), ("validation", "nothing", True)],
+)
 def test_what_a_loader_calls_its_held_out_split(
     known: str, otherwise: str, counts: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
