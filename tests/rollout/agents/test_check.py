@@ -68,12 +68,12 @@ class Speaks(Agent):
     async def run(self, client, row):
         tools = [{"type": "function", "name": "add", "parameters": ADD}]
         asked = {"model": "any", "tools": tools, **row["more"]}
-        answer = await client.responses.create(input=row["query"], **asked)
+        said = [{"role": "user", "content": row["query"]}]
+        answer = await client.responses.create(input=said, **asked)
         while answer.output[0].type == "function_call":
             result = {"type": "function_call_output", "call_id": answer.output[0].call_id, "output": "3"}
-            answer = await client.responses.create(
-                input=[result], previous_response_id=answer.id, **asked
-            )
+            said += [*answer.output, result]
+            answer = await client.responses.create(input=said, **asked)
         claude = anthropic.AsyncAnthropic(
             base_url=str(client.base_url).removesuffix("/v1/"), api_key=client.api_key
         )
