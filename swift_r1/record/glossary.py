@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from functools import cache, cached_property
 from pathlib import Path
 
+from swift_r1.algorithms.method import Distillation, Loss
 from swift_r1.algorithms.methods import DISTILLATIONS, LOSSES
 
 _ANY = {"<n>": "[0-9]+", "<k>": "[0-9]+", "<estimate>": "(avg|pass|maj)@[0-9]+"}
@@ -37,7 +38,10 @@ class Metric:
 _GLOSSARY = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
 # What a chart of a metric is called, on the page of `swift view` and in a report.
 TITLES: Mapping[str, str] = _GLOSSARY.pop("titles")
-_DECLARED = {"Policy and loss": LOSSES, "Teachers and experts": DISTILLATIONS}
+_DECLARED: Mapping[str, Mapping[str, Loss | Distillation]] = {
+    "Policy and loss": LOSSES,
+    "Teachers and experts": DISTILLATIONS,
+}
 
 
 def _metrics(group: str, entries: Mapping[str, Mapping[str, str]]) -> list[Metric]:

@@ -160,7 +160,7 @@ class AnswerEvaluator:
             found = {"loss": loss, "perplexity": _perplexity(loss), "tokens_learned": count}
             found["token_accuracy"] = hits / max(count, 1.0)
             metrics |= {f"eval/{name}/{key}": value for key, value in found.items()}
-        return metrics, [], None
+        return metrics, []
 
     def _sums(self, batch: RoundBatch) -> Tensor:
         """Returns -log p, hits and number of the learned tokens of each conversation, float64 `[3, N]`."""
