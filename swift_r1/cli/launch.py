@@ -11,6 +11,7 @@ import shutil
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -28,14 +29,15 @@ from swift_r1.flags.parser import (
     without_flag,
 )
 from swift_r1.flags.rlhf import RlhfArguments
+from swift_r1.flags.sft import SftArguments
 from swift_r1.flags.world import World
 from swift_r1.fleet.backends import BACKENDS
 from swift_r1.fleet.commands import shared_variables
 from swift_r1.fleet.dry_run import dry_run
 from swift_r1.fleet.flags import LaunchArguments
-from swift_r1.fleet.run_file import RunFile, read_run_file
+from swift_r1.fleet.run_file import RunFile, kept_in, read_run_file
 from swift_r1.launch.run_folder import holds_run, make_run_folder, run_folder_faults
-from swift_r1.record.folder import newest_version
+from swift_r1.record.folder import WARM_START, RunFolder, newest_version
 from swift_r1.runtime.processes import run_folder_held, say
 
 _USAGE = f"""swift launch RUN.yaml [--on {"|".join(BACKENDS)}] [--dry_run] [--flag value ...]
@@ -43,6 +45,7 @@ _USAGE = f"""swift launch RUN.yaml [--on {"|".join(BACKENDS)}] [--dry_run] [--fl
 Starts a run's rollout servers, judge and teacher and its trainer, gives them keys and addresses, watches them, restarts
 what fails, and ends everything with the run. RUN.yaml has flags and a table of roles (docs/launch.md):
 
+  sft: {{...}}                                                  # flags of swift sft: a warm start before, or none
   rlhf: {{rlhf_type: grpo, model: models/smollm2-135m, ...}}    # flags of swift rlhf
   rollout: {{vllm_max_model_len: 1024}}                         # flags of swift rollout
   roles:
@@ -80,7 +83,8 @@ def run(words: Sequence[str]) -> int:
     if args.dry_run:
         planned = getattr(module, "planned", module.open_backend)
         nodes = planned(run_file, args.silence_timeout)
-        print(dry_run(run_file, str(run_file.args.output_dir), nodes, environ))
+        for part, own in run_file.parts(str(run_file.args.output_dir)):
+            print(dry_run(part, own, nodes, environ))
         return EXIT_OK
     faults = run_folder_faults(run_file.args, World())
     if faults:
@@ -88,13 +92,31 @@ def run(words: Sequence[str]) -> int:
     backend = module.open_backend(run_file, args.silence_timeout)
     resume = run_file.args.resume_from_checkpoint == LAST
     run_folder = _folder(run_file, resume)
-    code = _launched(backend, args, environ, resume, run_file, run_folder)
+    launched = partial(_launched, backend, args, environ, run_folder / "launch", resume)
+    code = EXIT_OK
+    for part, own in run_file.parts(str(run_folder)):
+        folder = Path(own)
+        warms = part.command == SftArguments.command
+        done = resume and warms and RunFolder(folder, folder.name).status == "ended"
+        code = EXIT_OK if done else launched(part, folder)
+        if code != EXIT_OK:
+            break
+        if warms:
+            _say_kept(part, folder)
     output_dir = Path(str(run_file.args.output_dir))
     return (
-        int(module.after(code, run_folder, output_dir, args.max_restarts))
+        int(module.after(code, folder, output_dir, args.max_restarts))
         if hasattr(module, "after")
         else code
     )
+
+
+def _say_kept(part: RunFile, folder: Path) -> None:
+    """Says which checkpoint of a warm start the run begins with."""
+    best = part.args.metric_for_best_model
+    which = "its last checkpoint" if best is None else f"its best checkpoint by {best}"
+    kept = os.path.relpath(os.path.realpath(kept_in(part, str(folder))))
+    say(f"sft has ended; rlhf begins with {which}, {kept}", "launch")
 
 
 def _read_flags(words: Sequence[str]) -> tuple[LaunchArguments, dict[str, Any]]:
@@ -129,7 +151,7 @@ def _folder(run_file: RunFile, resume: bool) -> Path:
     base = Path(str(run_file.args.output_dir))
     if resume and run_file.args.add_version:
         newest = newest_version(base)[1]
-        if newest is not None and holds_run(newest):
+        if newest is not None and (holds_run(newest) or holds_run(newest / WARM_START)):
             return base / newest.name
         say(f"there is no run in {newest or base} yet: starting from the beginning", "launch")
     made = make_run_folder(run_file.args)
@@ -166,14 +188,14 @@ def _launched(
     backend: Any,
     args: LaunchArguments,
     environ: dict[str, str],
+    logs: Path,
     resume: bool,
     run_file: RunFile,
     folder: Path,
 ) -> int:
-    """Starts the run and returns its exit code once it has ended."""
+    """Starts a part of the run and returns its exit code once it has ended."""
     from swift_r1.fleet.driver import Driver
 
-    logs = folder / "launch"
     with naming(str(logs)):
         logs.mkdir(exist_ok=True)
     with run_folder_held(logs, wait_s=1):
@@ -192,8 +214,9 @@ def _launched(
         try:
             return driver.run()
         except UsageError:
-            begun = holds_run(folder) or any(logs.glob("*.log"))
+            run_folder = logs.parent
+            begun = holds_run(run_folder) or any(logs.glob("*.log"))
             if run_file.args.add_version and not begun:
                 # `--resume_from_checkpoint last` would take it for the newest run
-                shutil.rmtree(folder)
+                shutil.rmtree(run_folder)
             raise

@@ -39,7 +39,7 @@ def train_words(
     }
     if resume:
         flags["resume_from_checkpoint"] = LAST
-    return module_words("swift_r1", "rlhf", *as_words(flags))
+    return module_words("swift_r1", run.command, *as_words(flags))
 
 
 def server_file(folder: str) -> str:

@@ -26,7 +26,7 @@ _ENOUGH = 4096  # GPUs or cores of a node of which nobody has said how many it h
 
 
 def dry_run(run: RunFile, folder: str, backend: ClusterBackend, environ: Mapping[str, str]) -> str:
-    """Returns every command of a run, in `folder`, with its node, in the order in which they start; nothing is asked
+    """Returns every command of a part, in `folder`, with its node, in the order in which they start; nothing is asked
     of the nodes. Ports are those that would be taken if they were free. Raises UsageError: the roles do not fit on the
     nodes."""
     nodes = {node.name: node for node in backend.nodes()}

@@ -1,21 +1,24 @@
-"""The file of `swift launch`: flags of `swift rlhf` and of its servers, and a table of roles."""
+"""The file of `swift launch`: flags of `swift rlhf`, of its servers and of a warm start before it, and a table of roles."""
 
 from __future__ import annotations
 
 import json
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from swift_r1.errors import UsageError, no_such, read_yaml, yaml_fault
+from swift_r1.flags.adapters import KIND
 from swift_r1.flags.fields import as_words, flag_specs, spellings
 from swift_r1.flags.output import LAST
 from swift_r1.flags.parser import API_KEY_VARIABLE, Command, parse_arguments
 from swift_r1.flags.rlhf import RlhfArguments
 from swift_r1.flags.server import RolloutArguments
+from swift_r1.flags.sft import ALWAYS, SftArguments
 from swift_r1.fleet.backends import BACKENDS
+from swift_r1.record.folder import WARM_START
 from swift_r1.wire.urls import has_password, is_secret_name
 
 TRAIN = "train"
@@ -25,7 +28,7 @@ TEACHER = "teacher"
 SERVERS = (JUDGE, TEACHER)
 """Roles of servers beside the rollout servers; each has a section of its own with its model."""
 _ROLES = (TRAIN, ROLLOUT, *SERVERS)
-_SECTIONS = ("rlhf", ROLLOUT, *SERVERS, "roles", "environ", *BACKENDS)
+_SECTIONS = ("sft", "rlhf", ROLLOUT, *SERVERS, "roles", "environ", *BACKENDS)
 _CHOSEN_VARIABLES = (
     *(
         "NNODES",
@@ -56,6 +59,11 @@ _OF_THE_LAUNCH = {
     **dict.fromkeys(("node_rank", "master_addr", "master_port"), "swift launch chooses it"),
     "resume_from_checkpoint": "swift launch resumes its own runs: only `last` may stand here",
 }
+_OF_THE_RUN = dict.fromkeys(
+    ("output_dir", "add_version", "create_checkpoint_symlink"),
+    "swift launch chooses it: sft is a part of the run of rlhf",
+)
+_A = TypeVar("_A", bound=RlhfArguments)
 
 
 @dataclass(frozen=True)
@@ -84,13 +92,15 @@ class RunFile:
     """The content of the file, checked.
 
     Attributes:
-        flags: of `swift rlhf` under their own names, without addresses.
+        flags: of `command` under their own names, without addresses.
         rollout: flags of `swift rollout` for the role of that name, model and dtype included.
         servers: the same for `judge` and `teacher`, where there are such roles.
         roles: by name; `train` is always there.
         options: of each backend that has a section.
         environ: variables of every process that is started; None: with the value that they have here.
-        args: `flags` as `swift rlhf` will read them, with addresses that stand for those of the servers.
+        args: `flags` as `command` will read them, with addresses that stand for those of the servers.
+        command: what trains, `rlhf` or `sft`.
+        warm_start: the part before, with which `command` begins; the model of `flags` stands for what it will have made.
     """
 
     path: Path
@@ -101,10 +111,34 @@ class RunFile:
     options: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     environ: Mapping[str, str | None] = field(default_factory=dict)
     args: RlhfArguments = field(default_factory=RlhfArguments, repr=False)
+    command: str = RlhfArguments.command
+    warm_start: RunFile | None = None
 
     def server_flags(self, role: str) -> Mapping[str, Any]:
         """Returns the flags of `swift rollout` for the replicas of a role."""
         return self.rollout if role == ROLLOUT else self.servers[role]
+
+    def parts(self, folder: str) -> list[tuple[RunFile, str]]:
+        """Returns what is done one after the other in the run's folder: of each its own folder."""
+        before = self.warm_start
+        if before is None:
+            return [(self, folder)]
+        own = f"{folder}/{WARM_START}"
+        kept = kept_in(before, own)
+        rollout = dict(self.rollout)
+        if before.args.takes_adapters:
+            start: dict[str, Any] = {"adapters": [kept]}
+        else:
+            start = {"model": kept}
+            if rollout.get("model") == self.flags["model"]:
+                rollout["model"] = kept
+        after = replace(self, flags={**self.flags, **start}, rollout=rollout, warm_start=None)
+        return [(before, own), (after, folder)]
+
+
+def kept_in(run: RunFile, folder: str) -> str:
+    """Returns the link to the checkpoint of a run in `folder` that the next begins with, on every machine alike."""
+    return f"{folder}/{'last' if run.args.metric_for_best_model is None else 'best'}"
 
 
 def read_run_file(path: str | Path, overrides: Mapping[str, Any] | None = None) -> RunFile:
@@ -126,7 +160,18 @@ def read_run_file(path: str | Path, overrides: Mapping[str, Any] | None = None) 
     elif TRAIN not in sections["roles"]:
         faults.append(f"roles: {TRAIN} is missing: who trains")
     rlhf = _named(RlhfArguments, sections["rlhf"] | dict(overrides or {}))
-    args = _checked(rlhf, roles, faults)
+    sft = _named(SftArguments, sections["sft"])
+    taught = None
+    if "sft" in content:
+        faults += [f"sft: {name}: {why}" for name, why in _OF_THE_RUN.items() if name in sft]
+        train_alone = {name: role for name, role in roles.items() if name == TRAIN}
+        taught = _checked(SftArguments, sft, train_alone, faults, ALWAYS)
+    given = frozenset(rlhf)
+    if taught is not None and rlhf:
+        rlhf.setdefault("model", taught.model)
+    args = _checked(RlhfArguments, rlhf, roles, faults)
+    if taught is not None:
+        faults += _begins_with(taught, args, given)
     servers = {}
     for name in (ROLLOUT, *SERVERS):
         own = _named(RolloutArguments, sections[name])
@@ -141,7 +186,7 @@ def read_run_file(path: str | Path, overrides: Mapping[str, Any] | None = None) 
     if faults:
         raise UsageError(*(f"{path}: {fault}" for fault in dict.fromkeys(faults)))
     options = {name: sections[name] for name in BACKENDS if name in content}
-    return RunFile(
+    run = RunFile(
         Path(path),
         rlhf,
         servers.pop(ROLLOUT, {}),
@@ -151,6 +196,35 @@ def read_run_file(path: str | Path, overrides: Mapping[str, Any] | None = None) 
         environ,
         args,
     )
+    if taught is None:
+        return run
+    before = replace(
+        run,
+        flags=sft | {"create_checkpoint_symlink": True},
+        roles={TRAIN: roles[TRAIN]},
+        args=taught,
+        command=taught.command,
+    )
+    return replace(run, warm_start=before)
+
+
+def _begins_with(taught: SftArguments, args: RlhfArguments, given: frozenset[str]) -> Iterator[str]:
+    """Yields what keeps `rlhf` from beginning with what `sft` has taught."""
+    for name in ("model", "adapters"):
+        if name in given:
+            yield f"rlhf: {name}: it begins with what sft has taught: leave it out"
+    if taught.save_strategy == "no":
+        yield "sft: save_strategy: rlhf begins with a checkpoint of sft: leave it out"
+    if not taught.takes_adapters:
+        return
+    if not args.takes_adapters:
+        yield (
+            f"rlhf: train_type: sft teaches adapters (train_type {taught.train_type}), and rlhf begins with them: "
+            "train_type lora here too, or full there"
+        )
+    for name in KIND:
+        if name in given and getattr(args, name) != getattr(taught, name):
+            yield f"rlhf: {name}: the adapters of sft have another: leave it out"
 
 
 def with_addresses(
@@ -340,22 +414,27 @@ def _server_faults(name: str, given: Mapping[str, Any], flags: Mapping[str, Any]
 
 
 def _checked(
-    flags: Mapping[str, Any], roles: Mapping[str, Role], faults: list[str]
-) -> RlhfArguments:
-    """Returns the flags as `swift rlhf` will read them; what is wrong with them is in `faults`."""
+    cls: type[_A],
+    flags: Mapping[str, Any],
+    roles: Mapping[str, Role],
+    faults: list[str],
+    recorded: Mapping[str, Any] | None = None,
+) -> _A:
+    """Returns the flags as their command will read them; what is wrong with them is in `faults`."""
+    section = cls.command
     if not flags:
-        faults.append("rlhf is missing: the flags of swift rlhf")
-        return RlhfArguments()
+        faults.append(f"{section} is missing: the flags of swift {section}")
+        return cls()
     own: dict[str, Any] = {}
     for key, value in flags.items():
         if key in _OF_THE_LAUNCH and value != LAST:
-            faults.append(f"rlhf: {key}: {_OF_THE_LAUNCH[key]}")
+            faults.append(f"{section}: {key}: {_OF_THE_LAUNCH[key]}")
         else:
             own[key] = value
-    for key, spec in flag_specs(RlhfArguments).items():
+    for key, spec in flag_specs(cls).items():
         if spec.info.secret and key in own:
             faults.append(
-                f"rlhf: {key}: a key has no place in a file: set {spec.info.secret} where swift launch runs"
+                f"{section}: {key}: a key has no place in a file: set {spec.info.secret} where swift launch runs"
             )
     train = roles.get(TRAIN, Role(TRAIN))
     world = {
@@ -365,10 +444,10 @@ def _checked(
     }
     try:
         own = with_addresses(own, {name: [_PLACEHOLDER_URL] for name in roles if name != TRAIN})
-        return parse_arguments(RlhfArguments, as_words(own), world)
+        return parse_arguments(cls, as_words(own), world, recorded=recorded)
     except UsageError as error:
-        faults += [f"rlhf: {fault}" for fault in error.faults]
-        return RlhfArguments()
+        faults += [f"{section}: {fault}" for fault in error.faults]
+        return cls()
 
 
 def read_options(run: RunFile, backend: str, known: Mapping[str, type]) -> dict[str, Any]:

@@ -30,6 +30,7 @@ DIAGNOSIS = "diagnosis.jsonl"
 COMPLETIONS = "completions.jsonl"
 EVAL_COMPLETIONS = "eval_completions.jsonl"
 EPISODE_TIMES = "episode_times.jsonl"
+WARM_START = "sft"  # the folder of a run's warm start in that of the run (`swift launch`)
 DEFAULT = "output"  # the folder of `--output_dir` by default
 _VERSION = re.compile(r"v(\d+)-\d{8}-\d{6}$")
 _SIGNS = ("args.json", "logging.jsonl", COMPLETIONS)
@@ -234,7 +235,7 @@ def _runs_of(path: str | Path) -> list[Path]:
                 f"{path} is a file: name the folder of a run, in which args.json and logging.jsonl are"
             )
         folder = folder.resolve()
-        found = [folder] if is_run(folder) else _below(folder)
+        found = _with_warm_start(folder) if is_run(folder) else _below(folder)
     except OSError as error:
         raise UsageError(f"{path}: {error.strerror or one_line(error)}") from error
     if not found and _is_evaluation(folder):
@@ -246,6 +247,10 @@ def _runs_of(path: str | Path) -> list[Path]:
             f"{path}: there is no run in it (a folder with args.json, logging.jsonl or completions.jsonl)"
         )
     return found
+
+
+def _with_warm_start(run: Path) -> list[Path]:
+    return [one for one in (run / WARM_START, run) if is_run(one)]
 
 
 def _below(folder: Path) -> list[Path]:
@@ -269,7 +274,7 @@ def _below(folder: Path) -> list[Path]:
                     raise
                 continue
             looked_at += len(folders)
-            found += runs
+            found += [one for run in runs for one in _with_warm_start(run)]
             below += [entry for entry in folders if entry not in runs]
         level = below
         if looked_at > _MOST_LOOKED_AT:

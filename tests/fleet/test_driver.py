@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import json
 import os
 import pty
 import signal
@@ -395,3 +396,38 @@ def test_two_launches_in_one_folder(launch):
     second = launch({"train": {}}, "--add_version", "false")
     assert second.process.wait(60) == 2
     assert "another process" in second.said
+
+
+@pytest.mark.long
+def test_a_warm_start_comes_first_and_is_done_once(launch, tmp_path):
+    """Killed in its part, it goes on there; once it has ended, the next launch begins behind it."""
+
+    def started(command: str) -> list[list[str]]:
+        found = sorted(tmp_path.glob(f"{command}-*.json"), key=lambda path: path.stat().st_mtime)
+        return [json.loads(path.read_text())["words"] for path in found]
+
+    parts = {"model": None, "sft": {"model": "base", "dataset": "rows.jsonl"}}
+    roles = {"train": {}, "rollout": {}}
+    one = launch(roles, **parts)
+    [teacher] = one.started("sft")
+    assert "--resume_from_checkpoint" not in teacher["words"] and not started("rollout")
+    os.kill(teacher["pid"], signal.SIGKILL)
+    [again] = one.started("sft", after=[teacher])
+    assert again["words"] == [*teacher["words"], "--resume_from_checkpoint", "last"]
+    one.end(0)
+    assert one.wait() == 0, one.said
+    [folder] = tmp_path.glob("out/*")
+    kept = f"out/{folder.name}/sft/last"
+    assert f"sft has ended; rlhf begins with its last checkpoint, {kept}" in one.said
+    [server], [trainer] = started("rollout"), started("rlhf")
+    for words in (server, trainer):
+        assert words[words.index("--model") + 1] == kept
+
+    (folder / "sft").mkdir()
+    (folder / "sft" / "args.json").write_text("{}")
+    (folder / "sft" / "summary.json").write_text('{"exit_code": 0}')
+    one = launch(roles, "--resume_from_checkpoint", "last", **parts)
+    assert one.wait() == 0, one.said
+    assert len(started("sft")) == 2 and len(started("rlhf")) == 2
+    assert "--resume_from_checkpoint" in started("rlhf")[1]
+    assert len(list(tmp_path.glob("out/*"))) == 1

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from swift_r1.errors import UsageError
-from swift_r1.fleet.commands import shared_variables
+from swift_r1.fleet.commands import shared_variables, train_words
 from swift_r1.fleet.placement import NodeSlot, NoRoom, Room, find_places
 from swift_r1.fleet.run_file import Role, read_options, read_run_file, with_addresses
 
@@ -66,6 +66,58 @@ def test_all_faults_together(write_run):
         "rlhf: --api_key has no effect without --use_vllm true",
         "judge has flags, and no role of that name: add it to roles, or leave the section out",
     ]
+
+
+def test_a_warm_start_is_a_part_before(write_run):
+    sft = {"model": "base", "dataset": "rows.jsonl", "torch-dtype": "float32"}
+    roles = {"train": {"nodes": 2}, "rollout": {}}
+    run = read_run_file(write_run(roles, model=None, sft=sft))
+    [before, after] = run.parts("out/v0")
+    assert train_words(before[0], {}, before[1], resume=False)[3:] == [
+        *("sft", "--model", "base", "--dataset", "rows.jsonl", "--torch_dtype", "float32"),
+        *("--create_checkpoint_symlink", "true", "--output_dir", "out/v0/sft"),
+        *("--add_version", "false"),
+    ]
+    assert list(before[0].roles) == ["train"] and after[1] == "out/v0"
+    assert after[0].flags["model"] == after[0].rollout["model"] == "out/v0/sft/last"
+    best = {"eval_steps": 5, "save_steps": 5, "metric_for_best_model": "loss"}
+    run = read_run_file(write_run({"train": {}}, model=None, sft=sft | best))
+    assert run.parts("out")[1][0].flags["model"] == "out/sft/best"
+    lora = {"train_type": "lora"}
+    run = read_run_file(write_run(roles, model=None, rlhf=lora, sft=sft | lora))
+    [_, (after, _)] = run.parts("out")
+    assert (after.flags["model"], after.flags["adapters"]) == ("base", ["out/sft/last"])
+    assert after.rollout["model"] == "base"
+
+
+def test_what_a_warm_start_and_its_run_say_against_each_other(write_run):
+    sft = {"model": "base", "dataset": "rows.jsonl", "train_type": "lora", "lora_rank": 4}
+    path = write_run(
+        {"train": {}},
+        model=None,
+        rlhf={"train_type": "lora", "lora_rank": 8},
+        sft=sft | {"output_dir": "there", "reward_funcs": "digits", "nnodes": 2},
+    )
+    with pytest.raises(UsageError) as caught:
+        read_run_file(path)
+    assert [fault.removeprefix(f"{path}: ") for fault in caught.value.faults] == [
+        "sft: output_dir: swift launch chooses it: sft is a part of the run of rlhf",
+        "sft: nnodes: say it in roles: train",
+        "sft: --reward_funcs is of sampling, rewards or their algorithms, which `swift sft` has none of: leave it out",
+    ]
+    path = write_run({"train": {}}, rlhf={"lora_rank": 8, "train_type": "lora"}, sft=sft)
+    with pytest.raises(
+        UsageError, match="rlhf: model: it begins with what sft has taught"
+    ) as caught:
+        read_run_file(path)
+    assert "rlhf: lora_rank: the adapters of sft have another" in str(caught.value)
+    with pytest.raises(UsageError, match="rlhf: train_type: sft teaches adapters"):
+        read_run_file(write_run({"train": {}}, model=None, sft=sft))
+    unsaved = {"model": "base", "dataset": "rows.jsonl", "save_strategy": "no"}
+    with pytest.raises(UsageError, match="sft: save_strategy: rlhf begins with a checkpoint"):
+        read_run_file(write_run({"train": {}}, model=None, sft=unsaved))
+    with pytest.raises(UsageError, match="sft is missing: the flags of swift sft"):
+        read_run_file(write_run({"train": {}}, model=None, sft={}))
 
 
 def test_variables(write_run):
