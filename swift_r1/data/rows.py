@@ -131,7 +131,7 @@ def _training_rows(
     renamed = _renamed(raw, columns)
     renames = {**getattr(preprocess, "origin_columns", {}), **columns}
     given = {old.lower() for old, new in renames.items() if new != COLUMN} - _READ
-    found = []
+    found: list[tuple[Row, str]] = []
     for row in as_list(preprocess_row(preprocess, renamed)):
         row |= {old: raw.row[old] for old in raw.row if old.lower() in given and old not in row}
         _refuse_unread(row)

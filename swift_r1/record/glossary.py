@@ -36,8 +36,6 @@ class Metric:
 
 
 _GLOSSARY = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
-# What a chart of a metric is called, on the page of `swift view` and in a report.
-TITLES: Mapping[str, str] = _GLOSSARY.pop("titles")
 _DECLARED: Mapping[str, Mapping[str, Loss | Distillation]] = {
     "Policy and loss": LOSSES,
     "Teachers and experts": DISTILLATIONS,

@@ -87,7 +87,7 @@ def _parts(flags: HubFlags, folder: Path) -> dict[str, list[str]]:
 
 def _to_hugging_face(flags: HubFlags, folder: Path, token: str | None) -> str:
     from huggingface_hub import HfApi
-    from huggingface_hub.utils import disable_progress_bars
+    from huggingface_hub.utils.tqdm import disable_progress_bars
 
     disable_progress_bars()
     api = HfApi(os.environ.get("HF_ENDPOINT"), token)
