@@ -39,6 +39,7 @@ def test_links(page: Path) -> None:
         path, _, anchor = link.partition("#")
         target = (page.parent / path).resolve() if path else page
         assert target.exists(), link
+        assert not str(target).endswith(SITE["MADE"]), f"{link} is not in git"
         assert not anchor or anchor in anchors(target), link
 
 
