@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import psutil
 
 from swift_r1.errors import EXIT_OK, EXIT_USAGE
-from swift_r1.flags.rlhf import RlhfArguments
+from swift_r1.flags.run import RunFlags
 from swift_r1.flags.world import World
 from swift_r1.launch.environment import usable_cpus
 from swift_r1.launch.gpu_defaults import UNKNOWN, fits_on_gpu, for_gpu
@@ -28,9 +28,7 @@ if TYPE_CHECKING:
     from swift_r1.training.memory import MemoryEstimate
 
 
-def print_estimate(
-    args: RlhfArguments, world: World, gpu: bool, memory: GpuMemory | None = None
-) -> int:
+def print_estimate(args: RunFlags, world: World, gpu: bool, memory: GpuMemory | None = None) -> int:
     """Prints what a rank will need, next to what the machine has, and what would save most; loads nothing. `memory` is
     that of its GPUs, where it tells. Returns the exit code, that of a usage error for what cannot fit. UsageError where
     the model's config cannot be read."""
@@ -58,7 +56,7 @@ def print_estimate(
     return EXIT_USAGE if refusal else EXIT_OK
 
 
-def _with_images(args: RlhfArguments, world: World, card: float | None) -> str:
+def _with_images(args: RunFlags, world: World, card: float | None) -> str:
     """Says what a rank holds where rows have images: the rows are not read here."""
     shape = shape_of(args.model, towers=True)
     held = estimated(args, shape, world, card).peak
@@ -110,21 +108,21 @@ def room(needed: float, world: World, gpu: bool, memory: GpuMemory | None = None
     )
 
 
-def _refusal(args: RlhfArguments, world: World, gpu: bool, memory: GpuMemory | None) -> str | None:
+def _refusal(args: RunFlags, world: World, gpu: bool, memory: GpuMemory | None) -> str | None:
     """Says what would make a run fit that cannot, even where nothing else used the machine; None where it can."""
     if gpu and memory is None:
         return None
-    fits: Callable[[RlhfArguments], bool]
+    fits: Callable[[RunFlags], bool]
     if memory is not None:
         alone = GpuMemory(memory.total, memory.total)
 
-        def fits(other: RlhfArguments) -> bool:
+        def fits(other: RunFlags) -> bool:
             return fits_on_gpu(other, round_size(other), world, alone)
     else:
         shape = shape_of(args.model)
         total = float(psutil.virtual_memory().total)
 
-        def fits(other: RlhfArguments) -> bool:
+        def fits(other: RunFlags) -> bool:
             return estimated(other, shape, world, None).peak * world.nproc_per_node <= total
 
     if fits(args):
@@ -136,6 +134,6 @@ def _refusal(args: RlhfArguments, world: World, gpu: bool, memory: GpuMemory | N
     return f"it cannot fit; {' and '.join(flags)} would make it fit"
 
 
-def round_size(args: RlhfArguments) -> int:
+def round_size(args: RunFlags) -> int:
     """Returns the completions of a round of resolved arguments."""
     return int(args.generation_batch_size or args.completions_per_step)

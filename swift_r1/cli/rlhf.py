@@ -16,6 +16,7 @@ from swift_r1.errors import SwiftError
 from swift_r1.flags.parser import parse_arguments
 from swift_r1.flags.plan import Plan, make_plan, micro_batch_tokens, plan_table
 from swift_r1.flags.rlhf import RlhfArguments
+from swift_r1.flags.run import RunFlags
 from swift_r1.flags.world import World
 from swift_r1.launch.checks.model_folder import is_local
 from swift_r1.launch.colocate import chosen, compiled, on_this_machine
@@ -95,9 +96,7 @@ def start(args_json: Path, environ: dict[str, str], world: World) -> NoReturn:
     launch_training(args_json, world, environ)
 
 
-def prepared(
-    parsed: RlhfArguments, words: Sequence[str], world: World
-) -> tuple[Path, dict[str, str]]:
+def prepared(parsed: RunFlags, words: Sequence[str], world: World) -> tuple[Path, dict[str, str]]:
     """Prepares everything of a run but its trainer: checks all that can be checked, waits for servers, makes the
     folder. Prints the plan.
 
@@ -173,7 +172,7 @@ def prepared(
 
 
 def environment_of(
-    args: RlhfArguments, world: World, plan: Plan, folder: Path, gpu: bool, peer: str | None = None
+    args: RunFlags, world: World, plan: Plan, folder: Path, gpu: bool, peer: str | None = None
 ) -> dict[str, str]:
     """Returns the trainer's environment; `peer` is the address of another node. Prints the plan, and starts the page
     beside the run."""
@@ -197,7 +196,7 @@ def environment_of(
     return environ
 
 
-def needs_no_hub(args: RlhfArguments) -> bool:
+def needs_no_hub(args: RunFlags) -> bool:
     """Says whether everything that the trainer loads is on this machine, and stays there."""
     named = (
         args.model,

@@ -3,7 +3,16 @@
 from swift_r1.flags.parser import parse_arguments
 from swift_r1.flags.plan import Plan, make_plan
 from swift_r1.flags.rlhf import RlhfArguments
+from swift_r1.flags.run import RunFlags
 from swift_r1.flags.server import RolloutArguments
 from swift_r1.flags.world import World
 
-__all__ = ["Plan", "RlhfArguments", "RolloutArguments", "World", "make_plan", "parse_arguments"]
+__all__ = [
+    "Plan",
+    "RlhfArguments",
+    "RolloutArguments",
+    "RunFlags",
+    "World",
+    "make_plan",
+    "parse_arguments",
+]

@@ -4,18 +4,13 @@ have written, which such an agent plays."""
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from swift_r1.algorithms.methods import ESTIMATORS, LOSSES
 from swift_r1.errors import UsageError
 from swift_r1.flags.fields import Scope, check_no_key, flag, resumable_flag
 from swift_r1.flags.rollout import MultiTurnArguments
 from swift_r1.wire.urls import why_no_url, without_password
-
-if TYPE_CHECKING:
-    from swift_r1.flags.rlhf import RlhfArguments
 
 _AGENT = Scope(lambda args: args.plays_agent, "without --agent, --agent_command or --env")
 _REWARDS_TURNS = Scope(
@@ -120,68 +115,4 @@ class EnvironmentArguments(AgentArguments):
             return False
         return self.plays_gym or (
             self.env is not None and KINDS[self.env.partition(":")[0]].sums_turns
-        )
-
-
-def turn_faults(args: RlhfArguments) -> Iterator[str]:
-    """Yields what the advantages of turns cannot be combined with."""
-    estimator = ESTIMATORS[args.advantage_estimator]
-    by_turns = "--advantage_per turn"
-    if estimator.of_turns is not None:
-        by_turns = estimator.chosen_by
-        if args.advantage_per == "turn":
-            yield f"--advantage_per turn does not go with {by_turns}, which has advantages of turns of its own"
-    if not args.credits_turns:
-        return
-    loss = LOSSES[args.loss_type]
-    if estimator.baseline == "batch":
-        yield f"{by_turns} compares the turns of a group, and {estimator.name} those of a batch: use grpo"
-    for other, clashes in (
-        ("--rlhf_type ppo", args.rlhf_type == "ppo"),
-        (loss.chosen_by, loss.labels is not None),
-        (estimator.chosen_by, estimator.of_tokens is not None),
-        (
-            "a teacher in the advantages",
-            args.distillation is not None and args.distillation.advantages is not None,
-        ),
-    ):
-        if clashes and not args.plays_agent:  # which has its own reasons
-            yield f"{by_turns} gives each turn an advantage of its own: {other} does not go with it"
-
-
-def agent_faults(args: RlhfArguments, given: frozenset[str]) -> Iterator[str]:
-    """Yields what an agent cannot be combined with."""
-    if not args.plays_agent:
-        return
-    own = "an agent plays the whole episode itself"
-    for name, why in {
-        "multi_turn_scheduler": f"{own}: leave the scheduler out",
-        "tools": f"{own}, its calls of tools too: leave --tools out",
-        "mcp_servers": f"{own}: open the servers in it",
-        "use_gym_env": f"{own}: make the environment in it",
-        "gym_env": f"{own}: make the environment in it",
-        "agent_template": "tools are described in the agent's requests",
-        "response_prefix": "the agent's messages would not have it",
-        "structured_outputs_regex": "it is not known which of an agent's calls it is for",
-        "teacher_model": "a teacher reads completions of one sequence",
-        "teacher_model_server": "a teacher reads completions of one sequence",
-        "teacher_adapters": "a teacher reads completions of one sequence",
-    }.items():
-        if getattr(args, name):
-            yield f"--{name} does not go with --agent or --agent_command: {why}"
-    loss = LOSSES[args.loss_type]
-    estimator = ESTIMATORS[args.advantage_estimator]
-    for chosen_by, compares in (
-        ("--rlhf_type ppo", args.rlhf_type == "ppo"),
-        (loss.chosen_by, loss.labels is not None),
-        (estimator.chosen_by, estimator.of_tokens is not None),
-    ):
-        if compares:
-            yield f"{chosen_by} does not go with --agent or --agent_command: it takes completions of one sequence"
-    if "loss_scale" in given and args.loss_scale != "default":
-        yield "--loss_scale last_round is for schedulers, not for --agent or --agent_command"
-    if 0 < args.step_timeout <= args.agent_timeout:
-        yield (
-            f"--agent_timeout {args.agent_timeout:g} is not below --step_timeout {args.step_timeout}, which would "
-            "end the run while an episode may still take its time"
         )

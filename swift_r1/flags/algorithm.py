@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from functools import cache
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from swift_r1.algorithms.method import Field, Loss, with_settings
 from swift_r1.algorithms.methods import ESTIMATORS, LOSSES
 from swift_r1.flags.fields import RATE, Scope, flag, resumable_flag
-
-if TYPE_CHECKING:
-    from swift_r1.flags.rlhf import RlhfArguments
 
 MS_SWIFT_RLHF_TYPES = ("dpo", "orpo", "simpo", "kto", "cpo", "rm", "gkd")
 """`--rlhf_type` of runs that are handed to ms-swift."""
@@ -370,88 +366,3 @@ class PPOArguments:
     whiten_advantages: bool = flag(
         True, "give a round's advantages mean 0 and standard deviation 1", _PPO
     )
-
-
-def algorithm_faults(args: RlhfArguments, given: frozenset[str]) -> Iterator[str]:
-    """Yields what the loss, the estimator, PPO and CHORD need of other flags."""
-    loss = LOSSES[args.loss_type]
-    estimator = ESTIMATORS[args.advantage_estimator]
-    needs_groups = args.rlhf_type == "grpo" and estimator.baseline == "group"
-    if needs_groups and args.num_generations < 2 and not args.teaches_tokens:
-        yield (
-            f"--num_generations 1 makes every advantage 0 with --advantage_estimator {estimator.name}, which "
-            "compares the completions of a prompt: give 2 or more, or --advantage_estimator reinforce_plus_plus, whose "
-            "baseline is the batch"
-        )
-    warmup = args.critic_warmup_steps
-    if args.rlhf_type == "ppo" and 0 < args.max_steps <= warmup:
-        yield f"--critic_warmup_steps {warmup} leaves the policy no step of --max_steps {args.max_steps}"
-    chord = (
-        [item.name for item in fields(ChordArguments) if item.default is None]
-        if args.chord_sft_dataset
-        else []
-    )
-    missing = [f"--{name}" for name in chord if getattr(args, name) is None]
-    if missing:
-        yield f"--chord_sft_dataset needs {', '.join(missing)}"
-    if loss.ratio_of_tokens and args.importance_sampling_level != "token":
-        yield f"{loss.chosen_by} weighs tokens by their own ratios: use --importance_sampling_level token"
-    one_step = (
-        args.generation_batch_size is None
-        and args.micro_batches_per_round == args.gradient_accumulation_steps
-        and args.num_iterations == 1
-    )
-    if loss.from_second and args.rlhf_type == "grpo" and one_step:
-        yield (
-            f"{loss.chosen_by} acts from a round's second optimizer step on, and rounds have one: give --num_iterations "
-            "or --steps_per_generation"
-        )
-    mode = args.router_replay_mode
-    if mode == "R2" and one_step and args.num_mini_batches in (None, 1):
-        yield (
-            "--router_replay_mode R2 acts from a round's second optimizer step on, and rounds have one: give "
-            "--num_iterations or --steps_per_generation, or R3"
-        )
-    if mode == "R2" and args.sequence_parallel_size > 1:
-        yield (
-            "--router_replay_mode R2 with --sequence_parallel_size: the experts of a row's parts are not gathered; R3 is "
-            "possible"
-        )
-    clip_high = args.epsilon if args.epsilon_high is None else args.epsilon_high
-    if "delta" in loss.reads and args.delta is not None and args.delta <= 1 + clip_high:
-        yield (
-            f"--delta {args.delta:g} is not above 1 + epsilon_high = {1 + clip_high:g}: it would not bound negative "
-            "advantages but clip positive ones, which is what --epsilon_high does"
-        )
-    if estimator.over_batch and "scale_rewards" in given and args.scale_rewards == "group":
-        yield (
-            f"--scale_rewards group has no effect with --advantage_estimator {estimator.name}, which normalises over "
-            "the batch: use batch or none"
-        )
-    lowest = args.entropy_coef_min
-    highest = args.entropy_coef_max
-    if args.use_adaptive_entropy and not lowest <= args.entropy_coef <= highest:
-        yield (
-            f"--entropy_coef {args.entropy_coef:g} is where the adaptive coefficient begins: give one from "
-            f"--entropy_coef_min {lowest:g} to --entropy_coef_max {highest:g}"
-        )
-    if estimator.of_tokens is not None:
-        method = args.distillation
-        for other, clashes in (
-            (loss.chosen_by, loss.labels is not None),
-            (
-                method.chosen_by if method is not None and method.flag else "--teacher_model",
-                method is not None and method.advantages is not None,
-            ),
-            (
-                f"--scale_rewards {args.scale_rewards}",
-                "scale_rewards" in given and args.scale_rewards != "none",
-            ),
-        ):
-            if clashes:
-                yield f"{estimator.chosen_by} gives each token an advantage of its own: {other} does not go with it"
-    if args.dynamic_sample and estimator.baseline == "batch":
-        yield (
-            f"--dynamic_sample true makes no sense with --advantage_estimator {estimator.name}, whose baseline is "
-            "the batch: groups of equal rewards teach there too"
-        )

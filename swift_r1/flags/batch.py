@@ -4,17 +4,12 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from swift_r1.algorithms.methods import LOSSES
 from swift_r1.flags.output import LAST
-from swift_r1.flags.world import World
 from swift_r1.record.folder import newest_version
-
-if TYPE_CHECKING:
-    from swift_r1.flags.rlhf import RlhfArguments
 
 BATCH = (
     "per_device_train_batch_size",
@@ -86,78 +81,12 @@ def _step_of(checkpoint: Path) -> int:
     return int(number) if number.isdecimal() else -1
 
 
-def round_faults(args: RlhfArguments, given: frozenset[str], world: World) -> Iterator[str]:
-    """Yields where the completions of a round do not divide into groups and micro-batches."""
-    if args.generation_batch_size is not None and args.steps_per_generation is not None:
-        return  # only one of them may be given
-    processes = args.counted_for(given, world.size)
-    micro_batch = args.per_device_train_batch_size * processes
-    across = (
-        f"--per_device_train_batch_size {args.per_device_train_batch_size} x {processes} processes"
-    )
-    accumulation = args.gradient_accumulation_steps
-    micro_batches = args.steps_per_generation or args.micro_batches_per_round
-    size = args.generation_batch_size
-    if size is not None:
-        if size % micro_batch:
-            near = _near_multiples(size, micro_batch)
-            yield f"--generation_batch_size {size} is not a multiple of {micro_batch} ({across}): {near}"
-            return
-        micro_batches = size // micro_batch
-    elif (chosen := args.chosen_accumulation(given, processes)) is not None:
-        accumulation = micro_batches = chosen
-        groups = args.num_generations
-        if micro_batch * chosen > MOST_TIMES * max(micro_batch, LEAST_BATCH, groups):
-            fits = [n for n in range(2, 2 * groups) if not micro_batch % n or not n % micro_batch]
-            nearest = sorted(fits, key=lambda number: abs(number - groups))[:2]
-            yield (
-                f"--num_generations {groups}: a micro-batch of {micro_batch} ({across}) has no whole groups, and a step of "
-                f"{chosen} of them, which has, would be of {micro_batch * chosen} completions, {chosen} times as many: "
-                + whole_groups(args.per_device_train_batch_size, processes, groups)
-                + f"; or --num_generations {' or '.join(map(str, nearest))}; or, if it is meant, "
-                f"--gradient_accumulation_steps {chosen}"
-            )
-            return
-    # a part of an optimizer step: all of it is generated at once
-    if accumulation % micro_batches == 0:
-        micro_batches = accumulation
-    if micro_batches % accumulation:
-        yield (
-            f"{micro_batches} micro-batches are generated at once, which is not a multiple of "
-            f"--gradient_accumulation_steps {accumulation}: {_near_multiples(micro_batches, accumulation)} "
-            "for --steps_per_generation"
-        )
-        return
-    completions = micro_batch * micro_batches
-    if completions % args.num_generations:
-        yield (
-            f"a round of {completions} completions ({across} x {micro_batches} micro-batches) does not divide into "
-            f"groups of --num_generations {args.num_generations}: change --per_device_train_batch_size, "
-            "--steps_per_generation, --gradient_accumulation_steps or --num_generations so that it does"
-        )
-        return
-    loss = LOSSES[args.loss_type]
-    step = micro_batch * accumulation
-    if loss.labels is not None and step % args.num_generations:
-        yield (
-            f"{loss.chosen_by} compares all completions of a prompt, and an optimizer step of {step} ({across} x "
-            f"{accumulation} accumulation steps) splits groups of --num_generations {args.num_generations}"
-        )
-    longest = (args.max_length or 0) + args.max_completion_length
-    most = args.max_tokens_per_micro_batch
-    if most is not None and most < longest:
-        yield (
-            f"--max_tokens_per_micro_batch {most} is less than one completion may take with its prompt: {longest} "
-            "tokens (--max_length and --max_completion_length)"
-        )
-
-
 def whole_groups(size: int, processes: int, groups: int) -> str:
     """Says which sizes near `--per_device_train_batch_size` make a micro-batch of whole groups."""
-    near = _near_multiples(size, groups // math.gcd(groups, processes))
+    near = near_multiples(size, groups // math.gcd(groups, processes))
     return f"{near} for --per_device_train_batch_size"
 
 
-def _near_multiples(value: int, divisor: int) -> str:
+def near_multiples(value: int, divisor: int) -> str:
     below = value // divisor * divisor
     return f"use {below} or {below + divisor}" if below else f"use {below + divisor}"

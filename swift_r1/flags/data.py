@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from swift_r1.data.prompt_templates import (
     TEMPLATES,
@@ -15,9 +15,6 @@ from swift_r1.data.prompt_templates import (
 from swift_r1.data.tools import AGENT_TEMPLATES
 from swift_r1.errors import UsageError
 from swift_r1.flags.fields import Scope, check_no_key, flag, resumable_flag
-
-if TYPE_CHECKING:
-    from swift_r1.flags.rlhf import RlhfArguments
 
 _STORED = Scope(
     lambda args: not args.streaming, "with --streaming true: rows are prepared as they come"
@@ -45,10 +42,6 @@ _SHUFFLED = Scope(
 _LIMITED = Scope(
     lambda args: args.max_length is not None or args.truncation_strategy == "delete",
     "without --max_length",
-)
-_WITHOUT_IMAGES = (
-    "leave them out, or rename the column to keep it for the rewards "
-    '(--columns \'{"images": "..."}\')'
 )
 EVALUATED = Scope(
     lambda args: args.evaluates,
@@ -229,56 +222,3 @@ def pixels_of(environ: Mapping[str, str], name: str) -> int | None:
     if text and not (text.isascii() and text.isdigit() and int(text)):
         raise UsageError(f"{name}={text} must be a whole number of pixels, 1 or more")
     return int(text) if text else None
-
-
-def image_faults(args: RlhfArguments, *more: str) -> list[str]:
-    """Returns what does not go with rows that have images, `more` (what the flags do not tell) included."""
-    found = list(more)
-    if args.plays_agent:
-        found.append("an agent or environment shows the model texts alone")
-    elif args.multi_turn_scheduler:
-        found.append("several turns, and tools, show the model texts alone")
-    if args.distillation is not None:
-        found.append("a teacher reads texts alone")
-    if args.rlhf_type == "ppo":
-        found.append("a critic (--rlhf_type ppo) reads texts alone")
-    if args.reward_model:
-        found.append("--reward_model reads texts alone")
-    if args.chord_sft_dataset:
-        found.append("--chord_sft_dataset has texts alone")
-    if args.sequence_parallel_size > 1:
-        found.append("--sequence_parallel_size cuts texts alone")
-    return [f"rows have images, and {one}: {_WITHOUT_IMAGES}" for one in found]
-
-
-def data_faults(args: RlhfArguments, given: frozenset[str]) -> Iterator[str]:
-    """Yields what does not go with streamed or mixed data, and with held-out rows."""
-    if (
-        "split_dataset_ratio" in given
-        and args.evaluates
-        and not args.split_dataset_ratio + bool(args.val_dataset)
-    ):
-        yield "--split_dataset_ratio 0 leaves no row to evaluate: leave it out, or give --val_dataset"
-    if args.streaming and args.max_steps <= 0:
-        yield "--streaming true needs --max_steps: the length of streamed data is not known"
-    for name, strategy in (("save", args.save_strategy), ("eval", args.evaluation)):
-        if args.streaming and strategy == "epoch":
-            yield f"--{name}_strategy epoch with --streaming true, where passes are not counted: use steps"
-    if (
-        args.min_pixels is not None
-        and args.max_pixels is not None
-        and args.min_pixels > args.max_pixels
-    ):
-        yield f"--min_pixels {args.min_pixels} is more than --max_pixels {args.max_pixels}"
-    shares = args.interleave_prob
-    if shares is not None:
-        if len(shares) != len(args.dataset):
-            yield f"--interleave_prob has {len(shares)} values for {len(args.dataset)} data sets: give one each"
-        elif abs(sum(shares) - 1) > 1e-6:
-            yield f"--interleave_prob {' '.join(map(str, shares))} must add up to 1"
-        if not args.dataset_shuffle and not args.streaming:
-            yield "--interleave_prob mixes loaded rows by shuffling them: leave --dataset_shuffle true"
-    if args.streaming and args.max_epochs:
-        yield "--max_epochs with --streaming true, where passes are not counted: give --max_steps alone"
-    if args.streaming and args.split_dataset_ratio:
-        yield "--streaming true cannot split rows off: give --val_dataset"

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Self
+from typing import Any, ClassVar, Self
 
 from swift_r1.flags.fields import Scope, flag
 from swift_r1.flags.rlhf import RlhfArguments
+from swift_r1.flags.run import RunFlags
 from swift_r1.flags.sft import SftArguments
 from swift_r1.flags.world import World
-
-if TYPE_CHECKING:
-    from swift_r1.flags.plan import Plan
 
 SAMPLED = "sampled.jsonl"
 """What a forecast is made of, in the run's folder: of each answer its `prompt`, its `reward`, the `rewards` of all
@@ -98,17 +95,9 @@ class ForecastArguments(RlhfArguments):
         )
 
 
-def prompts_at_a_time(args: ForecastArguments, plan: Plan) -> list[int]:
-    """Returns the prompts that are answered at a time, until all are: as many completions as a round has, since the
-    engine's speed depends on it."""
-    count = min(args.num_prompts or sys.maxsize, plan.prompts_per_epoch or args.num_prompts)
-    at_once = min(count, max(1, round(plan.completions_per_round / args.num_completions)))
-    return [min(at_once, count - first) for first in range(0, count, at_once)]
-
-
-def arguments_of(args_json: Mapping[str, Any]) -> RlhfArguments:
+def arguments_of(args_json: Mapping[str, Any]) -> RunFlags:
     """Returns the arguments that the content of an args.json holds."""
-    kinds: dict[str, type[RlhfArguments]] = {
+    kinds: dict[str, type[RunFlags]] = {
         one.command: one for one in (ForecastArguments, SftArguments)
     }
     return kinds.get(args_json["command"][1], RlhfArguments).from_dict(args_json["args"])

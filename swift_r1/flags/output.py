@@ -2,16 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
-from swift_r1.errors import UsageError
 from swift_r1.flags.data import EVALUATED
 from swift_r1.flags.fields import Scope, resumable_flag
-
-if TYPE_CHECKING:
-    from swift_r1.flags.rlhf import RlhfArguments
 
 _BEST = Scope(
     lambda args: args.metric_for_best_model is not None, "without --metric_for_best_model"
@@ -177,32 +171,3 @@ class OutputArguments:
     def evaluates(self) -> bool:
         """Whether anything is evaluated."""
         return self.evaluation != "no" or self.eval_on_start
-
-
-def evaluation_faults(args: RlhfArguments) -> Iterator[str]:
-    """Yields what is wrong with what is evaluated."""
-    try:
-        args.eval_tasks()
-    except UsageError as error:
-        yield from error.faults
-
-
-def best_model_faults(args: RlhfArguments) -> Iterator[str]:
-    """Yields what is wrong with the metric that checkpoints are compared by, which must be there at every save."""
-    name = args.metric_for_best_model
-    if name is None:
-        return
-    if name not in args.compared:
-        yield f"--metric_for_best_model {name}: it must be one of {', '.join(args.compared)}"
-    if args.eval_unit == "rollout":
-        yield "--metric_for_best_model needs --eval_unit step"
-    elif args.save_strategy == "no":
-        yield "--metric_for_best_model compares checkpoints, and with --save_strategy no there is one"
-    elif args.save_strategy == "epoch":
-        if args.evaluation != "epoch":
-            yield "--metric_for_best_model needs --eval_strategy epoch with --save_strategy epoch"
-    elif args.evaluation != "steps" or args.save_steps % (args.eval_steps or args.save_steps):
-        yield (
-            f"--metric_for_best_model needs an evaluation at every save: --save_steps {args.save_steps} must be a "
-            f"multiple of --eval_steps{'' if args.eval_steps is None else f' {args.eval_steps}'}"
-        )

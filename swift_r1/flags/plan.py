@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import math
+import sys
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from swift_r1.errors import UsageError
 from swift_r1.flags.engine import changed_flags
-from swift_r1.flags.forecast import ForecastArguments, prompts_at_a_time
-from swift_r1.flags.mixture import Task
-from swift_r1.flags.rlhf import RlhfArguments
+from swift_r1.flags.forecast import ForecastArguments
+from swift_r1.flags.run import RunFlags, Task
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -63,7 +63,7 @@ class Plan:
 
 
 def make_plan(
-    args: RlhfArguments,
+    args: RunFlags,
     world_size: int,
     dataset_size: int | None,
     scheduled_steps: int | None = None,
@@ -127,14 +127,22 @@ def make_plan(
     )
 
 
-def micro_batch_tokens(args: RlhfArguments) -> int | None:
+def prompts_at_a_time(args: ForecastArguments, plan: Plan) -> list[int]:
+    """Returns the prompts that are answered at a time, until all are: as many completions as a round has, since the
+    engine's speed depends on it."""
+    count = min(args.num_prompts or sys.maxsize, plan.prompts_per_epoch or args.num_prompts)
+    at_once = min(count, max(1, round(plan.completions_per_round / args.num_completions)))
+    return [min(at_once, count - first) for first in range(0, count, at_once)]
+
+
+def micro_batch_tokens(args: RunFlags) -> int | None:
     """Returns the most tokens of a micro-batch, prompts included; None where nothing bounds them."""
     if args.max_tokens_per_micro_batch is None and args.max_length:
         return args.per_device_train_batch_size * (args.max_length + args.max_completion_length)
     return args.max_tokens_per_micro_batch
 
 
-def rollouts_from(args: RlhfArguments) -> str:
+def rollouts_from(args: RunFlags) -> str:
     """Says where completions come from, in words."""
     if args.command == "replay":
         return "those that were recorded"
@@ -156,7 +164,7 @@ def rollouts_from(args: RlhfArguments) -> str:
     return "this process (transformers, the trainer's own weights)"
 
 
-def backend_of(args: RlhfArguments, world_size: int) -> str:
+def backend_of(args: RunFlags, world_size: int) -> str:
     """Returns what trains, in words."""
     if args.fsdp:
         return "FSDP2"
@@ -169,7 +177,7 @@ def backend_of(args: RlhfArguments, world_size: int) -> str:
     )
 
 
-def evaluation_of(args: RlhfArguments) -> str:
+def evaluation_of(args: RunFlags) -> str:
     """Returns what is evaluated and when, in words."""
     if not args.generates:
         limit = "held-out rows" if args.eval_limit is None else f"at most {args.eval_limit} rows"
@@ -192,7 +200,7 @@ def evaluation_of(args: RlhfArguments) -> str:
     return f"{', '.join(sets)}; {_times_of(args)}{at_once}"
 
 
-def _rewards_of(args: RlhfArguments) -> str:
+def _rewards_of(args: RunFlags) -> str:
     pairs = zip(args.reward_funcs, args.reward_weights or [], strict=True)
     return ", ".join(f"{name} x {weight:g}" for name, weight in pairs)
 
@@ -215,7 +223,7 @@ def _task_of(task: Task) -> str:
     )
 
 
-def _times_of(args: RlhfArguments) -> str:
+def _times_of(args: RunFlags) -> str:
     """Returns when something is evaluated, in words."""
     unit = "optimizer step" if args.eval_unit == "step" else "round"
     times = ["at the start"] * args.eval_on_start
@@ -229,7 +237,7 @@ def _count(number: int, noun: str, plural: str = "s") -> str:
     return f"{number:,} {noun}{plural if number != 1 else ''}"
 
 
-def plan_table(plan: Plan, args: RlhfArguments) -> Table:
+def plan_table(plan: Plan, args: RunFlags) -> Table:
     """Returns the plan as a table for people."""
     from rich.table import Table
 

@@ -3,17 +3,11 @@
 from __future__ import annotations
 
 import itertools
-from collections import Counter
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import PurePosixPath
-from typing import TYPE_CHECKING
 
 from swift_r1.flags.algorithm import NO_GROUPS
 from swift_r1.flags.fields import Scope, check_url, flag, resumable_flag
-
-if TYPE_CHECKING:
-    from swift_r1.flags.rlhf import RlhfArguments
 
 NO_REWARD = "--reward_funcs is missing: names of reward functions; their weighted sum is the reward"
 
@@ -238,53 +232,3 @@ class BuiltinRewardArguments(VerifierArguments):
         _SOFT,
         at_least=1,
     )
-
-
-def reward_faults(args: RlhfArguments, given: frozenset[str]) -> Iterator[str]:
-    """Names and weights of the reward functions, and what some of them need."""
-    if not args.reward_names and not args.asks_servers and args.command != "check":
-        method = args.distillation
-        if method is None or method.needs_rewards:
-            yield NO_REWARD
-        for name, used in (
-            ("dynamic_sample", args.dynamic_sample),
-            ("prompt_sampler", args.prompt_sampler != "uniform"),
-            ("eval_strategy", args.evaluates),
-        ):
-            if method is not None and used:
-                yield f"--{name} goes by the rewards, and a teacher alone gives none: leave it out, or --reward_funcs"
-    if args.reward_weights is not None and len(args.reward_weights) != len(args.reward_names):
-        yield (
-            f"--reward_weights has {len(args.reward_weights)} values for {len(args.reward_names)} reward functions: "
-            "give one weight per function, in the order of --reward_funcs"
-            + (" and then of --reward_model" if args.reward_model else "")
-        )
-    for name in ("reward_model_plugin", "reward_adapters", "reward_template"):
-        values = getattr(args, name)
-        if args.reward_model and values and len(values) != len(args.reward_model):
-            yield f"--{name} has {len(values)} values for {len(args.reward_model)} reward models: give one for each"
-    if "api" in args.reward_funcs and args.reward_api is None:
-        yield "--reward_funcs api needs --reward_api URL"
-    if "judge" in args.reward_funcs and args.judge is None:
-        yield "--reward_funcs judge needs --judge FILE (docs/rewards.md)"
-    if args.normalizes_objectives:
-        for name in ("truncated_reward", "missing_eos_penalty"):
-            if getattr(args, name) is not None:
-                yield (
-                    f"--{name} is on the scale of the rewards, which --multi_objective_aggregation "
-                    "normalize_then_sum takes away: leave one of them out"
-                )
-        if "scale_rewards" in given and args.scale_rewards == "group":
-            yield (
-                "--scale_rewards group would scale each group twice with --multi_objective_aggregation "
-                "normalize_then_sum: use batch (GDPO) or none"
-            )
-    twice = [name for name, times in sorted(Counter(args.reward_funcs).items()) if times > 1]
-    if twice:
-        yield f"--reward_funcs names {', '.join(twice)} twice: use --reward_weights to count one more"
-    if "soft_overlong" in args.reward_funcs:
-        longest = args.soft_max_length or args.max_completion_length
-        if args.soft_cache_length is None:
-            yield "--reward_funcs soft_overlong needs --soft_cache_length"
-        elif args.soft_cache_length >= longest:
-            yield f"--soft_cache_length {args.soft_cache_length} must be below --soft_max_length {longest}"

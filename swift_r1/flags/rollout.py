@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, fields
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from swift_r1.errors import no_such
-from swift_r1.flags.engine import EngineFlags, engine_kwargs_faults
+from swift_r1.flags.engine import EngineFlags
 from swift_r1.flags.fields import (
     Scope,
     check_no_key,
@@ -19,13 +18,8 @@ from swift_r1.flags.fields import (
     resumable_flag,
 )
 from swift_r1.flags.parser import API_KEY_VARIABLE
-from swift_r1.flags.world import World
 from swift_r1.sandboxes.base import SandboxLimits, SandboxSpec, proxy_address
 from swift_r1.sandboxes.providers import PROVIDERS
-
-if TYPE_CHECKING:
-    from swift_r1.flags.rlhf import RlhfArguments
-
 
 GYM_SCHEDULER = "gym_scheduler"
 TOOL_SCHEDULER = "tool_scheduler"
@@ -451,103 +445,3 @@ class MultiTurnArguments(TurnArguments):
     def calls_tools(self) -> bool:
         """Whether the run itself calls the tools."""
         return self.scheduler_name == TOOL_SCHEDULER
-
-
-def rollout_faults(args: RlhfArguments) -> Iterator[str]:
-    """Yields what does not go together of where completions come from, how they are sampled, and how far ahead."""
-    if args.offload_optimizer and args.optim.startswith("paged"):
-        yield (
-            f"--offload_optimizer true with --optim {args.optim}, whose moments move between GPU and host by "
-            "themselves: leave one out"
-        )
-    if args.sleep_level and args.async_generate and args.max_staleness:
-        yield "--sleep_level with --async_generate true: the engine generates while the trainer trains; leave one out"
-    if args.top_k == 0:
-        yield "--top_k 0 leaves no token to sample: -1 is off"
-    mode = args.rollout_importance_sampling_mode
-    otherwise = "--top_p, --top_k, --min_p, --repetition_penalty or --structured_outputs_regex"
-    if args.samples_otherwise and mode is not None and mode.startswith("sequence"):
-        yield (
-            f"--rollout_importance_sampling_mode {mode} with {otherwise} would weigh a completion by how much the "
-            "distribution was changed at each of its tokens: use token_truncate"
-        )
-    if args.samples_otherwise and args.off_policy_sequence_mask_delta is not None:
-        yield f"--off_policy_sequence_mask_delta with {otherwise} would take the change of the distribution for drift"
-    if args.structured_outputs_regex is not None and not args.use_vllm:
-        yield "--structured_outputs_regex needs vLLM (--use_vllm true): the trainer's own engine follows no pattern"
-    if args.batch_invariant and not args.use_vllm:
-        yield from _invariance_faults(args, otherwise)
-    if args.async_generate and not args.use_vllm:
-        yield "--async_generate true needs a `swift rollout` server (--use_vllm true), which generates meanwhile"
-
-
-def _invariance_faults(args: RlhfArguments, otherwise: str) -> Iterator[str]:
-    """Yields what makes log-probs of the trainer others than those of its own engine, whose bits are to be the same."""
-    if args.samples_otherwise:
-        yield f"--batch_invariant true with {otherwise}: completions have other log-probs than the policy's"
-    if args.lora_dropout:
-        yield "--batch_invariant true with --lora_dropout: the policy is trained with dropout and samples without"
-    if args.router_replay_mode == "R3":
-        yield "--batch_invariant true with --router_replay_mode R3: the trainer chooses the same experts anyway"
-    if args.quant_bits or args.train_type == "qlora":
-        yield "--batch_invariant true with 4-bit weights: bitsandbytes' products depend on what is beside a row"
-
-
-def server_faults(args: RlhfArguments, world: World) -> Iterator[str]:
-    """Yields what vLLM beside the ranks, or its servers, need of other flags."""
-    if args.colocates:
-        yield from _colocate_faults(args, world)
-    elif args.use_vllm:
-        yield from _url_faults(args)
-
-
-def _colocate_faults(args: RlhfArguments, world: World) -> Iterator[str]:
-    """Yields what the engines beside the ranks do not go with."""
-    if args.async_generate and args.max_staleness:
-        yield (
-            "--async_generate true gains nothing with --vllm_mode colocate, where engine and trainer share a device: "
-            "use --vllm_mode server, or leave it out"
-        )
-    if args.weight_transport == "nccl":
-        yield "--weight_transport nccl needs a GPU each for trainer and engine: with --vllm_mode colocate use auto"
-    if args.weight_transport == "shm" and world.nnodes > 1:
-        yield "--weight_transport shm does not reach the engines of other nodes: use auto"
-    if world.nproc_per_node % (size := args.vllm_tensor_parallel_size):
-        yield (
-            f"--vllm_tensor_parallel_size {size} does not divide the {world.nproc_per_node} processes of a machine "
-            "(NPROC_PER_NODE): with --vllm_mode colocate each engine has the devices of so many of them"
-        )
-    if args.vllm_enable_lora and args.sleep_level > 1:
-        yield "--sleep_level 2 discards what --vllm_enable_lora true puts adapters over: use --sleep_level 1"
-    yield from engine_kwargs_faults(type(args), args.vllm_engine_kwargs)
-
-
-def _url_faults(args: RlhfArguments) -> Iterator[str]:
-    """Yields what is wrong with the addresses of the servers, and with how weights go to them."""
-    hosts = args.vllm_server_host
-    ports = args.vllm_server_port
-    urls = args.vllm_server_base_url
-    if args.weight_delta == "true" and args.weight_transport in ("shm", "nccl"):
-        yield f"--weight_delta true sends changes by http, and --weight_transport is {args.weight_transport}"
-    if args.weight_fanout and args.weight_transport in ("shm", "nccl"):
-        yield f"--weight_fanout is for weights by http, and --weight_transport is {args.weight_transport}"
-    if args.vllm_server_file is not None:
-        if args.weight_transport == "nccl":
-            yield "--weight_transport nccl is between two that stay, and servers of --vllm_server_file come and go"
-        if args.sleep_level:
-            yield "--sleep_level is for a server that shares the trainer's GPUs: with it give --vllm_server_base_url"
-        return
-    if not urls and not hosts:
-        yield (
-            "--use_vllm true needs --vllm_server_host, --vllm_server_base_url, --vllm_server_file, or "
-            "--vllm_mode colocate"
-        )
-        return
-    if not urls and len(hosts) != len(ports) and 1 not in (len(hosts), len(ports)):
-        yield f"--vllm_server_host has {len(hosts)} values and --vllm_server_port {len(ports)}: one port, or as many"
-        return
-    for url, times in Counter(args.rollout_base_urls).items():
-        if times > 1:
-            yield f"{url} is named {times} times: each server once"
-    if args.weight_transport == "nccl" and len(args.rollout_base_urls) > 1:
-        yield "--weight_transport nccl takes one server: use --vllm_tensor_parallel_size there, or http or shm"

@@ -8,13 +8,16 @@ from typing import Any, ClassVar, Self
 
 from swift_r1.data.conversations import LOSS_SCALES
 from swift_r1.data.sources import DataFlags
-from swift_r1.flags.batch import round_faults
-from swift_r1.flags.data import data_faults
+from swift_r1.flags.faults import (
+    best_model_faults,
+    data_faults,
+    evaluation_faults,
+    round_faults,
+    tracker_faults,
+    training_faults,
+)
 from swift_r1.flags.fields import flag, flag_specs, scope_faults
-from swift_r1.flags.output import best_model_faults, evaluation_faults
 from swift_r1.flags.rlhf import RlhfArguments
-from swift_r1.flags.trackers import tracker_faults
-from swift_r1.flags.training import training_faults
 from swift_r1.flags.world import World
 
 ALWAYS: Mapping[str, Any] = {

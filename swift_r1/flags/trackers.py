@@ -2,15 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
-from swift_r1.data.hubs import is_hub_id
 from swift_r1.flags.fields import Scope, resumable_flag
-
-if TYPE_CHECKING:
-    from swift_r1.flags.rlhf import RlhfArguments
 
 
 def _tracked(name: str) -> Scope:
@@ -99,11 +93,3 @@ class HubArguments:
     hub_timeout: float = resumable_flag(
         1800.0, "seconds that the end of the run waits for the last upload", _PUSHES, more_than=0
     )
-
-
-def tracker_faults(args: RlhfArguments) -> Iterator[str]:
-    """Yields what is wrong with the trackers and the hub."""
-    if "none" in args.report_to and len(args.report_to) > 1:
-        yield "--report_to none cannot be combined with other trackers"
-    if args.push_to_hub and not is_hub_id(args.hub_model_id or ""):
-        yield "--push_to_hub true needs --hub_model_id owner/name"

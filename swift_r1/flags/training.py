@@ -7,23 +7,10 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from swift_r1.flags.data import EVALUATED
-from swift_r1.flags.fields import RATE, Scope, check_pattern, flag, no_effect, resumable_flag
-from swift_r1.flags.output import LAST
-from swift_r1.flags.world import World
-
-if TYPE_CHECKING:
-    from swift_r1.flags.rlhf import RlhfArguments
-
-_SCHEDULER_KWARGS = {
-    "cosine": {"num_cycles"},
-    "cosine_with_min_lr": {"num_cycles", "min_lr", "min_lr_rate"},
-    "cosine_with_restarts": {"num_cycles"},
-    "inverse_sqrt": {"timescale"},
-    "polynomial": {"lr_end", "power"},
-}
+from swift_r1.flags.fields import RATE, Scope, check_pattern, flag, resumable_flag
 
 EIGHT_BIT = (
     "adamw_8bit",
@@ -352,63 +339,3 @@ class TrainingArguments:
     def distributed(self) -> bool:
         """Whether the backend makes a group of ranks even of one process."""
         return self.deepspeed is not None or self.fsdp is not None
-
-
-def training_faults(args: RlhfArguments, given: frozenset[str], world: World) -> Iterator[str]:
-    """Yields what is wrong with what is trained, the learning-rate schedule, and the processes."""
-    yield from args.dtype_faults()
-    if args.train_type != "full":
-        yield from args.adapter_faults(given)
-    if args.optim == "muon":
-        whole = "--optim muon makes whole matrices orthogonal"
-        if args.train_type != "full":
-            yield f"{whole}, and --train_type {args.train_type} trains factors of theirs: --train_type full"
-        if args.distributed:
-            yield f"{whole}, which --deepspeed and --fsdp divide or flatten: leave them out, several processes are DDP"
-    if args.resume_only_model and args.resume_from_checkpoint == LAST:
-        yield "--resume_only_model true begins a new run with a checkpoint's weights: name its folder, not last"
-    if args.ref_model is not None and args.ref_adapters:
-        yield "give either --ref_model or --ref_adapters, not both"
-    if args.max_steps == 0:
-        yield "--max_steps 0 trains nothing: -1 means as many as --num_train_epochs says"
-    if {"warmup_ratio", "warmup_steps"} <= given and args.warmup_steps:
-        yield "give either --warmup_steps or --warmup_ratio, not both"
-    kind = args.lr_scheduler_type
-    kwargs = args.lr_scheduler_kwargs
-    allowed = _SCHEDULER_KWARGS.get(kind, set())
-    for name in sorted(set(kwargs) - allowed):
-        instead = f" (it takes {', '.join(sorted(allowed))})" if allowed else ""
-        yield f"--lr_scheduler_kwargs: {kind} does not take {name!r}{instead}"
-    if kind == "polynomial":
-        end = kwargs.get("lr_end", 1e-7)
-        rates = {
-            "learning_rate": args.peak_learning_rate,
-            "critic_learning_rate": args.critic_learning_rate,
-        }
-        for name, rate in rates.items():
-            if rate is not None and isinstance(end, int | float) and rate <= end:
-                yield (
-                    f"--{name} {rate:g} is not above the end of --lr_scheduler_type polynomial, {end:g}: "
-                    f"give a smaller one, --lr_scheduler_kwargs '{{\"lr_end\": 0}}'"
-                )
-    if kind == "cosine_with_min_lr" and not {"min_lr", "min_lr_rate"} & set(kwargs):
-        yield f"--lr_scheduler_type {kind} needs the minimum: --lr_scheduler_kwargs '{{\"min_lr_rate\": 0.1}}'"
-    if world.size == 1:
-        alone = (
-            ["shutdown_timeout"]
-            if args.distributed
-            else ["shutdown_timeout", "ddp_timeout", "ddp_backend"]
-        )
-        unused = [name for name in alone if name in given]
-        if unused:
-            yield no_effect(unused, "on one process: leave it out")
-    if world.size % (spread := args.sequence_parallel_size):
-        yield (
-            f"--sequence_parallel_size {spread} does not divide the number of processes, {world.size}: set "
-            f"NPROC_PER_NODE to a multiple of {spread}"
-        )
-    if args.deterministic and args.use_vllm:
-        yield (
-            "--deterministic true cannot be promised with --use_vllm true: vLLM's numbers depend on what it computes "
-            "at the same time; leave one of them out"
-        )

@@ -15,6 +15,7 @@ from swift_r1.flags.fields import as_words, flag_specs, spellings
 from swift_r1.flags.output import LAST
 from swift_r1.flags.parser import API_KEY_VARIABLE, Command, parse_arguments
 from swift_r1.flags.rlhf import RlhfArguments
+from swift_r1.flags.run import RunFlags
 from swift_r1.flags.server import RolloutArguments
 from swift_r1.flags.sft import ALWAYS, SftArguments
 from swift_r1.fleet.backends import BACKENDS
@@ -63,7 +64,7 @@ _OF_THE_RUN = dict.fromkeys(
     ("output_dir", "add_version", "create_checkpoint_symlink"),
     "swift launch chooses it: sft is a part of the run of rlhf",
 )
-_A = TypeVar("_A", bound=RlhfArguments)
+_A = TypeVar("_A", bound=RunFlags)
 
 
 @dataclass(frozen=True)
@@ -110,7 +111,7 @@ class RunFile:
     roles: Mapping[str, Role]
     options: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     environ: Mapping[str, str | None] = field(default_factory=dict)
-    args: RlhfArguments = field(default_factory=RlhfArguments, repr=False)
+    args: RunFlags = field(default_factory=RlhfArguments, repr=False)
     command: str = RlhfArguments.command
     warm_start: RunFile | None = None
 
@@ -208,7 +209,7 @@ def read_run_file(path: str | Path, overrides: Mapping[str, Any] | None = None) 
     return replace(run, warm_start=before)
 
 
-def _begins_with(taught: SftArguments, args: RlhfArguments, given: frozenset[str]) -> Iterator[str]:
+def _begins_with(taught: SftArguments, args: RunFlags, given: frozenset[str]) -> Iterator[str]:
     """Yields what keeps `rlhf` from beginning with what `sft` has taught."""
     for name in ("model", "adapters"):
         if name in given:

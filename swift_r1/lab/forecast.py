@@ -12,7 +12,7 @@ from typing import Any
 
 from swift_r1.algorithms.methods import ESTIMATORS
 from swift_r1.flags.plan import Plan
-from swift_r1.flags.rlhf import RlhfArguments
+from swift_r1.flags.run import RunFlags
 from swift_r1.rewards.types import RIGHT
 from swift_r1.training.evaluation.statistics import MeanEstimate, mean_estimate
 
@@ -54,7 +54,7 @@ def signal_share(groups: Sequence[Sequence[Hashable | None]], n: int) -> MeanEst
     return mean_estimate([signal_probability(rewards, n) for rewards in groups], draws)
 
 
-def lines(rows: Sequence[Row], args: RlhfArguments, plan: Plan) -> Iterator[tuple[str, str, str]]:
+def lines(rows: Sequence[Row], args: RunFlags, plan: Plan) -> Iterator[tuple[str, str, str]]:
     """Yields what the answers say of a run: names, values, and their intervals or notes."""
     groups = [list(group) for _, group in groupby(rows, key=lambda row: row["prompt"])]
     first, *_ = args.reward_funcs
@@ -94,13 +94,13 @@ def step_lines(step: Row, plan: Plan) -> Iterator[tuple[str, str, str]]:
     yield "memory of a rank, GiB", f"{step['memory/peak_gib']:.2f}", ""
 
 
-def earns_nothing(rows: Sequence[Row], args: RlhfArguments) -> bool:
+def earns_nothing(rows: Sequence[Row], args: RunFlags) -> bool:
     """Says whether next to no answer earns anything from the first reward function, whose values are valid."""
     known = [value for row in rows if (value := row["rewards"][args.reward_funcs[0]]) is not None]
     return bool(known) and fmean(value > 0 for value in known) <= NEVER
 
 
-def _compared(row: Row, args: RlhfArguments) -> Hashable:
+def _compared(row: Row, args: RunFlags) -> Hashable:
     """Returns what must differ within a group for a signal: the reward, or with GDPO any function's; None if
     unusable."""
     if row["reward"] is None or args.multi_objective_aggregation == "sum_then_normalize":

@@ -11,13 +11,13 @@ from typing import TypeVar
 from swift_r1.errors import UsageError
 from swift_r1.flags.fields import flag_specs, no_effect
 from swift_r1.flags.plan import Plan
-from swift_r1.flags.rlhf import RlhfArguments
+from swift_r1.flags.run import RunFlags
 from swift_r1.flags.world import World
 from swift_r1.launch.checks.model_folder import dtype_here
 from swift_r1.launch.gpu_defaults import why_no_room
 from swift_r1.runtime.hardware import GpuMemory
 
-A = TypeVar("A", bound=RlhfArguments)
+A = TypeVar("A", bound=RunFlags)
 
 LEAST_MODEL_BYTES = 100 << 20
 """A smaller model spends its time in Python, where vLLM does more per token than our own engine."""
@@ -32,13 +32,13 @@ after 70,000 to 300,000 tokens (docs/performance.md)."""
 
 
 def chosen(
-    args: RlhfArguments,
+    args: RunFlags,
     plan: Plan,
     world: World,
     gpu: bool,
     memory: GpuMemory | None = None,
     images: bool = False,
-) -> tuple[RlhfArguments, str | None]:
+) -> tuple[RunFlags, str | None]:
     """Returns the arguments with `use_vllm` decided, and the line about it; None where the user has decided. `memory` is
     that of the GPUs, where it is known; rows have `images`."""
     if args.use_vllm is not None:
@@ -56,7 +56,7 @@ def chosen(
     return replace(args, use_vllm=True, vllm_mode="colocate"), line
 
 
-def compiled(args: RlhfArguments, plan: Plan, gpu: bool) -> tuple[RlhfArguments, str | None]:
+def compiled(args: RunFlags, plan: Plan, gpu: bool) -> tuple[RunFlags, str | None]:
     """Returns the arguments with `vllm_enforce_eager` decided for an engine beside the trainer on a CPU, and the line
     about it; None where the user has decided, or the engine does."""
     if not args.colocates or gpu or args.vllm_enforce_eager is not None:
@@ -70,7 +70,7 @@ def compiled(args: RlhfArguments, plan: Plan, gpu: bool) -> tuple[RlhfArguments,
     return replace(args, vllm_enforce_eager=eager), line
 
 
-def why_own_process(args: RlhfArguments, plan: Plan, world: World, gpu: bool) -> str | None:
+def why_own_process(args: RunFlags, plan: Plan, world: World, gpu: bool) -> str | None:
     """Says why not to use vLLM, whatever room there is; None where nothing speaks against it."""
     if find_spec("vllm") is None:
         return "vLLM is not installed"

@@ -23,8 +23,8 @@ from swift_r1.errors import RunFailed, ServerUnreachable
 from swift_r1.flags.engine import LORA_RANKS, changed_flags
 from swift_r1.flags.fields import as_words
 from swift_r1.flags.parser import API_KEY_VARIABLE
-from swift_r1.flags.rlhf import RlhfArguments
 from swift_r1.flags.rollout import url_of
+from swift_r1.flags.run import RunFlags
 from swift_r1.flags.server import LOOPBACK
 from swift_r1.flags.world import World
 from swift_r1.launch.environment import cpu_binding, has_gpu, own_address, usable_cpus
@@ -39,8 +39,8 @@ DEFAULT_GPU_SHARE = 0.3
 
 
 def own_engines(
-    args: RlhfArguments, world: World, nodes: Nodes | None, folder: Path, by_default: bool
-) -> tuple[RlhfArguments, str | None]:
+    args: RunFlags, world: World, nodes: Nodes | None, folder: Path, by_default: bool
+) -> tuple[RunFlags, str | None]:
     """Starts the engines beside the ranks of this node and waits for those of all nodes.
 
     Returns:
@@ -68,8 +68,8 @@ def own_engines(
 
 
 def _on_several_nodes(
-    args: RlhfArguments, world: World, nodes: Nodes, folder: Path
-) -> tuple[RlhfArguments, str | None]:
+    args: RunFlags, world: World, nodes: Nodes, folder: Path
+) -> tuple[RunFlags, str | None]:
     """Starts the engines of all nodes: node 0 makes the key, learns the addresses from the others, and tells all of
     them when every engine serves."""
     if world.node_rank:
@@ -102,7 +102,7 @@ def _on_several_nodes(
 
 
 def start_engines(
-    args: RlhfArguments, world: World, folder: Path, key: str, host: str
+    args: RunFlags, world: World, folder: Path, key: str, host: str
 ) -> tuple[list[str], SupervisedProcess, Callable[[], None]]:
     """Starts the engines beside the ranks of this node, without waiting for them; they listen on `host`, for who shows
     the `key`. Their logs go to the run's `folder`.
@@ -149,7 +149,7 @@ def start_engines(
     return urls, supervisor, check
 
 
-def engine_flags(args: RlhfArguments, host: str, port: int, gpu: bool) -> list[str]:
+def engine_flags(args: RunFlags, host: str, port: int, gpu: bool) -> list[str]:
     """Returns the flags of `swift rollout` for this run."""
     values = {
         "model": args.model,

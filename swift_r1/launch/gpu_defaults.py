@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from swift_r1.flags.batch import began_with
-from swift_r1.flags.rlhf import RlhfArguments
+from swift_r1.flags.run import RunFlags
 from swift_r1.flags.world import World
 from swift_r1.launch.colocated_servers import DEFAULT_GPU_SHARE
 from swift_r1.models.shape import shape_of
@@ -23,13 +23,13 @@ UNKNOWN = "nvidia-smi does not tell this GPU's memory"
 
 
 def for_gpu(
-    args: RlhfArguments,
+    args: RunFlags,
     completions: int,
     world: World,
     memory: GpuMemory | None,
     cores: int,
     images: bool = False,
-) -> tuple[RlhfArguments, list[str]]:
+) -> tuple[RunFlags, list[str]]:
     """Returns the arguments with what a GPU of this `memory` (None: it does not tell) decides, for rounds of so many
     completions, and the lines about it. What reads `images` is counted where rows have some; what it computes is not.
     """
@@ -39,7 +39,7 @@ def for_gpu(
     return args, [line for line in (about_share, *about_cut, about_workers) if line is not None]
 
 
-def as_it_began(args: RlhfArguments) -> RlhfArguments:
+def as_it_began(args: RunFlags) -> RunFlags:
     """Returns the arguments of a resumed run with what its GPU decided at its beginning, for the flags that nobody gives
     now: another choice would give other last digits."""
     if args.resume_from_checkpoint is None or args.resume_only_model:
@@ -56,7 +56,7 @@ def as_it_began(args: RlhfArguments) -> RlhfArguments:
 
 
 def why_no_room(
-    args: RlhfArguments,
+    args: RunFlags,
     completions: int,
     world: World,
     memory: GpuMemory | None,
@@ -78,12 +78,12 @@ def why_no_room(
 
 
 def engine_share(
-    args: RlhfArguments,
+    args: RunFlags,
     completions: int,
     world: World,
     memory: GpuMemory | None,
     images: bool = False,
-) -> tuple[RlhfArguments, str | None]:
+) -> tuple[RunFlags, str | None]:
     """Returns the arguments with `vllm_gpu_memory_utilization` for an engine beside the trainer, and the line about it;
     None where the user has decided, or there is no such engine."""
     if not args.colocates or args.vllm_gpu_memory_utilization is not None:
@@ -105,12 +105,12 @@ def engine_share(
 
 
 def step_cut(
-    args: RlhfArguments,
+    args: RunFlags,
     completions: int,
     world: World,
     memory: GpuMemory | None,
     images: bool = False,
-) -> tuple[RlhfArguments, list[str]]:
+) -> tuple[RunFlags, list[str]]:
     """Returns the arguments with micro-batches and checkpointing as large and as little as the memory allows, and the
     lines about them; none where the user has decided."""
     free = open_flags(args)
@@ -125,7 +125,7 @@ def step_cut(
     shape = shape_of(args.model, images)
     room = trainer_room(args, completions, world, memory, images)
 
-    def peak_of(one: RlhfArguments) -> float:
+    def peak_of(one: RunFlags) -> float:
         return estimated(one, shape, world, memory.total).peak
 
     cut = chosen_cut(args, world.size, peak_of, room)
@@ -154,7 +154,7 @@ def step_cut(
 
 
 def trainer_room(
-    args: RlhfArguments, completions: int, world: World, memory: GpuMemory, images: bool = False
+    args: RunFlags, completions: int, world: World, memory: GpuMemory, images: bool = False
 ) -> float:
     """Returns the bytes of a GPU that are for the trainer while it trains."""
     usable = memory.free - SPARE * memory.total
@@ -167,7 +167,7 @@ def trainer_room(
 
 
 def fits_on_gpu(
-    args: RlhfArguments, completions: int, world: World, memory: GpuMemory, images: bool = False
+    args: RunFlags, completions: int, world: World, memory: GpuMemory, images: bool = False
 ) -> bool:
     """Says whether a GPU has room for the trainer, with micro-batches as small as nobody forbids, and for an engine
     beside it."""
@@ -178,7 +178,7 @@ def fits_on_gpu(
     return least.peak <= trainer_room(args, completions, world, memory, images)
 
 
-def reward_workers(args: RlhfArguments, cores: int) -> tuple[RlhfArguments, str | None]:
+def reward_workers(args: RunFlags, cores: int) -> tuple[RunFlags, str | None]:
     """Returns the arguments with as many reward processes as a GPU machine's cores allow, and the line about it; None
     where the user has decided, or rewards have no processes."""
     if "reward_num_workers" in args.given or args.reward_isolation == "inline":

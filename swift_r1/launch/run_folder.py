@@ -19,7 +19,7 @@ from swift_r1.flags.fields import flag_specs, spellings
 from swift_r1.flags.output import LAST
 from swift_r1.flags.parser import Command
 from swift_r1.flags.plan import Plan
-from swift_r1.flags.rlhf import RlhfArguments
+from swift_r1.flags.run import RunFlags
 from swift_r1.flags.world import World
 from swift_r1.launch.nodes import Nodes
 from swift_r1.record.folder import newest_version
@@ -37,7 +37,7 @@ _OF_A_NODE = {*(one.name for one in fields(World)), "output_dir", "view", "view_
 _SIGNS_OF_A_RUN = ("args.json", "logging.jsonl", "completions.jsonl", "checkpoint-*")
 
 
-def run_folder_faults(args: RlhfArguments, world: World) -> list[str]:
+def run_folder_faults(args: RunFlags, world: World) -> list[str]:
     """Says why the output folder cannot be used, before anything is made."""
     folder = Path(str(args.output_dir))
     existing = next(parent for parent in (folder, *folder.absolute().parents) if parent.exists())
@@ -60,9 +60,7 @@ def holds_run(folder: Path) -> str | None:
     return next((path.name for sign in _SIGNS_OF_A_RUN for path in folder.glob(sign)), None)
 
 
-def run_folder(
-    args: RlhfArguments, world: World, nodes: Nodes | None, resumed: Path | None
-) -> Path:
+def run_folder(args: RunFlags, world: World, nodes: Nodes | None, resumed: Path | None) -> Path:
     """Returns the run's folder: that of the `resumed` run, or a new one. Node 0 tells the others. Raises UsageError
     where it cannot be made, or another node resumes another run."""
     if nodes is not None and world.node_rank:
@@ -78,7 +76,7 @@ def run_folder(
     return folder
 
 
-def make_run_folder(args: RlhfArguments) -> Path:
+def make_run_folder(args: RunFlags) -> Path:
     """Makes and returns the run's folder (absolute): `vN-YYYYmmdd-HHMMSS` in `--output_dir`, or that itself.
     UsageError where it cannot be made."""
     base = Path(str(args.output_dir)).absolute()
@@ -99,7 +97,7 @@ def make_run_folder(args: RlhfArguments) -> Path:
 
 def write_args(
     folder: Path,
-    args: RlhfArguments,
+    args: RunFlags,
     world: World,
     words: Sequence[str],
     dataset: str,
@@ -139,7 +137,7 @@ def write_args(
     return path
 
 
-def settings_of_all_nodes(args: RlhfArguments, world: World) -> dict[str, Any]:
+def settings_of_all_nodes(args: RunFlags, world: World) -> dict[str, Any]:
     """Returns flags and versions in which the nodes of a run may not differ."""
     flags = {f"--{name}": value for name, value in args.to_dict().items() if name not in _OF_A_NODE}
     versions = {name: version for name, version in package_versions().items() if name != "python"}
@@ -164,7 +162,7 @@ def without_secrets(words: Sequence[str]) -> list[str]:
     return shown
 
 
-def find_checkpoint(args: RlhfArguments) -> tuple[Path | None, Path | None]:
+def find_checkpoint(args: RunFlags) -> tuple[Path | None, Path | None]:
     """Finds the folder and checkpoint that `--resume_from_checkpoint` names; a line on stderr says so. Hashes every
     file of it.
 
@@ -203,7 +201,7 @@ def find_checkpoint(args: RlhfArguments) -> tuple[Path | None, Path | None]:
     return run_dir, checkpoint
 
 
-def check_same_run(args: RlhfArguments, world: World, dataset: str, checkpoint: Path) -> None:
+def check_same_run(args: RunFlags, world: World, dataset: str, checkpoint: Path) -> None:
     """Refuses to go on with another run's flags or data; with `--resume_force true` only says what differs, as of other
     processes and backends, which change nothing but rounding. Raises UsageError with the differences."""
     from swift_r1.training.checkpoint.state import RunState

@@ -14,7 +14,7 @@ from swift_r1.errors import UsageError
 from swift_r1.flags.fields import as_words
 from swift_r1.flags.parser import parse_arguments
 from swift_r1.flags.reward import NO_REWARD
-from swift_r1.flags.rlhf import RlhfArguments
+from swift_r1.flags.run import RunFlags
 from swift_r1.flags.server import LOOPBACK
 from swift_r1.flags.world import World
 from swift_r1.launch.checks.model_folder import config_of
@@ -25,7 +25,7 @@ _HANDOVER_S = 60.0
 """Until the trainer, which imports torch first, renews the lease that was taken for it."""
 
 
-def with_servers_turns(words: Sequence[str], args: RlhfArguments, world: World) -> RlhfArguments:
+def with_servers_turns(words: Sequence[str], args: RunFlags, world: World) -> RunFlags:
     """Waits for the first rollout server; returns the arguments with what it was told of several turns, and says so.
 
     Raises:
@@ -55,8 +55,8 @@ def with_servers_turns(words: Sequence[str], args: RlhfArguments, world: World) 
 
 
 def with_turn_flags(
-    words: Sequence[str], args: RlhfArguments, turns: TurnFlags, url: str
-) -> tuple[RlhfArguments, str]:
+    words: Sequence[str], args: RunFlags, turns: TurnFlags, url: str
+) -> tuple[RunFlags, str]:
     """Returns the arguments of the command line `words`, parsed as `args` before, with what the server at `url` names
     and they do not; and that as words, empty where there is nothing. Plugin files of both are loaded, but none of a
     server on another machine. Raises UsageError: both name a flag differently, or its value does not go with others."""
@@ -101,7 +101,7 @@ def _as_text(flags: Mapping[str, Any]) -> str:
 
 
 def wait_for_servers(
-    args: RlhfArguments,
+    args: RunFlags,
     resumed: Path | None,
     while_waiting: Callable[[], None] = lambda: None,
     images: int = 0,
@@ -159,7 +159,7 @@ def wait_for_servers(
     return token
 
 
-def _urls(args: RlhfArguments, report: Callable[[str], None]) -> Sequence[str]:
+def _urls(args: RunFlags, report: Callable[[str], None]) -> Sequence[str]:
     """Returns the addresses of the servers that a run begins with: those of a file that are ready. Raises as
     `ready_servers`."""
     if args.vllm_server_file is None:

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from torch import nn
     from transformers import PreTrainedModel
 
-    from swift_r1.flags import RlhfArguments
+    from swift_r1.flags import RunFlags
     from swift_r1.flags.adapters import AdapterArguments
 
 
@@ -104,7 +104,7 @@ def context_length(model: str) -> int | None:
     return length
 
 
-def longest_prompt(args: RlhfArguments) -> int | None:
+def longest_prompt(args: RunFlags) -> int | None:
     """Returns how many tokens a prompt of a run may have: `--max_length`, or what the model's context leaves beside a
     completion; None where several turns are cut to it as they go. Raises UsageError where no prompt would fit."""
     if args.max_length is not None or args.scheduler_name is not None or args.plays_agent:

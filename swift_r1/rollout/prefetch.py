@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 
 from swift_r1.data.images import ImageFile
 from swift_r1.errors import RunFailed
-from swift_r1.flags import RlhfArguments
+from swift_r1.flags import RunFlags
 from swift_r1.record.recorder import Recorder
 from swift_r1.record.spans import Spans, Stopwatch
 from swift_r1.rollout.base import NO_IMAGES, Generator, OnDone, OnOutput
@@ -37,7 +37,7 @@ _MAX_STALE_ANSWERS = 3  # to one request
 _ENOUGH = 0.25
 
 
-def prefetches(args: RlhfArguments) -> bool:
+def prefetches(args: RunFlags) -> bool:
     return args.async_generate and args.max_staleness > 0
 
 

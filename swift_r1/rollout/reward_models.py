@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     import torch
 
     from swift_r1.flags.reward import RewardModel
-    from swift_r1.flags.rlhf import RlhfArguments
+    from swift_r1.flags.run import RunFlags
 
 _logger = logging.getLogger("swift_r1.rewards")
 
@@ -150,7 +150,7 @@ class FunctionsAndModels(RewardCaller):
 
 
 def rewards_and_models(
-    args: RlhfArguments,
+    args: RunFlags,
     names: Sequence[str],
     load: Callable[[], object],
     spans: Spans | None,

@@ -11,7 +11,7 @@ import torch
 from swift_r1.algorithms import groups_without_signal
 from swift_r1.data.mixture import Share, tasks_of_round
 from swift_r1.errors import RunFailed
-from swift_r1.flags import Plan, RlhfArguments
+from swift_r1.flags import Plan, RunFlags
 from swift_r1.record.recorder import Recorder
 from swift_r1.record.spans import Stopwatch
 from swift_r1.rollout.base import GroupRequest, OnDone, Rollouts
@@ -30,7 +30,7 @@ class RoundSampler:
     rank 0, None elsewhere; `shares`, `sampling` and `gradings` are by task. `progress` is told what comes now, see
     `Watchdog`; request ids begin with `run_id`."""
 
-    args: RlhfArguments
+    args: RunFlags
     plan: Plan
     ranks: Ranks
     rollouts: Rollouts

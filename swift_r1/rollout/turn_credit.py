@@ -13,14 +13,12 @@ from swift_r1.algorithms.methods import ESTIMATORS
 from swift_r1.rollout.trajectory import Trajectory
 
 if TYPE_CHECKING:
-    from swift_r1.flags.rlhf import RlhfArguments
+    from swift_r1.flags.run import RunFlags
 
 _T = TypeVar("_T")
 
 
-def turn_credit(
-    trajectories: Sequence[Trajectory], args: RlhfArguments
-) -> list[list[float]] | None:
+def turn_credit(trajectories: Sequence[Trajectory], args: RunFlags) -> list[list[float]] | None:
     """Returns for each trajectory (whole groups, one after another) what is added to the advantage of each of its turns;
     nothing for one without a valid reward, which counts for no other. None where all of an episode has one advantage."""
     if not args.credits_turns:

@@ -8,7 +8,7 @@ from functools import partial
 
 from swift_r1.algorithms import LossOutput, chord_mu, expert_loss
 from swift_r1.data.experts import ExpertAnswers
-from swift_r1.flags import RlhfArguments
+from swift_r1.flags import RunFlags
 from swift_r1.models.policy import MicroBatch
 from swift_r1.rollout.trajectory import TokenSequence
 from swift_r1.runtime.ranks import Ranks
@@ -42,7 +42,7 @@ class Experts:
     """Takes answers of `--chord_sft_dataset` for every optimizer step. A step's answers depend on its number alone, so
     that a resumed run takes those that it would have taken."""
 
-    args: RlhfArguments
+    args: RunFlags
     answers: ExpertAnswers | None  # on rank 0
     batching: Batching
     ranks: Ranks

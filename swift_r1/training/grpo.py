@@ -34,7 +34,7 @@ from swift_r1.algorithms.losses import (
 from swift_r1.algorithms.method import Estimator
 from swift_r1.algorithms.methods import ESTIMATORS, LOSSES
 from swift_r1.algorithms.off_policy import WholeMeans, completion_weights, of_owners, weight_metrics
-from swift_r1.flags import RlhfArguments
+from swift_r1.flags import RunFlags
 from swift_r1.models.policy import MicroBatch
 from swift_r1.models.routing import routing_of
 from swift_r1.models.weights import part_of, whole_shape
@@ -138,7 +138,7 @@ def split_round(
     ]
 
 
-def needs_old_policy(args: RlhfArguments, updates: int) -> bool:
+def needs_old_policy(args: RunFlags, updates: int) -> bool:
     """Whether a round of `updates` optimizer steps needs a forward pass before its first one. With one update the
     training forward gives the old log-probs; but a KL in the reward and a teacher's word come before the advantages,
     the entropy threshold and marked tokens before the first backward pass, and the log has the entropies before it."""

@@ -18,7 +18,7 @@ from swift_r1.data.vision import VisionProcessor
 from swift_r1.data.vocabulary import vocabulary_of
 from swift_r1.errors import UsageError
 from swift_r1.flags import make_plan
-from swift_r1.flags.mixture import Task
+from swift_r1.flags.run import Task
 from swift_r1.flags.sft import SftArguments
 from swift_r1.models.shape import longest_prompt
 from swift_r1.plugins import load_plugins

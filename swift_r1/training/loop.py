@@ -49,7 +49,7 @@ from swift_r1.algorithms.aggregation import token_means
 from swift_r1.algorithms.entropy import EntropyConfig, after_step, entropy_coef
 from swift_r1.algorithms.methods import ESTIMATORS
 from swift_r1.errors import ServerUnreachable
-from swift_r1.flags import Plan, RlhfArguments
+from swift_r1.flags import Plan, RunFlags
 from swift_r1.models.policy import MicroBatch
 from swift_r1.record.recorder import Recorder
 from swift_r1.record.spans import Spans, Stopwatch
@@ -87,7 +87,7 @@ class _Stopped(Exception):
 class Trainer:
     """Runs a plan. All methods are collective."""
 
-    args: RlhfArguments
+    args: RunFlags
     plan: Plan
     ranks: Ranks
     # backend, learning_rate: of the policy

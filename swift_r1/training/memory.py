@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import psutil
 
-from swift_r1.flags.rlhf import RlhfArguments
+from swift_r1.flags.run import RunFlags
 from swift_r1.flags.training import EIGHT_BIT
 from swift_r1.flags.world import World
 from swift_r1.models.shape import KEPT_CHUNKS, LOGITS_BYTES, ModelShape, gpu_logits_bytes, shape_of
@@ -76,7 +76,7 @@ class MemoryEstimate:
 
 
 def estimate(
-    args: RlhfArguments,
+    args: RunFlags,
     shape: ModelShape,
     world_size: int,
     libraries: float,
@@ -176,7 +176,7 @@ def estimate(
     return MemoryEstimate({**parts, "libraries": libraries}, phases, on_host, prompt, tokens)
 
 
-def _tokens(args: RlhfArguments, world_size: int, prompt: int) -> tuple[int, int]:
+def _tokens(args: RunFlags, world_size: int, prompt: int) -> tuple[int, int]:
     """Tokens that a rank computes of the largest micro-batch, and how many of them are predicted."""
     size = args.per_device_train_batch_size
     group = args.num_generations
@@ -194,7 +194,7 @@ def _tokens(args: RlhfArguments, world_size: int, prompt: int) -> tuple[int, int
     return tokens, round(tokens * step * args.max_completion_length / whole)
 
 
-def trained_numbers(args: RlhfArguments, shape: ModelShape) -> tuple[int, int]:
+def trained_numbers(args: RunFlags, shape: ModelShape) -> tuple[int, int]:
     """Returns how many numbers get a gradient, and how many of them are in adapters."""
     if args.train_type != "full":
         adapters = shape.adapters(args)
@@ -207,7 +207,7 @@ def trained_numbers(args: RlhfArguments, shape: ModelShape) -> tuple[int, int]:
     return sum(size for name, size in shape.weights if name not in frozen), 0
 
 
-def changes(args: RlhfArguments, on_gpu: bool = False) -> Iterator[tuple[str, RlhfArguments]]:
+def changes(args: RunFlags, on_gpu: bool = False) -> Iterator[tuple[str, RunFlags]]:
     """Flags that could save memory, each with the arguments that it makes; those that change least come first."""
     if not args.gradient_checkpointing:
         yield "--gradient_checkpointing true", replace(args, gradient_checkpointing=True)
@@ -243,7 +243,7 @@ def changes(args: RlhfArguments, on_gpu: bool = False) -> Iterator[tuple[str, Rl
 
 
 def flags_that_fit(
-    args: RlhfArguments, fits: Callable[[RlhfArguments], bool], on_gpu: bool
+    args: RunFlags, fits: Callable[[RunFlags], bool], on_gpu: bool
 ) -> tuple[str, ...]:
     """Returns the fewest flags, at most two, with which `fits` holds; none where no two will do. Of several
     ways it is the one that changes least."""
@@ -272,15 +272,13 @@ def _gradients(
     return 4.0 * trained + held if stage in (0, 1) else 4.0 * trained / ranks + 2 * held
 
 
-def _optimizer(
-    args: RlhfArguments, trained: int, width: float, ranks: int, stage: int | None
-) -> float:
+def _optimizer(args: RunFlags, trained: int, width: float, ranks: int, stage: int | None) -> float:
     """Float32 masters and moments."""
     masters = 4 * trained / ranks if stage is not None or width == 2 else 0.0
     return masters + {"sgd": 0, **dict.fromkeys(EIGHT_BIT, 2)}.get(args.optim, 8) * trained / ranks
 
 
-def _gathered(shape: ModelShape, args: RlhfArguments) -> float:
+def _gathered(shape: ModelShape, args: RunFlags) -> float:
     """Returns what ZeRO-3 has gathered at a time of a model: the layer at work, the next one, and the output head.
     Policy, critic and reference work one after another."""
     live = shape.head + 2 * (shape.total - shape.head) / shape.layers
@@ -288,7 +286,7 @@ def _gathered(shape: ModelShape, args: RlhfArguments) -> float:
 
 
 def _activations(
-    args: RlhfArguments, shape: ModelShape, tokens: float, width: float, adapters: bool = True
+    args: RunFlags, shape: ModelShape, tokens: float, width: float, adapters: bool = True
 ) -> float:
     """Kept for the backward pass: of every layer, or with checkpointing its input and one whole layer."""
     hidden = shape.hidden
@@ -329,7 +327,7 @@ def _gpu_logits(
 
 
 def _generation(
-    args: RlhfArguments, shape: ModelShape, world_size: int, prompt: int, width: float
+    args: RunFlags, shape: ModelShape, world_size: int, prompt: int, width: float
 ) -> float:
     """Keys and values of the completions that are decoded together, the old copy while they grow, and their logits."""
     rows = (
@@ -383,7 +381,7 @@ def out_of_memory(error: BaseException) -> str | None:
 
 
 def estimated(
-    args: RlhfArguments, shape: ModelShape, world: World, card: float | None
+    args: RunFlags, shape: ModelShape, world: World, card: float | None
 ) -> MemoryEstimate:
     """Estimates the memory of these flags on this machine, on GPUs of `card` bytes, or with None on its CPUs. What this
     process holds counts as libraries then, so it must be asked early."""
@@ -407,7 +405,7 @@ def card_of(gpu: bool, memory: GpuMemory | None) -> float | None:
     return ANY_CARD if memory is None else memory.total
 
 
-def zero_of(args: RlhfArguments) -> tuple[int | None, tuple[bool, bool]]:
+def zero_of(args: RunFlags) -> tuple[int | None, tuple[bool, bool]]:
     """ZeRO's stage, that of FSDP2 being 3, None for plain torch, and whether it offloads the optimizer and the
     parameters."""
     if args.deepspeed is None:
@@ -417,7 +415,7 @@ def zero_of(args: RlhfArguments) -> tuple[int | None, tuple[bool, bool]]:
 
 
 def advice(
-    args: RlhfArguments,
+    args: RunFlags,
     shape: ModelShape,
     world: World,
     card: float | None,

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from swift_r1.algorithms.methods import ESTIMATORS
 from swift_r1.errors import UsageError
-from swift_r1.flags import RlhfArguments
+from swift_r1.flags import RunFlags
 from swift_r1.models.attention import takes_packed_rows
 from swift_r1.models.logprobs import rounded_products
 from swift_r1.models.multimodal import probe_tokens
@@ -192,7 +192,7 @@ def why_not_packed(backend: Backend, form: Form) -> str:
 
 
 def choose_batching(
-    args: RlhfArguments,
+    args: RunFlags,
     backend: Backend,
     critic: Backend | None = None,
     vision: Vision | None = None,

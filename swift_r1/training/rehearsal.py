@@ -12,7 +12,8 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-from swift_r1.flags.forecast import SAMPLED, ForecastArguments, prompts_at_a_time
+from swift_r1.flags.forecast import SAMPLED, ForecastArguments
+from swift_r1.flags.plan import prompts_at_a_time
 from swift_r1.record.metrics import standard_json
 from swift_r1.record.recorder import Recorder
 from swift_r1.rollout.prompts import Positions

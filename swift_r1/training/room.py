@@ -7,7 +7,7 @@ import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
-from swift_r1.flags.rlhf import RlhfArguments
+from swift_r1.flags.run import RunFlags
 from swift_r1.flags.world import World
 from swift_r1.models.shape import ModelShape, context_length
 from swift_r1.runtime.hardware import GpuMemory
@@ -58,7 +58,7 @@ class Division:
     need: EngineNeed
 
 
-def engine_length(args: RlhfArguments) -> int | None:
+def engine_length(args: RunFlags) -> int | None:
     """Returns the longest prompt with its completion in an engine beside the trainer; None: the model's context."""
     if args.vllm_max_model_len is not None:
         return args.vllm_max_model_len
@@ -68,7 +68,7 @@ def engine_length(args: RlhfArguments) -> int | None:
 
 
 def engine_need(
-    args: RlhfArguments, shape: ModelShape, world: World, gpu: GpuMemory, completions: int
+    args: RunFlags, shape: ModelShape, world: World, gpu: GpuMemory, completions: int
 ) -> EngineNeed:
     """Returns what vLLM needs for a round of so many completions of all ranks."""
     devices = args.vllm_tensor_parallel_size
@@ -92,7 +92,7 @@ def engine_need(
     return EngineNeed(fixed, least, wanted, at_once)
 
 
-def held_beside(args: RlhfArguments, most: MemoryEstimate) -> float:
+def held_beside(args: RunFlags, most: MemoryEstimate) -> float:
     """Returns the bytes of a trainer that stay on the GPU while an engine generates that sleeps otherwise."""
     away = {"weights", "reference"} if args.offload_model else set[str]()
     away |= {"gradients", "optimizer"} if args.offload_optimizer else set()
@@ -102,7 +102,7 @@ def held_beside(args: RlhfArguments, most: MemoryEstimate) -> float:
 
 
 def divided(
-    args: RlhfArguments, shape: ModelShape, world: World, gpu: GpuMemory, completions: int
+    args: RunFlags, shape: ModelShape, world: World, gpu: GpuMemory, completions: int
 ) -> Division | None:
     """Divides a GPU between the trainer, whose micro-batches may be small, and its engine, which gets what it can use
     but at most half of what neither needs. None where there is no room for both."""
@@ -123,12 +123,12 @@ def divided(
     return Division(engine, for_trainer, need)
 
 
-def open_flags(args: RlhfArguments) -> frozenset[str]:
+def open_flags(args: RunFlags) -> frozenset[str]:
     """Returns the flags of how a step is cut that nobody gave."""
     return frozenset({"max_tokens_per_micro_batch", "gradient_checkpointing"}) - args.given
 
 
-def smallest_cut(args: RlhfArguments) -> RlhfArguments:
+def smallest_cut(args: RunFlags) -> RunFlags:
     """Returns the arguments with what takes least memory for the flags that nobody gave."""
     free = open_flags(args)
     if "max_tokens_per_micro_batch" in free:
@@ -137,15 +137,15 @@ def smallest_cut(args: RlhfArguments) -> RlhfArguments:
 
 
 def chosen_cut(
-    args: RlhfArguments, ranks: int, peak: Callable[[RlhfArguments], float], room: float
-) -> RlhfArguments | None:
+    args: RunFlags, ranks: int, peak: Callable[[RunFlags], float], room: float
+) -> RunFlags | None:
     """Returns the arguments with micro-batches and checkpointing with which the `peak` of a rank, of so many, is at most
     `room` bytes, where nobody gave them; None where nothing fits. How a step is cut changes none of its numbers but by
     rounding (tests/training/test_invariance.py)."""
     return next((cut for cut in _cuts(args, ranks) if peak(cut) <= room), None)
 
 
-def _cuts(args: RlhfArguments, ranks: int) -> Iterator[RlhfArguments]:
+def _cuts(args: RunFlags, ranks: int) -> Iterator[RunFlags]:
     """Yields what may be chosen, the fastest first: micro-batches of at least `ENOUGH_TOKENS` without checkpointing,
     then as large as fit with it."""
     free = open_flags(args)
@@ -162,7 +162,7 @@ def _cuts(args: RlhfArguments, ranks: int) -> Iterator[RlhfArguments]:
                 )
 
 
-def _sizes(args: RlhfArguments, ranks: int) -> Iterator[int]:
+def _sizes(args: RunFlags, ranks: int) -> Iterator[int]:
     """Yields tokens of a micro-batch: all that a rank has of a step, halves of it, and a single completion."""
     longest = _longest(args)
     completions = math.ceil(args.completions_per_step * args.sequence_parallel_size / ranks)
@@ -173,5 +173,5 @@ def _sizes(args: RlhfArguments, ranks: int) -> Iterator[int]:
     yield longest
 
 
-def _longest(args: RlhfArguments) -> int:
+def _longest(args: RunFlags) -> int:
     return (args.max_length or DEFAULT_PROMPT_TOKENS) + args.max_completion_length

@@ -23,9 +23,9 @@ from swift_r1.data.conversations import Conversation
 from swift_r1.data.prompts import Wording, tokenizer_of_run
 from swift_r1.data.vocabulary import vocabulary_of
 from swift_r1.errors import SwiftError, UsageError, describe, one_line
-from swift_r1.flags import Plan, RlhfArguments, make_plan
+from swift_r1.flags import Plan, RunFlags, make_plan
 from swift_r1.flags.forecast import ForecastArguments
-from swift_r1.flags.mixture import Task
+from swift_r1.flags.run import Task
 from swift_r1.flags.sft import SftArguments
 from swift_r1.flags.training import seconds_of
 from swift_r1.models.loading import load_tokenizer
@@ -75,7 +75,7 @@ logger = logging.getLogger("swift_r1.training")
 Rounds = RoundSampler | PrefetchedRounds | RecordedRounds
 
 
-def run(args: RlhfArguments, start: Start, stop: StopRequest) -> int:
+def run(args: RunFlags, start: Start, stop: StopRequest) -> int:
     """Builds all parts, trains, and returns the exit code."""
     quiet_libraries()
     _set_up_torch(args)
@@ -141,7 +141,7 @@ def run(args: RlhfArguments, start: Start, stop: StopRequest) -> int:
         return summary.exit_code
 
 
-def _set_up_torch(args: RlhfArguments) -> None:
+def _set_up_torch(args: RunFlags) -> None:
     if args.deterministic:
         torch.use_deterministic_algorithms(True)
         # Nothing here reads memory that was not written.
@@ -152,7 +152,7 @@ def _set_up_torch(args: RlhfArguments) -> None:
     torch.backends.cuda.matmul.allow_fp16_reduced_precision_reduction = False
 
 
-def _check_threads(args: RlhfArguments, start: Start, saved: RunState) -> None:
+def _check_threads(args: RunFlags, start: Start, saved: RunState) -> None:
     """Raises UsageError where a run that promises the same bits would go on with another number of threads."""
     threads = torch.get_num_threads()
     processes = int(os.environ.get("WORLD_SIZE", "1"))
@@ -165,7 +165,7 @@ def _check_threads(args: RlhfArguments, start: Start, saved: RunState) -> None:
         )
 
 
-def _prepare_folder(args: RlhfArguments, start: Start, saved: RunState | None) -> None:
+def _prepare_folder(args: RunFlags, start: Start, saved: RunState | None) -> None:
     """Takes out of the run's folder what came after the state that the run goes on from."""
     truncate_logs(start.run_dir, saved.logs if saved and start.resumed else {})
     cut_record(start.run_dir, saved.step if saved else -1)
@@ -415,7 +415,7 @@ def _open_recorder(context: Context, plan: Plan) -> Recorder:
     return context.cleanup.enter_context(recorder)
 
 
-def _sampling(args: RlhfArguments, ends: tuple[int, ...]) -> SamplingParams:
+def _sampling(args: RunFlags, ends: tuple[int, ...]) -> SamplingParams:
     """Returns how the completions of a task are sampled."""
     return SamplingParams(
         max_tokens=args.max_completion_length,
@@ -444,7 +444,7 @@ def _gradings(tasks: Sequence[Task], data: Inputs) -> Gradings | None:
     }
 
 
-def _recheck(args: RlhfArguments, data: Inputs) -> Mapping[str, Recheck]:
+def _recheck(args: RunFlags, data: Inputs) -> Mapping[str, Recheck]:
     """Returns what asks the rewards of each task again; nothing where none are to be asked, or they are a record."""
     gradings = _gradings(args.tasks, data)
     if gradings is None or data.prompts is None or not args.recheck_rewards:
@@ -506,7 +506,7 @@ def _open_saver(
     return saver
 
 
-def _run_id(args: RlhfArguments, saved: RunState | None) -> str:
+def _run_id(args: RunFlags, saved: RunState | None) -> str:
     """Returns what request ids begin with. A server answers a known id from memory, so there each start has a new
     one."""
     if saved is not None and not args.use_vllm:

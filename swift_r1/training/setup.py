@@ -18,8 +18,8 @@ from swift_r1.data.hubs import default_hub
 from swift_r1.data.prompts import PromptEncoder, Wording
 from swift_r1.data.vision import VisionProcessor
 from swift_r1.errors import ServerUnreachable, UsageError
-from swift_r1.flags import Plan, RlhfArguments
-from swift_r1.flags.data import image_faults
+from swift_r1.flags import Plan, RunFlags
+from swift_r1.flags.faults import image_faults
 from swift_r1.flags.fields import flag_specs
 from swift_r1.models import invariant
 from swift_r1.models.loading import (
@@ -114,7 +114,7 @@ class ModelFacts:
 class Context:
     """What all parts of a training process are made from."""
 
-    args: RlhfArguments
+    args: RunFlags
     start: Start
     saved: RunState | None  # what the run goes on from, if it does
     ranks: Ranks
@@ -196,7 +196,7 @@ def open_policy(context: Context, images: bool = False) -> Backend:
     return backend
 
 
-def _check_images(args: RlhfArguments, images: bool) -> None:
+def _check_images(args: RunFlags, images: bool) -> None:
     """Raises UsageError where flags do not go with rows that have images, or are about a tower and no row has any."""
     if images:
         faults = image_faults(args)
@@ -303,7 +303,7 @@ def check_tokens(path: str, flag: str, tokenizer: PreTrainedTokenizerBase) -> No
         )
 
 
-def quantization_of(args: RlhfArguments) -> Quantization | None:
+def quantization_of(args: RunFlags) -> Quantization | None:
     return (
         Quantization(args.bnb_4bit_quant_type, args.bnb_4bit_use_double_quant)
         if args.quant_bits
@@ -344,7 +344,7 @@ def _held(context: Context, url: str) -> WeightWriter:
     return writer
 
 
-def _ready_servers(args: RlhfArguments) -> dict[str, ServerInfo]:
+def _ready_servers(args: RunFlags) -> dict[str, ServerInfo]:
     """Returns the servers of `--vllm_server_file`; none without one. Raises as `ready_servers`."""
     if args.vllm_server_file is None:
         return {}
@@ -510,7 +510,7 @@ def open_uploader(context: Context) -> Uploader | None:
     return Uploader(flags, context.watchdog.progress)
 
 
-def schedule_of(args: RlhfArguments, plan: Plan, peak: float) -> LearningRate:
+def schedule_of(args: RunFlags, plan: Plan, peak: float) -> LearningRate:
     return LearningRate(
         args.lr_scheduler_type,
         peak,

@@ -15,7 +15,7 @@ from typing import Protocol
 
 import torch
 
-from swift_r1.flags import RlhfArguments
+from swift_r1.flags import RunFlags
 from swift_r1.record.spans import Stopwatch
 from swift_r1.rollout.base import Rollouts
 from swift_r1.rollout.remote import ServerRollouts
@@ -37,7 +37,7 @@ class SharedDevice:
 
     def __init__(
         self,
-        args: RlhfArguments,
+        args: RunFlags,
         device: torch.device,
         rollouts: Rollouts,
         trained: Sequence[Backend],

@@ -19,7 +19,7 @@ from transformers import PreTrainedModel
 
 from swift_r1.data.prompts import Prompt, PromptEncoder, Wording
 from swift_r1.errors import RunFailed, ServerUnreachable, UsageError
-from swift_r1.flags import RlhfArguments
+from swift_r1.flags import RunFlags
 from swift_r1.flags.adapters import AdapterArguments, adapter_flags
 from swift_r1.flags.distillation import HINT, POLICY
 from swift_r1.models.loading import load_model
@@ -172,7 +172,7 @@ class ServerTeacher(Teacher):
 
     servers: Mapping[str, RolloutClient]  # on rank 0; by tag, `""` for the only one
     versions: Mapping[str, int]  # of the weights that each had at the start
-    args: RlhfArguments
+    args: RunFlags
     progress: Callable[[str], None]  # of the watchdog
 
     def teach(self, scored: ScoredRound | None, batch: RoundBatch, steps: Steps) -> Steps:

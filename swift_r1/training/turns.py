@@ -10,7 +10,7 @@ from typing import Any
 
 from swift_r1.data.prompts import PromptEncoder, Wording, tokenizer_of_run
 from swift_r1.errors import UsageError
-from swift_r1.flags import RlhfArguments
+from swift_r1.flags import RunFlags
 from swift_r1.plugins import load_plugins
 from swift_r1.plugins.rollouts import RolloutScheduler, multi_turns
 from swift_r1.plugins.tools.parsing import ToolCallParser, chosen_parser
@@ -40,7 +40,7 @@ logger = logging.getLogger("swift_r1.training")
 _CLOSE_S = 30.0  # for episodes to be killed
 
 
-def open_tools(context: Context, args: RlhfArguments, ends: tuple[int, ...]) -> ToolKit | None:
+def open_tools(context: Context, args: RunFlags, ends: tuple[int, ...]) -> ToolKit | None:
     """Returns what reads and makes tool calls, on rank 0 where a task does. Raises UsageError where no parser is known
     or can be used, the chat template has no place for tools, or workers lack some."""
     tokenizer = context.tokenizer
@@ -99,7 +99,7 @@ def open_turns(context: Context, facts: ModelFacts) -> MakeTurns:
     return drive
 
 
-def _open_runner(context: Context, args: RlhfArguments, facts: ModelFacts) -> ConversationRunner:
+def _open_runner(context: Context, args: RunFlags, facts: ModelFacts) -> ConversationRunner:
     """Returns what leads the conversations of a task, whose flags are `args`; on rank 0."""
     if args.plays_agent:
         return open_agents(context, args, facts)
@@ -107,7 +107,7 @@ def _open_runner(context: Context, args: RlhfArguments, facts: ModelFacts) -> Co
 
 
 def open_scheduler(
-    context: Context, args: RlhfArguments, facts: ModelFacts, tool_kit: ToolKit | None
+    context: Context, args: RunFlags, facts: ModelFacts, tool_kit: ToolKit | None
 ) -> SchedulerRunner:
     """Returns what leads conversations by the scheduler of a task, on rank 0."""
     name = args.multi_turn_scheduler
@@ -145,7 +145,7 @@ def open_scheduler(
     return runner
 
 
-def open_agents(context: Context, args: RlhfArguments, facts: ModelFacts) -> AgentRunner:
+def open_agents(context: Context, args: RunFlags, facts: ModelFacts) -> AgentRunner:
     """Returns what runs episodes, on rank 0. Raises UsageError where plugins fail in the process of episodes."""
     wording = Wording.of(args)
     prompts = PromptTokenizer(tokenizer_of_run(context.tokenizer, wording))

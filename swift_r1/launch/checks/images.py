@@ -8,12 +8,12 @@ from pathlib import Path
 from swift_r1.data.hubs import is_hub_id
 from swift_r1.data.loading import have_images
 from swift_r1.data.preprocessors import Row
-from swift_r1.flags.data import image_faults
-from swift_r1.flags.rlhf import RlhfArguments
+from swift_r1.flags.faults import image_faults
+from swift_r1.flags.run import RunFlags
 from swift_r1.launch.checks.model_folder import config_of, is_local
 
 
-def row_faults(args: RlhfArguments, *parts: Sequence[Row]) -> list[str]:
+def row_faults(args: RunFlags, *parts: Sequence[Row]) -> list[str]:
     """Returns what does not go with the images of some rows; [] where no row has any."""
     if not have_images(*parts):
         return []

@@ -15,8 +15,8 @@ from swift_r1.data.prompt_templates import prompt_template
 from swift_r1.data.tool_registry import described, tools
 from swift_r1.errors import UsageError, no_such
 from swift_r1.flags.reward import RewardModel
-from swift_r1.flags.rlhf import RlhfArguments
 from swift_r1.flags.rollout import TurnArguments
+from swift_r1.flags.run import RunFlags
 from swift_r1.launch.checks.model_folder import config_of
 from swift_r1.plugins.agents import Agent, agents
 from swift_r1.plugins.compat import instead_of
@@ -35,7 +35,7 @@ def _missing(
     ]
 
 
-def name_faults(args: RlhfArguments) -> list[str]:
+def name_faults(args: RunFlags) -> list[str]:
     """Says what is wrong with all that the flags name of plugins."""
     return [
         *reward_name_faults(args),
@@ -46,7 +46,7 @@ def name_faults(args: RlhfArguments) -> list[str]:
     ]
 
 
-def reward_name_faults(args: RlhfArguments) -> list[str]:
+def reward_name_faults(args: RunFlags) -> list[str]:
     """Finds reward functions that nothing registered."""
     more = "" if args.external_plugins else "; others come from --external_plugins"
     return _missing("reward_funcs", "reward function", args.called_rewards, orms, more)
@@ -76,7 +76,7 @@ def scheduler_name_faults(args: TurnArguments) -> list[str]:
     return faults
 
 
-def _tool_faults(args: RlhfArguments) -> list[str]:
+def _tool_faults(args: RunFlags) -> list[str]:
     """Tools that nothing registered, and registered ones that cannot be described to a model."""
     faults = _missing("tools", "tool", args.tools, tools)
     for name in tools:
@@ -87,7 +87,7 @@ def _tool_faults(args: RlhfArguments) -> list[str]:
     return faults
 
 
-def _agent_faults(args: RlhfArguments) -> list[str]:
+def _agent_faults(args: RunFlags) -> list[str]:
     """Finds an agent that nothing registered, or that cannot be run."""
     words = args.agent_words
     if words is not None:
@@ -127,7 +127,7 @@ def _leads_many(scheduler: Any) -> bool:
     return own is not None and not own.__module__.startswith("swift.")
 
 
-def reward_model_faults(args: RlhfArguments) -> list[str]:
+def reward_model_faults(args: RunFlags) -> list[str]:
     """Finds plugins and templates that there are not, names that are taken, and models of another kind than their
     plugin's. The plugins are loaded; models are told by config.json."""
     return [fault for model in args.reward_models for fault in _reward_model_faults(model)]

@@ -19,9 +19,9 @@ from swift_r1.data.rows import RESERVED, TOOL_COLUMNS
 from swift_r1.data.store import Rows
 from swift_r1.errors import UsageError
 from swift_r1.flags.distillation import HINT, POLICY
-from swift_r1.flags.mixture import Task, told_apart
-from swift_r1.flags.rlhf import RlhfArguments
+from swift_r1.flags.mixture import told_apart
 from swift_r1.flags.rollout import GYM_SCHEDULER
+from swift_r1.flags.run import RunFlags, Task
 from swift_r1.flags.world import World
 from swift_r1.launch.checks.golds import right_completions
 from swift_r1.launch.checks.images import row_faults
@@ -41,7 +41,7 @@ _logger = logging.getLogger("swift_r1.data")
 
 
 def check_inputs(
-    args: RlhfArguments, world: World, environ: Mapping[str, str], known_faults: Sequence[str]
+    args: RunFlags, world: World, environ: Mapping[str, str], known_faults: Sequence[str]
 ) -> LoadedData:
     """Loads plugins and data, and checks names, columns, model and DeepSpeed file; returns the rows, prepared for the
     trainer. `known_faults` were found elsewhere.
@@ -119,7 +119,7 @@ def _task_data(
 
 
 def _golds(
-    args: RlhfArguments, plugins: Sequence[LoadedPlugin], rows: Sequence[Row]
+    args: RunFlags, plugins: Sequence[LoadedPlugin], rows: Sequence[Row]
 ) -> list[str | None]:
     """Returns right completions of rows; None without them, and where the plugin's function fails, which breaks no
     run."""
@@ -130,7 +130,7 @@ def _golds(
         return [None] * len(rows)
 
 
-def data_notes(args: RlhfArguments, data: LoadedData) -> list[str]:
+def data_notes(args: RunFlags, data: LoadedData) -> list[str]:
     """Returns what is odd about the rows, and breaks no run."""
     needed = [required_columns(orms[name]) for name in args.called_rewards if name in orms]
     return (
@@ -140,14 +140,14 @@ def data_notes(args: RlhfArguments, data: LoadedData) -> list[str]:
     )
 
 
-def trainer_faults(args: RlhfArguments, world: World) -> list[str]:
+def trainer_faults(args: RunFlags, world: World) -> list[str]:
     """Returns what is wrong with trackers and backend."""
     if not BUILT_IN.issuperset(args.report_to):
         load_plugins(args.external_plugins)  # of a replay, which needs them for nothing else
     return [*tracker_faults(args.report_to), *deepspeed_faults(args, world)]
 
 
-def model_files_faults(args: RlhfArguments, environ: Mapping[str, str]) -> list[str]:
+def model_files_faults(args: RunFlags, environ: Mapping[str, str]) -> list[str]:
     """Returns what is wrong with the models that are named."""
     faults = model_faults(args.model, environ, spread=args.sequence_parallel_size)
     if args.critic_model is not None and args.critic_model != args.model:
@@ -163,7 +163,7 @@ def model_files_faults(args: RlhfArguments, environ: Mapping[str, str]) -> list[
     return faults + family_faults(args.model, args.model_type)
 
 
-def eval_dataset_faults(args: RlhfArguments) -> list[str]:
+def eval_dataset_faults(args: RunFlags) -> list[str]:
     """Returns what is wrong with the data of `--eval_datasets`, and with the rewards that judge it."""
     from swift_r1.training.evaluation.questions import load_questions, unfit_rewards
 
@@ -181,7 +181,7 @@ def eval_dataset_faults(args: RlhfArguments) -> list[str]:
     return faults
 
 
-def hub_faults(args: RlhfArguments) -> list[str]:
+def hub_faults(args: RunFlags) -> list[str]:
     """Says why nothing could be sent to Hugging Face; ModelScope's login is for its library to find."""
     if not args.push_to_hub or args.hub_token or default_hub(args.use_hf) != "hf":
         return []
@@ -194,7 +194,7 @@ def hub_faults(args: RlhfArguments) -> list[str]:
     )
 
 
-def column_faults(args: RlhfArguments, *parts: Sequence[Row]) -> list[str]:
+def column_faults(args: RunFlags, *parts: Sequence[Row]) -> list[str]:
     """Finds columns that a reward asks for by name and that some rows of `parts` lack."""
     columns = columns_of(*parts)
     own = sorted(columns - RESERVED - {"messages"})
@@ -249,7 +249,7 @@ def required_columns(reward: Any) -> frozenset[str]:
     )
 
 
-def deepspeed_faults(args: RlhfArguments, world: World) -> list[str]:
+def deepspeed_faults(args: RunFlags, world: World) -> list[str]:
     """Returns what is wrong with the `--deepspeed` file or JSON, and what it says against the flags."""
     if args.deepspeed is None:
         return []

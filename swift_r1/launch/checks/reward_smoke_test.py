@@ -14,7 +14,7 @@ from typing import Any
 import psutil
 
 from swift_r1.errors import UsageError
-from swift_r1.flags.rlhf import RlhfArguments
+from swift_r1.flags.run import RunFlags
 from swift_r1.launch.checks.rewards import (
     OF_EPISODES,
     RIGHT,
@@ -36,7 +36,7 @@ _ENDED = ("died", "memory")  # of calls that end their worker: the run survives 
 
 
 def quick_faults(
-    args: RlhfArguments, row: Mapping[str, Any], golds: Sequence[str | None] = (None,)
+    args: RunFlags, row: Mapping[str, Any], golds: Sequence[str | None] = (None,)
 ) -> list[str]:
     """Says why rewards of the run cannot work, one line each.
 
@@ -150,7 +150,7 @@ def _computes(process: psutil.Process) -> bool:
     return True
 
 
-def _busy_fault(args: RlhfArguments, name: str, batch: RewardBatch) -> list[str]:
+def _busy_fault(args: RunFlags, name: str, batch: RewardBatch) -> list[str]:
     """Returns the fault of a reward that is called as in a run, and gives no value within its time limits."""
     limit = args.reward_timeout * len(batch.completions)
     _logger.warning(

@@ -11,7 +11,7 @@ from functools import partial
 from typing import Any
 
 from swift_r1.data.rows import RESERVED
-from swift_r1.flags.rlhf import RlhfArguments
+from swift_r1.flags.run import RunFlags
 from swift_r1.launch.checks.golds import wrong_completions
 from swift_r1.plugins import load_plugins
 from swift_r1.record.episodes import EpisodeCall, steps_of
@@ -90,7 +90,7 @@ def made_wrong(gold: str) -> str:
 def made_up_batch(
     rows: Sequence[Mapping[str, Any]],
     groups: Sequence[Mapping[str, str]],
-    args: RlhfArguments,
+    args: RunFlags,
     prefix: str = "",
 ) -> RewardBatch:
     """Makes the call that a training step would make: group `g` answers row `g`, and every column is there. Token ids
@@ -166,7 +166,7 @@ class RewardReport:
 
 
 def try_rewards(
-    args: RlhfArguments,
+    args: RunFlags,
     names: Sequence[str],
     rows: Sequence[Mapping[str, Any]],
     golds: Sequence[str | None],

@@ -21,8 +21,8 @@ from swift_r1.data.sources import DataFlags, Source
 from swift_r1.data.tool_registry import server_tools
 from swift_r1.data.vision import VisionProcessor
 from swift_r1.errors import RunFailed, UsageError
-from swift_r1.flags.mixture import Task
 from swift_r1.flags.rlhf import CheckArguments
+from swift_r1.flags.run import Task
 from swift_r1.launch.checks.environments import (
     EnvironmentReport,
     check_environment,

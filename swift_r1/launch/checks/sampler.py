@@ -11,7 +11,7 @@ from swift_r1.data.choices import Choices
 from swift_r1.data.preprocessors import Row
 from swift_r1.data.sampler import Outcome, build_sampler
 from swift_r1.errors import RunFailed, UsageError
-from swift_r1.flags.rlhf import RlhfArguments
+from swift_r1.flags.run import RunFlags
 from swift_r1.runtime.processes import handlers_kept
 
 _ROWS = 1000
@@ -20,7 +20,7 @@ _PROMPTS = 8
 _SECONDS = 60.0
 
 
-def sampler_faults(args: RlhfArguments, rows: Sequence[Row]) -> list[str]:
+def sampler_faults(args: RunFlags, rows: Sequence[Row]) -> list[str]:
     """Says why `--prompt_sampler` cannot work on these rows, of which it gets the first 1000: it fails, does not
     return, or is another one when it is resumed in the middle of some rounds with made-up outcomes. In the main thread
     alone."""
@@ -34,7 +34,7 @@ def sampler_faults(args: RlhfArguments, rows: Sequence[Row]) -> list[str]:
         return str(error).splitlines()
 
 
-def _faults(args: RlhfArguments, rows: Sequence[Row], count: int) -> list[str]:
+def _faults(args: RunFlags, rows: Sequence[Row], count: int) -> list[str]:
     whole = Choices(build_sampler(args.prompt_sampler, rows, args))
     expected = [_round(whole, number, count) for number in range(_ROUNDS)]
     again = Choices(build_sampler(args.prompt_sampler, rows, args))

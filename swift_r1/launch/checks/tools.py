@@ -12,7 +12,7 @@ from typing import Any
 from swift_r1.data.prompts import PromptEncoder
 from swift_r1.data.tool_registry import described, sandbox_tools, server_tools
 from swift_r1.errors import UsageError
-from swift_r1.flags.rlhf import RlhfArguments
+from swift_r1.flags.run import RunFlags
 from swift_r1.plugins import load_plugins
 from swift_r1.plugins.tools.parsing import ToolCall, chosen_parser
 from swift_r1.plugins.tools.pool import ToolLimits, ToolPool
@@ -48,7 +48,7 @@ class ToolReport:
     outcome: str
 
 
-def try_tools(args: RlhfArguments, names: Sequence[str]) -> list[ToolReport]:
+def try_tools(args: RunFlags, names: Sequence[str]) -> list[ToolReport]:
     """Calls each function, all at once, in worker processes, and describes the tools of MCP servers. Runs a command in a
     sandbox for `shell`. Raises as `ToolPool.wait_ready`, and UsageError: there can be no sandbox."""
     remote = server_tools()
@@ -74,14 +74,14 @@ def try_tools(args: RlhfArguments, names: Sequence[str]) -> list[ToolReport]:
     ]
 
 
-def check_sandboxes(args: RlhfArguments) -> None:
+def check_sandboxes(args: RunFlags) -> None:
     """Raises UsageError: the run has the tool `shell`, and there can be no sandbox for it."""
     if any(name in sandbox_tools() for name in args.tools):
         with _shells(args) as shells:
             shells.check()
 
 
-def _tried_shell(args: RlhfArguments, name: str) -> ToolReport:
+def _tried_shell(args: RunFlags, name: str) -> ToolReport:
     arguments = json.dumps({"command": "uname -sr"})
     with _shells(args) as shells:
         shells.check()
@@ -89,12 +89,12 @@ def _tried_shell(args: RlhfArguments, name: str) -> ToolReport:
     return ToolReport(name, described(name)["function"], arguments, answer.content, answer.outcome)
 
 
-def _shells(args: RlhfArguments) -> ShellTools:
+def _shells(args: RunFlags) -> ShellTools:
     limits = ToolLimits(args.tool_timeout, args.max_tool_response_length)
     return ShellTools(args.sandbox_provider, args.sandbox_spec, limits)
 
 
-def template_faults(args: RlhfArguments, encoder: PromptEncoder) -> list[str]:
+def template_faults(args: RunFlags, encoder: PromptEncoder) -> list[str]:
     """Says why the model's calls could not be read, or answers not be shown to it."""
     try:
         check_tool_answers(encoder)

@@ -13,14 +13,14 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-    from swift_r1.flags import RlhfArguments
+    from swift_r1.flags import RunFlags
     from swift_r1.models.policy import Critic, Policy
     from swift_r1.runtime.ranks import Ranks
     from swift_r1.training.backends.base import Backend
 
 
 def open_backend(
-    args: RlhfArguments,
+    args: RunFlags,
     path: str,
     load: Callable[[], PreTrainedModel],
     learning_rate: float,

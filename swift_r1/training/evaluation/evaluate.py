@@ -16,9 +16,9 @@ from swift_r1.algorithms.rewards import Composition, mean
 from swift_r1.data.preprocessors import Row
 from swift_r1.data.prompts import Prompt
 from swift_r1.errors import UsageError
-from swift_r1.flags import RlhfArguments
+from swift_r1.flags import RunFlags
 from swift_r1.flags.eval_tasks import EvalTask
-from swift_r1.flags.mixture import Task
+from swift_r1.flags.run import Task
 from swift_r1.rollout.base import GroupRequest, still_wanted
 from swift_r1.rollout.rounds import RoundSampler
 from swift_r1.rollout.scoring import (
@@ -178,19 +178,19 @@ def _graded(trajectory: Trajectory, reward: str) -> Graded:
     )
 
 
-def _tasks(args: RlhfArguments) -> Sequence[EvalTask]:
+def _tasks(args: RunFlags) -> Sequence[EvalTask]:
     """Returns the tasks of `--eval_datasets`, where something is evaluated."""
     return args.eval_tasks() if args.evaluates else ()
 
 
-def eval_rewards(args: RlhfArguments) -> list[str]:
+def eval_rewards(args: RunFlags) -> list[str]:
     """Reward functions that only the evaluation needs."""
     named = [task.reward for task in _tasks(args) if task.reward is not None]
     return [name for name in dict.fromkeys(named) if name not in args.reward_funcs]
 
 
 def load_eval_prompts(
-    args: RlhfArguments, tokenizer: PreTrainedTokenizerBase, training: Sequence[Row]
+    args: RunFlags, tokenizer: PreTrainedTokenizerBase, training: Sequence[Row]
 ) -> list[list[Prompt]]:
     """The prompts of each of a task's `--eval_datasets`, in their order; says where its training rows have some of them
     too. Raises UsageError for data or a row that cannot be used."""
