@@ -9,8 +9,6 @@ from typing import Any
 
 import pytest
 
-from swift_r1.flags import RlhfArguments
-from swift_r1.lab.diagnosis.causes import Cause
 from swift_r1.lab.diagnosis.verdict import Verdict
 from tests.lab.diagnosis.test_detectors import diagnosed, rows_of
 
@@ -127,13 +125,6 @@ def test_causes_stand_before_what_they_bring_about(tmp_path: Path) -> None:
     }
     names = [cause.name for cause in verdict(tmp_path, fault).causes]
     assert names == ["reward is noise", "no signal", "policy does not move"]
-
-
-def test_flags_of_causes_exist(tmp_path: Path) -> None:
-    known = RlhfArguments.__dataclass_fields__
-    for name, (fault, args) in CAUSES.items():
-        cause: Cause = verdict(tmp_path / name, fault, **args).causes[0]
-        assert set(cause.flags) <= set(known), name
 
 
 @pytest.mark.parametrize(
