@@ -179,7 +179,11 @@ def test_a_failed_upload_is_an_error_in_the_log(
     hub.answers = answers
     folder = checkpoint(tmp_path / "checkpoint-5")
     Uploader(HubFlags("hf", "me/model", False, "every_save", timeout)).saved(folder, last=True)
-    (record,) = [one for one in caplog.records if one.levelno == logging.ERROR]
+    (record,) = [
+        one
+        for one in caplog.records
+        if (one.name, one.levelno) == ("swift_r1.training", logging.ERROR)
+    ]
     said = record.getMessage()
     assert (
         cause in said
