@@ -113,6 +113,8 @@ def hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
     threading.Thread(target=server.serve_forever, daemon=True).start()
     for name in ("HF_ENDPOINT", "MODELSCOPE_ENDPOINT"):
         monkeypatch.setenv(name, server.url)
+    # which it has read, where another test has imported it
+    monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", server.url)
     monkeypatch.setenv(TOKEN_VARIABLE, "s3cret")
     monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
     yield server
