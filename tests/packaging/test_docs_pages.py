@@ -17,6 +17,7 @@ from swift_r1.cli.view import ViewArguments
 from swift_r1.flags import RlhfArguments, RolloutArguments
 from swift_r1.flags.evaluation import EvalArguments
 from swift_r1.flags.fields import spellings
+from swift_r1.flags.forecast import ForecastArguments
 from swift_r1.flags.rlhf import CheckArguments
 
 pytestmark = pytest.mark.long
@@ -36,6 +37,7 @@ COMMANDS = (
         EvalArguments,
         ViewArguments,
         ReportArguments,
+        ForecastArguments,
     ),
     InitArguments,
 )
@@ -43,7 +45,7 @@ KNOWN = {name for cls in COMMANDS for name in spellings(cls)}
 
 
 def test_the_plugins_on_the_page_pass_the_check(tmp_path: Path) -> None:
-    sums, improving, again, searches, _ = BLOCKS
+    sums, _, again, searches, improving = BLOCKS
     (tmp_path / "searches.py").write_text(searches)
     (tmp_path / "sums.py").write_text(sums)
     (tmp_path / "again.py").write_text(again)
@@ -78,7 +80,7 @@ def test_the_plugins_on_the_page_pass_the_check(tmp_path: Path) -> None:
 
 
 def test_a_plugin_is_tested_as_the_page_says(tmp_path: Path) -> None:
-    plugin, *_, test = BLOCKS
+    plugin, test, *_ = BLOCKS
     (tmp_path / "my_plugin.py").write_text(plugin)
     (tmp_path / "test_my_plugin.py").write_text(test)
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "test_my_plugin.py"]
