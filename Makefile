@@ -1,7 +1,7 @@
 # Every target does its own set-up. `make` lists them.
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
-.PHONY: help install check test test-long test-cluster test-agents test-ms-swift test-lm-eval lock audit image gpu bundle wheel demo smollm2 docs lint clean
+.PHONY: help install check test test-long durations test-cluster test-agents test-ms-swift test-lm-eval lock audit image gpu bundle wheel demo smollm2 docs lint clean
 
 PY := .venv/bin/python
 # pip never touches a Python outside .venv.
@@ -39,6 +39,12 @@ test: install ## the tests, on three processes where memory allows; PYTEST_ARGS=
 
 test-long: install ## the slow tests too, one after another, over an hour
 	@$(TEST) -m "not gpu and not cluster" $(PYTEST_ARGS)
+
+durations: install ## the seconds of the tests into tests/durations.json, which tests/scheduling.py reads; on a quiet machine
+	@$(TEST) -n auto -m "not long and not gpu and not cluster" --store-durations --clean-durations --durations-path tests/durations.json
+	@$(PY) -c 'import json; from pathlib import Path; file = Path("tests/durations.json"); \
+	  slow = {name: round(s, 1) for name, s in json.loads(file.read_text()).items() if s >= 1}; \
+	  file.write_text(json.dumps(slow, indent=1, sort_keys=True) + "\n")'
 
 test-cluster: install ## `swift launch` on ssh, Slurm, Ray and local with real parts, and what their failures do (root; half an hour)
 	@[ "$$(id -u)" -ne 0 ] || { command -v slurmctld && command -v sshd; } >/dev/null || \

@@ -22,7 +22,7 @@ esac
 # Else DeepSpeed looks for a CUDA compiler while it is built, and fails where a GPU has none.
 export DS_ACCELERATOR=cpu
 # uv reads no configuration of pip's.
-export UV_DEFAULT_INDEX=${UV_DEFAULT_INDEX:-${PIP_INDEX_URL:-https://pypi.org/simple}}
+[ -n "${UV_DEFAULT_INDEX:-}" ] || [ -z "${PIP_INDEX_URL:-}" ] || export UV_DEFAULT_INDEX=$PIP_INDEX_URL
 
 die() {
     echo "make install: $*" >&2
