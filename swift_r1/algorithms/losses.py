@@ -47,10 +47,10 @@ class LossOutput:
     loss: Tensor
     # `name/sum` and `name/count`, float64, 0-dim, no gradient; add them over micro-batches and ranks (`sum_metrics`),
     # then divide (`mean_metrics`). Names: `ratio`, `clip_ratio/low`, `clip_ratio/high`; `kl` with `ref_logps`;
-    # `teacher_kl` with a teacher; `entropy` with `entropies`; with `rollout_logps` `rollout/logp_diff` (mean absolute), what
-    # `off_policy_metrics` gives where asked for, and where sampling cut the distribution `rollout/kept_mass`; with a
-    # rollout correction `rollout/weight` and `rollout/weight_over_threshold`; with an off-policy mask
-    # `rollout/off_policy_masked`; those of `fipo` and `sdar`
+    # `teacher_kl` with a teacher; `entropy` with `entropies`; with `rollout_logps` `rollout/logp_diff` (mean
+    # absolute), what `off_policy_metrics` gives where asked for, and where sampling cut the distribution
+    # `rollout/kept_mass`; with a rollout correction `rollout/weight` and `rollout/weight_over_threshold`; with an
+    # off-policy mask `rollout/off_policy_masked`; those of `fipo` and `sdar`
     metrics: dict[str, Tensor]
     tokens: TokenOutcome | None = None  # of a policy's loss
 

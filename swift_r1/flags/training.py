@@ -166,7 +166,7 @@ class ModelArguments:
                     f"{f'--torch_dtype {self.torch_dtype}' if self.torch_dtype else '--bf16 true'} is given: keep one"
                 )
             if value is False and self.dtype in (None, dtype):
-                yield f"--{name} false does not say which dtype to train in: give --torch_dtype float32 or bfloat16"
+                yield f"--{name} false does not say which dtype to use: give --torch_dtype float32, or another"
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -382,7 +382,7 @@ def faults(
         ),
         ("--bf16 true --torch_dtype float32", ["--bf16 true is --torch_dtype bfloat16 here"]),
         ("--bf16 true --fp16 true", ["--fp16 true is --torch_dtype float16 here"]),
-        ("--fp16 false", ["--fp16 false says not which dtype it is"]),
+        ("--fp16 false", ["--fp16 false does not say which dtype to use"]),
         ("--ref_model m", ["--ref_model has no effect without a KL"]),
         (
             "--beta 1 --ref_model m --sync_ref_model true",
