@@ -1,7 +1,7 @@
 # Every target does its own set-up. `make` lists them.
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
-.PHONY: help install check test test-long durations test-cluster test-agents test-ms-swift test-lm-eval lock audit image gpu bundle wheel demo smollm2 docs lint clean
+.PHONY: help install check test test-long durations test-cluster test-agents test-ms-swift lock audit image gpu bundle wheel demo smollm2 docs lint clean
 
 PY := .venv/bin/python
 # pip never touches a Python outside .venv.
@@ -64,10 +64,6 @@ test-agents: install ## sessions with the JavaScript client and the Codex CLI (n
 test-ms-swift: install ## plugins and datasets beside the real ms-swift 4.6.0 (3 minutes)
 	@$(call ON_TOP,ms-swift) ms-swift==4.6.0 $(TORCH)
 	@$(ENV) .venv-ms-swift/bin/python -m pytest tests/plugins/test_beside_ms_swift.py tests/data/test_beside_ms_swift.py $(PYTEST_ARGS)
-
-test-lm-eval: install smollm2 ## `swift eval` against lm-eval 0.4.13 (half an hour)
-	@$(call ON_TOP,lm-eval) lm-eval==0.4.13 $(TORCH)
-	@$(ENV) SMOLLM2=$(SMOLLM2) .venv-lm-eval/bin/python -m pytest tests/lab/evaluation/test_lm_eval.py $(PYTEST_ARGS)
 
 lock: install ## uv.lock again, with what pyproject.toml asks for; LOCK_ARGS='--upgrade', '--upgrade-package httpx'
 	@$(UV) lock $(LOCK_ARGS)
