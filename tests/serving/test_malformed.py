@@ -513,9 +513,8 @@ def test_numbers_and_names_beyond_what_is_kept(serve_engine: Callable[..., str])
         QuickEngine(), EXPECTED, update_timeout=20, vllm_enable_lora=True, vllm_max_lora_rank=8
     )
     with httpx.Client(base_url=url, trust_env=False, timeout=30) as http:
-        address = http.post("/v1/sessions", json={"id": "s"}).json()["base_url"]
         asked = {"model": "none", "prompt": [2**31], "max_tokens": 1}
-        assert http.post(f"{address}/completions", json=asked).status_code == 400
+        assert http.post("/v1/completions", json=asked).status_code == 400
         token = http.post("/v1/weights/lease", json={"owner": "w"}).json()["token"]
         lease = {"X-Swift-Lease": token}
         adapter = {"rank": 4, "alpha": 1, "target_modules": ["\ud800"]}
