@@ -15,9 +15,8 @@ import pytest
 
 from swift_r1.record.glossary import unknown
 from tests import forks
+from tests.e2e.live_run import words_of
 from tests.lab.runs.entries import undescribed
-
-PLUGIN = Path(__file__).parent / "digits_plugin.py"
 
 
 @dataclass(frozen=True)
@@ -44,29 +43,12 @@ def rlhf(tmp_path: Path) -> Callable[..., Run]:
     the glossary lacks, and a file that the catalogue lacks, is a failure."""
 
     def run(model: Path, processes: int = 1, cold: bool = False, **flags: Any) -> Run:
-        defaults = {
-            "rlhf_type": "grpo",
-            "external_plugins": PLUGIN,
-            "dataset": "counting#200",
-            "reward_funcs": "digits",
+        own = {
             "reward_isolation": "process" if cold else "inline",
             "per_device_train_batch_size": 8,
-            "num_generations": 4,
-            "max_completion_length": 12,
-            "gradient_checkpointing": "false",
-            "lr_scheduler_type": "constant",
-            "logging_steps": 1,
-            "report_to": "none",
             "output_dir": tmp_path / "run",
-            "add_version": "false",
-        }
-        words = [
-            word
-            for name, value in (defaults | flags).items()
-            if value != []
-            for word in _flag(name, value)
-        ]
-        words = ["-m", "swift_r1", "rlhf", "--model", str(model), *words]
+        } | flags
+        words = ["-m", "swift_r1", "rlhf", *words_of(model, own["output_dir"], **own)]
         environ = {"NPROC_PER_NODE": str(processes), "OMP_NUM_THREADS": "1"}
         if cold:
             done = subprocess.run(
@@ -81,7 +63,7 @@ def rlhf(tmp_path: Path) -> Callable[..., Run]:
         else:
             done = forks.run(words, cwd=tmp_path, environ=environ, timeout=280)
         print(done.stdout, done.stderr)
-        finished = Run(done.returncode, done.stderr, Path((defaults | flags)["output_dir"]))
+        finished = Run(done.returncode, done.stderr, Path(own["output_dir"]))
         if (finished.folder / "logging.jsonl").is_file():
             new = unknown({key for line in finished.lines("logging.jsonl") for key in line})
             assert not new, f"no entry of swift_r1/record/glossary says what {new} are"
@@ -96,11 +78,3 @@ def rlhf(tmp_path: Path) -> Callable[..., Run]:
         return finished
 
     return run
-
-
-def _flag(name: str, value: Any) -> list[str]:
-    values = value if isinstance(value, list) else [value]
-    return [
-        f"--{name}",
-        *(json.dumps(item) if isinstance(item, dict) else str(item) for item in values),
-    ]

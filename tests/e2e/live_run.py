@@ -32,9 +32,9 @@ SOAK_S = 60 + 12 * STEPS
 def never(_step: int) -> None: ...
 
 
-def words_of(model: Path, folder: Path, **more: Any) -> list[str]:
+def words_of(model: Path, folder: Path, /, **more: Any) -> list[str]:
     """Flags of a run of 16 completions a step that leaves everything in `folder`, with rewards called in the trainer;
-    `more` are flags that differ."""
+    `more` are flags that differ; one that is [] is left out."""
     values = {
         "rlhf_type": "grpo",
         "model": model,
@@ -52,8 +52,13 @@ def words_of(model: Path, folder: Path, **more: Any) -> list[str]:
         "output_dir": folder,
         "add_version": "false",
     } | more
-    listed = {name: value if isinstance(value, list) else [value] for name, value in values.items()}
-    return [word for name, items in listed.items() for word in (f"--{name}", *map(str, items))]
+    return [word for name, value in values.items() if value != [] for word in flag(name, value)]
+
+
+def flag(name: str, value: Any) -> list[str]:
+    """Returns the words of a flag with one value or a list of them."""
+    items = value if isinstance(value, list) else [value]
+    return [f"--{name}", *(json.dumps(one) if isinstance(one, dict) else str(one) for one in items)]
 
 
 class LiveRun:

@@ -1,13 +1,6 @@
-"""The opposite of the digits task, and an agent: what a mixture has beside it."""
+"""An agent: what a mixture has beside the digits task."""
 
-from swift_r1 import ORM, Agent, agents, orms
-
-
-class Letters(ORM):
-    """Share of the completion that is letters."""
-
-    def __call__(self, completions, **kwargs):
-        return [sum(c.isalpha() for c in text) / max(1, len(text)) for text in completions]
+from swift_r1 import Agent, agents
 
 
 class AsksTwice(Agent):
@@ -23,5 +16,4 @@ class AsksTwice(Agent):
         return {"reward": sum(c.isdigit() for c in text) / max(1, len(text))}
 
 
-orms["letters"] = Letters
 agents["asks_twice"] = AsksTwice

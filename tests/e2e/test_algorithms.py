@@ -6,7 +6,7 @@ import shutil
 
 import pytest
 
-from tests.e2e.conftest import PLUGIN
+from tests.e2e.live_run import PLUGIN
 
 
 def test_flags_of_the_loss_and_its_inputs(rlhf, tiny_model):

@@ -14,7 +14,6 @@ import pytest
 from swift_r1.record.metrics import read_json_lines
 from tests.e2e.live_run import (
     GROUP,
-    PLUGIN,
     SOAK_S,
     STEPS,
     check_every_prompt_once,
@@ -158,21 +157,6 @@ def test_vllm_killed_while_rounds_are_ahead(
     assert len({row["request_id"] for row in rows}) * GROUP == len(rows)
     prompts = [row["prompt_id"] for row in rows[::GROUP]]
     assert len(set(prompts)) == len(prompts)  # of 200: none comes twice in an epoch
-
-
-@pytest.mark.long
-@pytest.mark.timeout(900)
-def test_several_turns_ahead(tiny_model: Path, killable_vllm: Any, tmp_path: Path) -> None:
-    folder = tmp_path / "run"
-    more = {"multi_turn_scheduler": "again", "max_turns": 2, "eval_steps": 3, "eval_limit": 2}
-    more |= {
-        "external_plugins": PLUGIN.with_name("turns_plugin.py"),
-        "dataset": "starts",
-        "reward_funcs": "seen",
-    }
-    train(tiny_model, killable_vllm.url, folder, max_steps=6, **more)
-    assert max(step["rollout/staleness/max"] for step in steps_of(folder)) <= 1
-    check_every_prompt_once(folder, 6)
 
 
 @pytest.mark.long

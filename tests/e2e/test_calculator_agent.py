@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import os
 import random
-import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -15,24 +13,16 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-import httpx
 import pytest
-from openai import AsyncOpenAI
 
-from swift_r1.data.conversations import ConversationEncoder
-from swift_r1.data.loading import load_rows
-from swift_r1.data.sources import DataFlags
 from swift_r1.flags import parse_arguments
 from swift_r1.flags.rlhf import CheckArguments
 from swift_r1.launch.checks.run import run_checks
-from swift_r1.plugins import load_plugins
 from tests.conftest import REPO
-from tests.data.fixtures.make_ms_swift_rows import stretches
 
 EXAMPLE = REPO / "examples" / "calculator_agent"
 sys.path += [str(EXAMPLE), str(REPO / "examples" / "countdown_demo")]
 
-import agent  # noqa: E402
 import arithmetic  # noqa: E402
 import calculator_model  # noqa: E402
 import tiny_model  # noqa: E402
@@ -51,19 +41,6 @@ def test_no_held_out_product_is_in_training() -> None:
         assert problem.answer == problem.left * problem.right + int(f"{problem.way}{problem.other}")
 
 
-def test_what_the_model_is_taught_is_not_how_to_solve() -> None:
-    """Of the drawn traces few end right, none of them without calls; all of what is copied is there to be copied."""
-    rng, right = random.Random(0), 0
-    for problem in drawn("train", 3000):
-        expressions, answer = arithmetic.write_trace(problem, rng)
-        right += answer == str(problem.answer)
-        assert expressions or answer != str(problem.answer)
-        answers = [str(arithmetic.calculated(one)) for one in expressions]
-        known = {str(problem.left), str(problem.right), str(problem.other), *answers}
-        assert answer in known
-    assert 0.02 < right / 3000 < 0.07
-
-
 @pytest.mark.parametrize(
     "expression", ["1+2+3", "12", "", "2**9", "__import__('os')", "9" * 13 + "*2", "3*-4", "1/2"]
 )
@@ -71,48 +48,6 @@ def test_the_calculator_takes_two_numbers_alone(expression: str) -> None:
     assert arithmetic.calculated("-37 * 58") == -2146
     with pytest.raises(ValueError, match="give two whole numbers"):
         arithmetic.calculated(expression)
-
-
-@pytest.mark.parametrize("branches", [1, 2])
-def test_the_agent_goes_on_so_many_times_from_each_answer(branches: int) -> None:
-    """A model that calls the calculator twice has `branches` conversations after the first answer, each with as many."""
-    heard: list[int] = []
-    call = {"name": "calculate", "arguments": '{"expression": "2*3"}'}
-    calls = [{"id": "1", "type": "function", "function": call}]
-
-    def answer(request: httpx.Request) -> httpx.Response:
-        messages = json.loads(request.content)["messages"]
-        found = [one["content"] for one in messages if one["role"] == "tool"]
-        heard.append(len(found))
-        said = {"content": found[-1]} if len(found) == 2 else {"tool_calls": calls}
-        choice = {"index": 0, "finish_reason": "stop", "message": {"role": "assistant"} | said}
-        return httpx.Response(200, json={"choices": [choice]})
-
-    http = httpx.AsyncClient(transport=httpx.MockTransport(answer))
-    client = AsyncOpenAI(base_url="http://model", api_key="-", http_client=http)
-    assert asyncio.run(agent.solve(client, "2*3", branches)) == "6"
-    assert sorted(heard) == sorted([0] + [1] * branches + [2] * branches**2)
-
-
-def test_the_models_turns_alone_are_learned() -> None:
-    load_plugins([str(EXAMPLE / "plugin.py")])
-    tokenizer = calculator_model.make_tokenizer()
-    encoder = ConversationEncoder(tokenizer)
-    calls = 0
-    for row in load_rows(DataFlags(dataset=["drawn_calls#40"], whole=True)).train:
-        (sequence,) = encoder.encode(row).sequences
-        assert tokenizer.unk_token_id not in sequence.token_ids
-        given, *rest = stretches(tokenizer, list(sequence.token_ids), list(sequence.learned))
-        assert given == f"<tools>calculate expression</tools>{row['messages'][0]['content']}\n"
-        for learned, answer in zip(rest[:-1:2], rest[1::2], strict=True):
-            call = json.loads(
-                learned.removeprefix("<tool_call>").removesuffix("</tool_call><|end|>")
-            )
-            result = arithmetic.calculated(call["arguments"]["expression"])
-            assert answer == f"<tool_response>{result}</tool_response>"
-            calls += 1
-        assert re.fullmatch(r"-?\d+<\|end\|>", rest[-1])
-    assert calls > 20
 
 
 @pytest.fixture(scope="module")

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import random
-import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -12,7 +10,7 @@ from typing import Any
 import psutil
 import pytest
 
-from tests.e2e.live_run import SOAK_S, STEPS, LiveRun, check_every_prompt_once, steps_of, words_of
+from tests.e2e.live_run import LiveRun, check_every_prompt_once, steps_of, words_of
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(900)]
 LOGP_NOISE = 2e-3
@@ -97,56 +95,6 @@ def test_engines_hold_the_trainers_weights_and_come_back(
         assert "adapters alone go to the rollout server" in run.said
         assert "'max_num_seqs': 8" in engines[0].read_text()
     run.all_gone()
-
-
-@pytest.mark.parametrize("processes", [1, 2])
-def test_a_killed_run_leaves_no_engine_behind(start: Callable[..., Run], processes: int) -> None:
-    run = start(processes, max_steps=100)
-
-    def kill(step: int) -> None:
-        if step == 2:
-            assert len(run.engines()) == processes
-            run.process.send_signal(signal.SIGKILL)
-
-    assert run.follow(kill) == -signal.SIGKILL
-    run.all_gone()
-
-
-@pytest.mark.timeout(SOAK_S)
-def test_soak_with_random_kills_of_engine_and_run(
-    start: Callable[..., Run], tmp_path: Path
-) -> None:
-    """As many prompts as without a kill, the trainer's weights in every round, and it learns."""
-    steps, rng, folder = STEPS, random.Random(6), tmp_path / "run"
-    kills: list[tuple[int, str]] = []
-    due = rng.randint(8, 16)
-
-    def at_step(step: int) -> None:
-        nonlocal due
-        if step < due or step >= steps:
-            return
-        kills.append((step, rng.choice(["engine", "run"])))
-        due = step + rng.randint(10, 18)
-        if kills[-1][1] == "run":
-            run.process.send_signal(signal.SIGKILL)
-        else:
-            run.engines()[0].kill()
-
-    more = {"max_steps": steps, "learning_rate": 1e-3, "save_steps": 4, "save_total_limit": 2}
-    while True:
-        run = start(1, resume_from_checkpoint="last", **more)
-        code = run.follow(at_step, SOAK_S)
-        run.all_gone()
-        if code == 0:
-            break
-        assert code == -signal.SIGKILL
-    assert len(kills) >= steps // 20 and len({whom for _, whom in kills}) == 2, kills
-    check_every_prompt_once(folder, steps)
-    logged = steps_of(folder)
-    assert [step["step"] for step in logged] == list(range(1, steps + 1))
-    assert all(step["rollout/logp_diff"] < LOGP_NOISE for step in logged)
-    rewards = [step["reward"] for step in logged]
-    assert sum(rewards[-20:]) > 2 * sum(rewards[:20])
 
 
 @pytest.mark.gpu

@@ -4,7 +4,6 @@ table (`pytest -m long -s tests/e2e/test_families.py` prints it at its end)."""
 from __future__ import annotations
 
 import json
-import shutil
 
 import pytest
 import torch
@@ -179,37 +178,3 @@ def test_a_language_model_is_trained_over_ranks(runs, tmp_path, ways):
             ("vision_tower.", "multi_modal_projector.")
         )
     assert (tmp_path / "spread" / "checkpoint-2" / "preprocessor_config.json").read_text() == "{}"
-
-
-def test_a_multimodal_run_goes_on_where_it_was_cut_and_is_merged(runs, tmp_path):
-    from swift_r1.cli.main import main
-
-    model = save_family(tmp_path / "model", "qwen3_5")
-    flags = TWO_STEPS | {"model": model, "train_type": "lora", "use_vllm": "false", "save_steps": 1}
-    assert runs.run(tmp_path / "whole", **flags).code == 0
-    assert runs.run(tmp_path / "cut", **flags | {"max_steps": 2, "save_steps": 1}).code == 0
-    shutil.rmtree(tmp_path / "cut" / "checkpoint-2")
-    resumed = runs.run(
-        tmp_path / "cut", **flags, resume_from_checkpoint=tmp_path / "cut" / "checkpoint-1"
-    )
-    assert resumed.code == 0
-    files = [
-        load_file(tmp_path / folder / "checkpoint-2" / "adapter_model.safetensors")
-        for folder in ("whole", "cut")
-    ]
-    assert files[0].keys() == files[1].keys() and all(
-        torch.equal(files[0][name], files[1][name]) for name in files[0]
-    )
-    assert not any("visual" in name for name in files[0])
-    adapters = tmp_path / "cut" / "checkpoint-2"
-    assert (
-        main(["merge-lora", "--adapters", str(adapters), "--output_dir", str(tmp_path / "merged")])
-        == 0
-    )
-    before, merged = (
-        load_file(model / "model.safetensors"),
-        load_file(tmp_path / "merged" / "model.safetensors"),
-    )
-    assert before.keys() == merged.keys()
-    changed = {name for name in before if not torch.equal(before[name], merged[name])}
-    assert changed and not any("visual" in name for name in changed)

@@ -3,12 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
 import re
-import signal
-import subprocess
-import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -76,64 +71,6 @@ def test_a_run_that_would_learn(tiny_model: Path, tmp_path: Path) -> None:
     step, parts = re.split(r"  +", found["seconds a step"])
     assert float(step) > 0 and {"generate", "train"} <= set(re.findall("[a-z]+", parts))
     assert float(found["memory of a rank, GiB"]) > 0
-
-
-@pytest.mark.long
-def test_two_ranks_and_a_server(
-    tiny_model: Path, start_tiny: Callable[..., Any], tmp_path: Path
-) -> None:
-    (tmp_path / "own").mkdir()
-    server = start_tiny(tiny_model)
-    more = {
-        "use_vllm": "true",
-        "vllm_server_base_url": server.url,
-        "deepspeed": "zero2",
-        "num_generations": 16,
-    }
-    found = forecast(tiny_model, tmp_path / "own", 2, **more)
-    assert found["groups of 16 with a signal (the run's)"].startswith("?")
-    assert "sync" in found["seconds a step"]
-
-
-@pytest.mark.long
-def test_ppo_has_no_groups(tiny_model: Path, tmp_path: Path) -> None:
-    ppo = {
-        "rlhf_type": "ppo",
-        "num_generations": 1,
-        "num_mini_batches": 2,
-        "critic_warmup_steps": 4,
-    }
-    found = forecast(tiny_model, tmp_path, **ppo)
-    assert "cut off" in found and not any("signal" in name for name in found)
-
-
-@pytest.mark.long
-@pytest.mark.parametrize(
-    ("number", "code"),
-    [(signal.SIGINT, 130), pytest.param(signal.SIGTERM, 143, marks=pytest.mark.long)],
-)
-def test_a_signal_ends_it_and_leaves_nothing(
-    tiny_model: Path, tmp_path: Path, number: int, code: int
-) -> None:
-    loads, own = tmp_path / "loads", tmp_path / "own"
-    own.mkdir()
-    plugins = f"{PLUGIN} {PLUGIN.with_name('waiting_plugin.py')}"
-    environ = os.environ | {"TMPDIR": str(own), "WAITING_PLUGIN": str(loads)}
-    asked = [word for one in words(tiny_model, external_plugins=plugins) for word in one.split()]
-    process = subprocess.Popen(
-        [sys.executable, "-m", "swift_r1", *asked], env=environ, start_new_session=True
-    )
-    try:
-        until(loads.exists, 120)
-        below = psutil.Process(process.pid).children(recursive=True)
-        # A terminal's Ctrl-C goes to the whole group; SIGTERM to the command alone.
-        (os.killpg if number == signal.SIGINT else os.kill)(process.pid, number)
-        assert process.wait(20) == code
-        wait_until_gone(below)
-        assert list(own.glob("swift-forecast-*")) == []
-    finally:
-        process.kill()
-        process.wait()
 
 
 def test_what_a_run_would_refuse(tiny_model: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -51,23 +51,6 @@ def test_a_frozen_tower_is_in_the_checkpoint_as_it_was(rlhf, seeing):
     assert Path(image["path"]).stem == image["sha256"]
 
 
-@pytest.mark.long
-def test_pictures_beside_a_task_of_several_turns(rlhf, seeing):
-    """One shows the model texts alone, which is no matter to the other."""
-    turns = {"dataset": "starts#20", "multi_turn_scheduler": "again", "max_turns": 2}
-    tasks = {
-        "pictures": {"dataset": "pictures", "reward_funcs": "digits", "prompts": 2},
-        "turns": turns | {"reward_funcs": "seen", "prompts": 1},
-    }
-    flags = RUN | {"dataset": [], "reward_funcs": [], "mixture": tasks}
-    flags["external_plugins"] = [*RUN["external_plugins"], HERE / "turns_plugin.py"]
-    run = rlhf(seeing, **flags, per_device_train_batch_size=12)
-    assert run.code == 0
-    assert max(line["rollout/logp_diff"] for line in run.steps) < 1e-4
-    for row in run.lines("completions.jsonl"):
-        assert "images" not in row if row["task"] == "turns" else "turns" not in row
-
-
 def test_adapters_of_a_tower_are_merged_into_it(rlhf, seeing, tmp_path):
     run = rlhf(seeing, **RUN, train_type="lora", freeze_vit="false", target_modules="all-linear")
     adapters = run.folder / "checkpoint-2"
@@ -151,39 +134,3 @@ def test_a_killed_server_gets_tower_and_images_again(seeing, tmp_path, adapters)
         for half in ((1, 2), (3, 4))
     ]
     assert shown[0] == shown[1] != set()
-
-
-@pytest.mark.long
-@pytest.mark.timeout(900)
-def test_adapters_of_a_run_with_images_on_vllm(rlhf, launch_server, tmp_path):
-    """Those of the language model alone; with a tower's among them, which vLLM does not take, as whole weights."""
-    model = write_tiny("idefics3", tmp_path / "idefics3")
-    server = launch_server(
-        model,
-        torch_dtype="float32",
-        max_model_len=256,
-        vllm_limit_mm_per_prompt={"image": 2},
-        vllm_enable_lora="true",
-        vllm_max_lora_rank=8,
-    )
-    flags = RUN | {
-        "use_vllm": "true",
-        "vllm_server_base_url": server.url,
-        "train_type": "lora",
-        "lora_rank": 4,
-        "learning_rate": 1e-2,
-        "max_steps": 3,
-        "save_steps": 3,
-        "weight_check_steps": 1,
-    }
-    try:
-        alone = rlhf(model, **flags)
-        tower = {"freeze_vit": "false", "target_modules": "all-linear"}
-        whole = rlhf(model, **flags | tower, output_dir=tmp_path / "whole")
-    finally:
-        server.stop()
-    for run in (alone, whole):
-        assert run.code == 0
-        assert max(line["rollout/logp_diff"] for line in run.steps) < 1e-4
-    assert "adapters alone go to the rollout server" in alone.errors
-    assert "whole weights go to the rollout server" in whole.errors

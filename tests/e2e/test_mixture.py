@@ -151,22 +151,3 @@ def test_rounds_ahead_of_the_trainer(train: Callable[..., Any], tiny_server: Any
     rounds = [Counter(groups) for groups in groups_of(run).values()]
     assert sum(rounds, Counter()) == {"plain": 3, "agent": 5} and len(rounds) == 4
     assert max(line["rollout/staleness/max"] for line in run.steps) <= 2
-
-
-def test_two_tasks_are_learned_at_once(train: Callable[..., Any]) -> None:
-    """Digits after one system message, letters after another: what one task rewards the other does not."""
-    tasks = {
-        "digits": PLAIN | {"system": "Say digits."},
-        "letters": PLAIN | {"reward_funcs": "letters", "system": "Sing."},
-    }
-    run = train(
-        tasks,
-        max_steps=24,
-        per_device_train_batch_size=64,
-        num_generations=8,
-        learning_rate=1e-2,
-    )
-    assert run.code == 0
-    for task in tasks:
-        rewards = [line[f"tasks/{task}/reward"] for line in run.steps]
-        assert sum(rewards[:4]) / 4 < 0.7 and sum(rewards[-4:]) / 4 > 0.9

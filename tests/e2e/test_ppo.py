@@ -75,31 +75,6 @@ def test_ppo(rlhf, tiny_model, tmp_path, processes):
 
 
 @pytest.mark.long
-def test_a_critic_of_another_tokenizer_ends_the_run_before_it_trains(
-    rlhf, tiny_model, tmp_path, save_model
-):
-    from transformers import AutoTokenizer
-
-    other = save_model(tmp_path / "other", seed=1)
-    tokenizer = AutoTokenizer.from_pretrained(other)
-    tokenizer.add_tokens(["<more>"])
-    tokenizer.save_pretrained(other)
-    run = rlhf(tiny_model, max_steps=5, **PPO | {"critic_model": other})
-    assert run.code == 2
-    assert "has another tokenizer than --model" in run.errors
-    gone = rlhf(
-        tiny_model,
-        max_steps=5,
-        **PPO | {"critic_model": tmp_path / "gone", "output_dir": tmp_path / "b"},
-    )
-    assert (
-        gone.code == 2
-        and "--critic_model" in gone.errors
-        and "there is no such folder" in gone.errors
-    )
-
-
-@pytest.mark.long
 @pytest.mark.parametrize("train_type", ["lora", "qlora"])
 def test_ppo_beside_adapters(rlhf, tiny_model, train_type):
     """The adapters alone are saved as the policy, the critic whole."""

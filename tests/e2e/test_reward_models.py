@@ -66,21 +66,3 @@ def test_ppo_by_a_reward_model_alone(rlhf, tiny_model: Path, tmp_path: Path) -> 
     run = rlhf(tiny_model, rlhf_type="ppo", max_steps=2, reward_funcs=[], reward_model=model)
     assert run.code == 0
     assert all(line["rewards/scorer/invalid"] == 0 and line["reward_std"] > 0 for line in run.steps)
-
-
-def test_what_is_wrong_is_said_before_a_model_loads(rlhf, tiny_model: Path, tmp_path: Path) -> None:
-    scorer, judge = save_scorer(tmp_path / "scorer"), json.dumps({"url": "http://127.0.0.1:1/v1"})
-    run = rlhf(
-        tiny_model, reward_funcs=["digits", "judge"], judge=judge, reward_model=[scorer, tiny_model]
-    )
-    assert run.code == 2
-    assert "has no classification head: --reward_model_plugin genrm asks it" in run.errors
-    run = rlhf(
-        tiny_model, reward_model=scorer, reward_weights=1, reward_model_plugin=["default", "genrm"]
-    )
-    assert run.code == 2
-    assert "--reward_weights has 1 values for 2 reward functions" in run.errors
-    assert "--reward_model_plugin has 2 values for 1 reward models: give one for each" in run.errors
-    run = rlhf(tiny_model, judge=judge, reward_adapters="x")
-    assert "--judge has no effect without judge among --reward_funcs" in run.errors
-    assert "--reward_adapters has no effect without --reward_model" in run.errors

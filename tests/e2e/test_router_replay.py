@@ -1,6 +1,5 @@
 """`--router_replay_mode` in whole runs, with an engine whose routers have noise."""
 
-import json
 from pathlib import Path
 
 import pytest
@@ -77,27 +76,6 @@ def test_experts_come_over_http_through_several_turns(rlhf, mixture, server):
     assert min(line[OTHER] for line in run.steps) > 0.1
 
 
-@pytest.mark.long
-def test_an_agents_tokens_have_their_experts(rlhf, mixture, tmp_path):
-    """Its episodes fork, and both branches are packed behind what they share."""
-    rows = tmp_path / "rows.jsonl"
-    rows.write_text("".join(json.dumps({"query": f"count from {one}"}) + "\n" for one in range(20)))
-    own = {
-        "max_steps": 2,
-        "external_plugins": [AGENTS, HERE / "noisy_routes_plugin.py"],
-        "agent": "forks",
-        "dataset": rows,
-        "reward_funcs": "agent_reward",
-        "max_completion_length": 8,
-        "share_prompt": "true",
-    }
-    run = rlhf(mixture, router_replay_mode="R3", **FLAGS | own)
-    assert run.code == 0
-    assert all(row["sequences"] == 2 for row in run.lines("completions.jsonl"))
-    assert run.steps[0][DIFFERS] < 1e-5
-    assert min(line[OTHER] for line in run.steps) > 0.1
-
-
 @pytest.mark.parametrize(
     ("flags", "why"),
     [
@@ -122,11 +100,3 @@ def test_a_replay_has_the_experts_of_the_record(rlhf, mixture, tmp_path):
     assert weights(same.folder, 4) == weights(run.folder, 4)
     other = replay(run.folder, tmp_path / "other", router_replay_mode="disabled")
     assert other.code == 2 and "is not the model of the record" in other.errors
-
-
-@pytest.mark.long
-def test_a_record_of_another_mode_has_no_experts(rlhf, mixture, tmp_path):
-    run = rlhf(mixture, router_replay_mode="R2", log_tokens="all", **FLAGS)
-    assert run.code == 0
-    refused = replay(run.folder, tmp_path / "same", router_replay_mode="R3")
-    assert refused.code == 2 and "the record has no experts of its tokens" in refused.errors

@@ -11,8 +11,7 @@ from typing import Any
 
 import pytest
 
-from tests.conftest import until
-from tests.e2e.live_run import check_every_prompt_once, never, steps_of, train_to_the_end, words_of
+from tests.e2e.live_run import check_every_prompt_once, never, train_to_the_end, words_of
 
 UNLIKE = ("request_id", "weight_version")
 """Of a completion: the run's name, and the number of the weights, of which a server that returns needs a higher one."""
@@ -59,35 +58,6 @@ def kinds_of(folder: Path) -> list[str]:
 
 
 EVALUATED = {"eval_steps": 10, "eval_limit": 2, "num_generations_eval": 1, "weight_check_steps": 3}
-
-
-@pytest.mark.long
-def test_a_server_joins_does_all_and_the_first_returns(
-    tiny_model: Path, tiny_server: Any, second_tiny_server: Any, tmp_path: Path
-) -> None:
-    one, other = tiny_server.url, second_tiny_server.url
-    train(tiny_model, tmp_path / "calm", 30, never, vllm_server_base_url=one, **EVALUATED)
-    listed = Listed(tmp_path / "servers.txt", [one])
-    story = {2: [one, other], 10: [other], 18: []}
-
-    def change(step: int) -> None:
-        if step in story:
-            listed.write(story[step])
-        if step == 18:  # step 19 may be waiting for it by then
-            until(lambda: kinds_of(run).count("server_left") == 2)
-            listed.write([one])
-
-    run = tmp_path / "run"
-    said = train(tiny_model, run, 30, change, vllm_server_file=listed.path, **EVALUATED)
-    assert written(run) == written(tmp_path / "calm")
-    assert written(run, "eval_completions.jsonl") == written(
-        tmp_path / "calm", "eval_completions.jsonl"
-    )
-    kinds = [kind for kind in kinds_of(run) if kind.startswith("server")]
-    assert kinds == ["server_joined", "server_left", "server_left", "server_joined"]
-    servers = [step["rollout/servers"] for step in steps_of(run)]
-    assert servers[0] == 1 and max(servers) == 2 and servers[-1] == 1
-    assert f"the rollout server at {one} joins with weight version" in said
 
 
 PPO = {
@@ -159,32 +129,3 @@ def test_servers_join_leave_die_and_return_at_random(
         "server_left"
     )
     assert ahead or written(run) == written(tmp_path / "calm")
-
-
-@pytest.mark.long
-@pytest.mark.timeout(1200)
-@pytest.mark.parametrize(
-    "more", [{}, {"train_type": "lora", "lora_rank": 4}], ids=["whole", "adapters alone"]
-)
-def test_vllm_servers_join_leave_and_return(
-    tiny_model: Path, launch_server: Any, tmp_path: Path, more: dict[str, Any]
-) -> None:
-    flags = {"vllm_enable_lora": "true", "vllm_max_lora_rank": 8} if more else {}
-    urls = [launch_server(tiny_model, torch_dtype="float32", **flags).url for _ in range(2)]
-    train(tiny_model, tmp_path / "calm", 60, never, vllm_server_base_url=urls[0], **more)
-    listed = Listed(tmp_path / "servers.txt", urls[:1])
-    story = {3: urls, 14: urls[1:], 26: urls, 36: urls[:1], 46: []}
-
-    def change(step: int) -> None:
-        if step in story:
-            listed.write(story[step])
-        if step == 46:
-            until(lambda: kinds_of(run).count("server_left") == 3)
-            listed.write(urls[1:])
-
-    run = tmp_path / "run"
-    said = train(tiny_model, run, 60, change, vllm_server_file=listed.path, **more)
-    kinds = kinds_of(run)
-    assert kinds.count("server_joined") == 3 == kinds.count("server_left")
-    assert ("adapters alone go to the rollout server" in said) == bool(more)
-    assert written(run) == written(tmp_path / "calm")

@@ -19,7 +19,7 @@ from safetensors.torch import load_file
 from swift_r1.flags.parser import parse_arguments
 from swift_r1.flags.rlhf import RlhfArguments
 from tests import forks
-from tests.e2e.conftest import PLUGIN
+from tests.e2e.live_run import PLUGIN
 
 LOGP_NOISE = 2e-3
 
@@ -154,26 +154,3 @@ def test_a_run_with_an_engine_that_sleeps_learns_the_same(
         assert [[line[name] for name in kept] for line in again] == [
             [line[name] for name in kept] for line in steps
         ]
-
-
-@pytest.mark.long
-def test_a_server_that_cannot_sleep_stays_awake_while_the_trainer_moves(
-    train: Callable[..., Any], capfd: Any
-) -> None:
-    short = {
-        "can_sleep": False,
-        "max_steps": 2,
-        "eval_steps": None,
-        "val_dataset": None,
-        "save_steps": 2,
-    }
-    lines, *_ = train("awake", **short)
-    moved, _, log = train(
-        "moved", **short, sleep_level=1, offload_model="true", offload_optimizer="true"
-    )
-    assert "--sleep_level 1 has no effect on a server that cannot sleep" in capfd.readouterr().out
-    assert [learned(line) for line in moved] == [learned(line) for line in lines]
-    assert all(
-        line["time/offload"] > 0 and "time/sleep" not in line for line in moved if "loss" in line
-    )
-    assert "the engine sleeps" not in log

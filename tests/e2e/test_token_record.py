@@ -7,8 +7,6 @@ import pytest
 import torch
 from pyarrow import parquet
 
-from tests.e2e.live_run import rows_of, train_to_the_end, words_of
-
 EPSILON, TEMPERATURE = 0.02, 0.9
 TWO_RANKS = {"per_device_train_batch_size": 8}
 
@@ -161,65 +159,6 @@ def test_advantages_of_tokens(rlhf, tiny_model):
     for row in rows:
         mean = sum(row["advantages"]) / len(row["advantages"])
         assert mean == pytest.approx(means[row["round_step"], row["request_id"]], abs=1e-5)
-
-
-def test_versions_and_ratios_of_rounds_ahead(tiny_model, tiny_server, tmp_path):
-    folder = tmp_path / "run"
-    server = {"use_vllm": "true", "vllm_server_base_url": tiny_server.url, "async_generate": "true"}
-    more = {"max_staleness": 2, "learning_rate": 1e-3, "save_steps": 1000, "log_tokens": "all"}
-    train_to_the_end(
-        words_of(tiny_model, folder, max_steps=4, **server, **more), lambda _step: None, 1, 240
-    )
-    lines = {(row["step"], row["request_id"], row["number"]): row for row in rows_of(folder)}
-    rows = [row for rows in recorded(folder).values() for row in rows]
-    assert len(rows) == len(lines)
-    for row in rows:
-        line = lines[row["step"], row["request_id"], row["number"]]
-        assert row["weight_versions"] == [line["weight_version"]] * len(row["token_ids"])
-        assert row["ratios"] == close([1.0] * len(row["token_ids"]))
-    # Ratios are to the round's own policy; older weights wrote the tokens.
-    assert any(
-        abs(a - b) > 1e-3
-        for row in rows
-        for a, b in zip(row["logps"], row["rollout_logps"], strict=True)
-    )
-
-
-@pytest.mark.long
-def test_a_sample_has_the_same_prompts_again_and_changes_nothing(rlhf, tiny_model, tmp_path):
-    """Eight prompts, two a step, five times; the weights are those of a run without a record, bit for bit."""
-    flags = {"dataset": "counting#8", "max_steps": 20, "logging_steps": 20, "deterministic": "true"}
-    flags |= {
-        "eval_steps": 10,
-        "split_dataset_ratio": 0,
-        "eval_datasets": [],
-        "val_dataset": "counting#100",
-    }
-    flags |= {"eval_limit": 5, "num_generations_eval": 2, "learning_rate": 1e-3}
-    run = rlhf(tiny_model, output_dir=tmp_path / "some", log_tokens_groups=0.5, **flags)
-    without = rlhf(tiny_model, output_dir=tmp_path / "none", log_tokens="none", **flags)
-    assert run.code == without.code == 0
-    [weights, others] = [
-        (one.folder / "checkpoint-20" / "model.safetensors").read_bytes() for one in (run, without)
-    ]
-    assert weights == others and not (without.folder / "tokens").exists()
-    by_step = {
-        step: {row["prompt_id"] for row in rows} for step, rows in recorded(run.folder).items()
-    }
-    assert list(by_step) == list(range(1, 21)) and all(
-        1 <= len(prompts) <= 2 for prompts in by_step.values()
-    )
-    asked = {}
-    for row in run.lines("completions.jsonl"):
-        asked.setdefault(row["step"], set()).add(row["prompt_id"])
-    assert sum(map(len, by_step.values())) < sum(map(len, asked.values()))
-    # A prompt that is below the share is recorded each time that it comes.
-    always = {
-        one
-        for one in set.union(*asked.values())
-        if all(one in by_step[step] for step in asked if one in asked[step])
-    }
-    assert always
 
 
 @pytest.mark.parametrize(

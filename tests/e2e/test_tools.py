@@ -150,49 +150,6 @@ def test_tools_beside_a_plain_task(train: Callable[..., Any], tmp_path: Path) ->
         assert "tasks/tools/tools/add/calls" in line and "tasks/plain/tools/add/calls" not in line
 
 
-@pytest.mark.long
-def test_a_resumed_run_is_the_whole_one(train: Callable[..., Any], tmp_path: Path) -> None:
-    whole = train(max_steps=4, save_steps=2)
-    folder = tmp_path / "again"
-    shutil.copytree(whole.folder, folder)
-    shutil.rmtree(folder / "checkpoint-4")
-    again = train(
-        max_steps=4, save_steps=2, resume_from_checkpoint=folder / "checkpoint-2", output_dir=folder
-    )
-    assert whole.code == again.code == 0
-    first, second = whole.lines("completions.jsonl"), again.lines("completions.jsonl")
-    # pushed again
-    assert {row["weight_version"] for row in first} != {row["weight_version"] for row in second}
-    for row in (*first, *second):
-        del row["request_id"], row["weight_version"]
-    assert first == second
-    names = [path.name for path in (whole.folder / "checkpoint-4").glob("*.safetensors")]
-    for name in names:
-        assert (whole.folder / "checkpoint-4" / name).read_bytes() == (
-            again.folder / "checkpoint-4" / name
-        ).read_bytes()
-    assert names
-
-
-@pytest.mark.long
-@pytest.mark.parametrize(
-    "flags",
-    [
-        {"async_generate": "true", "max_staleness": 1},
-        {"dynamic_sample": "true", "max_resample_times": 1},
-        {"max_turns": 1},
-        {"deepspeed": "zero3", "per_device_train_batch_size": 4},
-    ],
-    ids=lambda flags: next(iter(flags)),
-)
-def test_other_ways_to_run_with_tools(train: Callable[..., Any], flags: dict[str, Any]) -> None:
-    run = train(max_steps=2, processes=2 if "deepspeed" in flags else 1, **flags)
-    assert run.code == 0 and len(run.steps) == 2
-    assert "async_generate" in flags or all(line["rollout/logp_diff"] < 2e-3 for line in run.steps)
-    made = [call for row in run.lines("completions.jsonl") for call in row["tool_calls"]]
-    assert bool(made) == ("max_turns" not in flags)
-
-
 @pytest.mark.parametrize(
     ("flags", "fault"),
     [

@@ -77,13 +77,3 @@ def test_nothing_gives_a_reward(rlhf, tiny_model, server):
         and "--reward_funcs is missing" in run.errors
         and "plays no environment either" in run.errors
     )
-
-
-def test_a_plugin_that_only_the_server_has(rlhf, tiny_model, server):
-    told = {"multi_turn_scheduler": "again", "external_plugins": ["/only/there.py"]}
-    run = rlhf(tiny_model, **server(**told) | {"external_plugins": [], "reward_funcs": "format"})
-    assert run.code == 2
-    assert (
-        "was told --external_plugins /only/there.py, which is not a file of this machine"
-        in run.errors
-    )

@@ -1,7 +1,5 @@
 """Schedulers and an environment as a user would write them, for a model that says anything."""
 
-import time
-
 from swift.dataset import DatasetMeta, ResponsePreprocessor, register_dataset
 from swift.plugin.context_manager import ContextManager, context_managers
 from swift.rewards import ORM, orms
@@ -23,17 +21,7 @@ class Again(MultiTurnScheduler):
         return {"infer_request": infer_request}
 
 
-class Fails(Again):
-    def step(self, infer_request, response_choice, current_turn):
-        raise ConnectionError("the search engine is away")
-
-
-class Hangs(Again):
-    def step(self, infer_request, response_choice, current_turn):
-        time.sleep(60)
-
-
-multi_turns.update(again=Again, fails=Fails, hangs=Hangs)
+multi_turns["again"] = Again
 
 
 class CountDigits(Env):

@@ -15,6 +15,7 @@ import pytest
 
 from swift_r1.lab.runs.timeline import Timeline
 from tests import forks
+from tests.e2e.live_run import words_of
 from tests.forks import ForkedProcess
 
 HERE = Path(__file__).parent
@@ -82,30 +83,18 @@ def happened(folder: Path) -> list[tuple[str, int, str]]:
 
 def words(model: Path, folder: Path, /, **flags: Any) -> list[str]:
     """Flags of a run on the noisy digits task that leaves everything in `folder`."""
-    values = {
-        "rlhf_type": "grpo",
-        "model": model,
+    own = {
         "external_plugins": HERE / "noisy_plugin.py",
         "dataset": "counting#40",
         "reward_funcs": "noisy_digits",
-        "reward_isolation": "inline",
         "per_device_train_batch_size": 8,
-        "num_generations": 4,
         "max_completion_length": 8,
-        "gradient_checkpointing": "false",
-        "report_to": "none",
+        "lr_scheduler_type": [],
         "logging_steps": 2,
         "learning_rate": 3e-3,
         "deterministic": "true",
-        "output_dir": folder,
-        "add_version": "false",
-    } | flags
-    listed = {
-        name: value if isinstance(value, list) else [value]
-        for name, value in values.items()
-        if value != []
     }
-    return [word for name, items in listed.items() for word in (f"--{name}", *map(str, items))]
+    return words_of(model, folder, **own | flags)
 
 
 def contents(folder: Path) -> dict[str, Any]:
