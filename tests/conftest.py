@@ -504,26 +504,17 @@ def second_tiny_server(_second_tiny_server: KillableServer) -> KillableServer:
     return _second_tiny_server
 
 
-def _killable_vllm(model: Path, folder: Path) -> Iterator[KillableServer]:
-    def start(model: Path, port: int | None) -> ServerProcess:
-        return start_server(folder, model, torch_dtype="float32", port=port)
-
-    server = KillableServer(start, model)
-    server.wait()
-    yield server
-    server.server.stop()
-
-
 @pytest.fixture
 def killable_vllm(tiny_model: Path, tmp_path: Path) -> Iterator[KillableServer]:
     """`swift rollout` of the tiny model in float32, for tests that kill it."""
-    yield from _killable_vllm(tiny_model, tmp_path / "server")
 
+    def start(model: Path, port: int | None) -> ServerProcess:
+        return start_server(tmp_path / "server", model, torch_dtype="float32", port=port)
 
-@pytest.fixture
-def second_killable_vllm(tiny_model: Path, tmp_path: Path) -> Iterator[KillableServer]:
-    """As `killable_vllm`, beside it."""
-    yield from _killable_vllm(tiny_model, tmp_path / "second-server")
+    server = KillableServer(start, tiny_model)
+    server.wait()
+    yield server
+    server.server.stop()
 
 
 @pytest.fixture(scope="session")

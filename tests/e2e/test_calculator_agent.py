@@ -41,15 +41,6 @@ def test_no_held_out_product_is_in_training() -> None:
         assert problem.answer == problem.left * problem.right + int(f"{problem.way}{problem.other}")
 
 
-@pytest.mark.parametrize(
-    "expression", ["1+2+3", "12", "", "2**9", "__import__('os')", "9" * 13 + "*2", "3*-4", "1/2"]
-)
-def test_the_calculator_takes_two_numbers_alone(expression: str) -> None:
-    assert arithmetic.calculated("-37 * 58") == -2146
-    with pytest.raises(ValueError, match="give two whole numbers"):
-        arithmetic.calculated(expression)
-
-
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("models") / "calculator"

@@ -53,15 +53,6 @@ def reloaded(folder, family):
     return family_class(family).from_pretrained(folder, dtype=torch.float32).state_dict()
 
 
-def stored(folder):
-    """The tensors of a checkpoint's files."""
-    return {
-        name: one
-        for path in folder.glob("model*.safetensors")
-        for name, one in load_file(path).items()
-    }
-
-
 def steps(folder):
     lines = [json.loads(line) for line in (folder / "logging.jsonl").read_text().splitlines()]
     return [line for line in lines if "loss" in line]
@@ -150,31 +141,3 @@ def test_through_vllm(rlhf, launch_server, table, tmp_path, family):
     checks = [line["rollout/weight_check"] for line in run.steps if "rollout/weight_check" in line]
     table(family, "vllm", max(checks))
     assert len(checks) == 2 and max(checks) < 1e-2
-
-
-@pytest.mark.parametrize(
-    "ways",
-    [{"processes": 2}, {"deepspeed": "zero1"}, {"deepspeed": "zero3"}, {"fsdp": "fsdp2"}],
-    ids=["ddp", "zero1", "zero3", "fsdp2"],
-)
-def test_a_language_model_is_trained_over_ranks(runs, tmp_path, ways):
-    """As by one process, whatever is spread; a resumed run ends as one that was never cut, and towers are copied."""
-    model = save_family(tmp_path / "model", "gemma3")
-    (model / "preprocessor_config.json").write_text("{}")
-    for folder, more in (
-        ("alone", {"per_device_train_batch_size": 16}),
-        ("spread", {"processes": 2} | ways),
-    ):
-        run = runs.run(
-            tmp_path / folder, model=model, train_type="full", use_vllm="false", **TWO_STEPS | more
-        )
-        assert run.code == 0
-    alone, spread = (stored(tmp_path / folder / "checkpoint-2") for folder in ("alone", "spread"))
-    before = stored(model)
-    assert alone.keys() == spread.keys() == before.keys()
-    for name, tensor in spread.items():
-        torch.testing.assert_close(tensor, alone[name], atol=2e-4, rtol=0)
-        assert torch.equal(tensor, before[name]) == name.startswith(
-            ("vision_tower.", "multi_modal_projector.")
-        )
-    assert (tmp_path / "spread" / "checkpoint-2" / "preprocessor_config.json").read_text() == "{}"

@@ -46,14 +46,6 @@ def replay(run: Path, folder: Path, processes: int | None = None, **flags) -> Ru
     return Run(done.returncode, done.stderr, folder)
 
 
-def contents(folder: Path) -> dict[str, bytes]:
-    return {
-        str(path.relative_to(folder)): path.read_bytes()
-        for path in folder.rglob("*")
-        if path.is_file()
-    }
-
-
 def weights(folder: Path, step: int, name: str = "model.safetensors") -> bytes:
     return (folder / f"checkpoint-{step}" / name).read_bytes()
 

@@ -9,7 +9,6 @@ from tests.e2e.test_replay import learned, replay, weights
 from tests.families import save_family
 
 HERE = Path(__file__).parent
-AGENTS = HERE.parent / "rollout" / "agents" / "agents_plugin.py"
 FLAGS = {
     "external_plugins": [HERE / "digits_plugin.py", HERE / "noisy_routes_plugin.py"],
     "max_steps": 4,

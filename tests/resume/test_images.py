@@ -9,7 +9,7 @@ import pytest
 from transformers import AutoModelForMultimodalLM
 
 from swift_r1.models.multimodal import part_of_model
-from tests.resume.test_exact_resume import TWO_RANKS, cut_back, kill_and_resume
+from tests.resume.test_exact_resume import cut_back
 from tests.vision import write_tiny
 
 HERE = Path(__file__).parent
@@ -62,14 +62,3 @@ def test_a_checkpoint_is_a_model_whose_tower_was_trained(whole):
     weights = after[0].state_dict()
     moved = {name for name, one in before[0].state_dict().items() if not one.equal(weights[name])}
     assert {part_of_model(name) for name in moved} == {"llm", "vit", "aligner"}
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("more", [{}, TWO_RANKS, TWO_RANKS | {"deepspeed": "zero3"}])
-def test_one_that_was_killed_at_any_moment(runs, whole, same, tmp_path, more):
-    flags, expected, seconds = whole
-    if more:
-        expected = tmp_path / "whole"
-        assert runs.run(expected, **flags | more).code == 0
-    kill_and_resume(runs, tmp_path / "run", flags | more, seconds, 3)
-    same(expected, tmp_path / "run")
