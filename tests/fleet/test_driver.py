@@ -136,21 +136,6 @@ def test_training_is_told_where_a_judge_or_teacher_is_now(launch, role):
 
 
 @pytest.mark.long
-def test_training_waits_for_the_judge(launch, tmp_path):
-    """Its first question would have no answer: a model takes minutes to load."""
-    (tmp_path / "late").touch()
-    one = launch(
-        {"train": {}, "judge": {}}, judge={"model": "j"}, rlhf={"reward_funcs": ["digits", "judge"]}
-    )
-    one.started("rollout")
-    until(lambda: "judge-0 on local: started" in one.said)
-    assert not list(tmp_path.glob("rlhf-*"))
-    (tmp_path / "late").unlink()
-    one.started("rlhf")
-    assert one.said.index("judge-0 on local: serves") < one.said.index("train-0 on local: trains")
-
-
-@pytest.mark.long
 def test_a_judge_that_does_not_serve(launch, tmp_path):
     (tmp_path / "late").touch()
     flags = {"reward_funcs": ["digits", "judge"], "vllm_server_timeout": 2}
@@ -206,19 +191,6 @@ def test_a_server_that_does_not_start_ends_the_launch(launch, tmp_path):
     assert "ended with 2 before it was ready: swift rollout: no such model" in one.said
 
 
-@pytest.mark.long
-@pytest.mark.parametrize(
-    ("roles", "who"),
-    [({"train": {}}, "train"), (ONE, "rollout")],
-)
-def test_an_interpreter_that_is_not_there(launch, roles, who):
-    one = launch(roles, local={"python": "/no/such/python"})
-    assert one.wait() == 2
-    assert "cannot be started: [Errno 2] No such file or directory: '/no/such/python'" in one.said
-    [log] = one.folder.glob(f"out/*/launch/{who}-0.log")
-    assert "cannot be started" in log.read_text()
-
-
 @pytest.mark.parametrize(
     "number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.long)]
 )
@@ -266,17 +238,6 @@ def test_nohup_is_heeded(launch):
     one.end(0)
     assert one.wait() == 0
     assert "saves" not in one.said
-
-
-@pytest.mark.long
-def test_a_pipe_that_is_closed_does_not_matter(launch, tmp_path):
-    reader, writer = os.pipe()
-    one = launch(ONE, streams={"stdout": writer})
-    os.close(writer)
-    os.close(reader)
-    one.started("rlhf")
-    one.end(0)
-    assert one.wait() == 0
 
 
 @pytest.mark.long
@@ -379,23 +340,6 @@ def test_more_than_there_is_is_said(launch):
         "local 0 of 8 GPUs" in one.said
     )
     assert list((one.folder / "out").iterdir()) == []  # else it would be the newest run
-
-
-@pytest.mark.long
-def test_gpus_are_shared_out(launch):
-    one = launch({"train": {"gpus": 2}, "rollout": {"replicas": 2, "gpus": 1}}, local={"gpus": 4})
-    servers, [trainer] = one.started("rollout", 2), one.started("rlhf")
-    assert trainer["CUDA_VISIBLE_DEVICES"] == "0,1" and trainer["NPROC_PER_NODE"] == "2"
-    assert {server["CUDA_VISIBLE_DEVICES"] for server in servers} == {"2", "3"}
-
-
-@pytest.mark.long
-def test_two_launches_in_one_folder(launch):
-    first = launch({"train": {}}, "--add_version", "false")
-    first.started("rlhf")
-    second = launch({"train": {}}, "--add_version", "false")
-    assert second.process.wait(60) == 2
-    assert "another process" in second.said
 
 
 @pytest.mark.long

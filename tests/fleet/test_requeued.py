@@ -16,14 +16,6 @@ exit 0
 """
 
 
-def test_a_job_that_waits_for_no_known_reason() -> None:
-    assert slurm._waiting("1", {"Reason": "None"}) == "job 1 waits: Slurm has not said yet for what"
-    assert (
-        slurm._waiting("1", {"Reason": "Priority"})
-        == "job 1 waits: Priority (others are before it)"
-    )
-
-
 @pytest.fixture
 def end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., int]:
     """`end(step, job="7", folder="v0")`: a start of the job ends by SIGTERM, after the checkpoint of a step."""

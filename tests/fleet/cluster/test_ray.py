@@ -9,7 +9,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-import psutil
 import pytest
 
 from tests.conftest import REPO, until
@@ -185,14 +184,6 @@ def test_a_killed_driver_leaves_nothing(on_ray):
     one.wait(10)
 
 
-def test_processes_have_the_priority_that_they_have_elsewhere(on_ray):
-    """Ray's own workers run at 15."""
-    one = on_ray(python=STUB).start()
-    one.says("trains")
-    until(lambda: list(one.folder.glob("rlhf-*.json")))
-    assert {process.nice() for process in processes_in(one.folder)} == {psutil.Process().nice()}
-
-
 def test_what_does_not_fit_is_said(on_ray):
     one = on_ray(ROLES | {"train": {"cpus": 64}}, python=STUB, ray={"wait": 1})
     done = one.once()
@@ -200,17 +191,6 @@ def test_what_does_not_fit_is_said(on_ray):
     assert (
         "Ray has not placed the roles within 1 s (ray: wait): 66 CPUs needed, 6 of 6 free"
         in done.stderr
-    )
-
-
-def test_no_cluster(launched):
-    one = launched("ray")
-    one.write(ROLES, python=STUB, ray={"address": "127.0.0.1:1"})
-    done = one.once()
-    assert done.returncode == 2
-    assert (
-        done.stderr.strip()
-        == "swift launch: no Ray cluster at 127.0.0.1:1: [Errno 111] Connection refused"
     )
 
 

@@ -129,22 +129,6 @@ def test_a_job_that_cannot_be_is_said_in_a_line(on_slurm):
         assert line in done.stderr and len(done.stderr.splitlines()) == 1
 
 
-def test_a_job_that_would_never_start(slurm, on_slurm):
-    one = on_slurm({"train": {"nodes": 5}}, python=STUB).start()
-    one.says(
-        "waits: PartitionNodeLimit (it asks for more nodes than the partition gives, or has: it will not start)",
-        30,
-    )
-    one.send(signal.SIGINT)
-    assert one.wait(30) == 130
-
-
-def test_a_fault_of_the_flags_ends_the_job_with_its_code(on_slurm):
-    one = on_slurm(model="no/such/model", rlhf={"use_hf": True}).start()
-    assert one.wait(120) == 2, one.said
-    assert "no/such/model" in one.said
-
-
 def test_roles_on_nodes_of_different_kinds(slurm, on_slurm):
     """Components of one job, each with nodes for its roles, or parts of nodes."""
     roles = {"train": {"cpus": 2}, "rollout": {"replicas": 2, "cpus": 1}}
@@ -170,10 +154,3 @@ def test_no_sbatch(launched, tmp_path):
     assert done.stderr.strip() == (
         "swift launch: there is no sbatch on this machine: start on a login node of the cluster, or --dry_run"
     )
-
-
-def test_a_clocks_time_needs_quotes(launched):
-    one = launched("slurm")
-    one.write(ROLES, slurm={"time": 86400})
-    done = one.once("--dry_run")
-    assert done.returncode == 2 and "time must be in quotes" in done.stderr
