@@ -171,13 +171,6 @@ def test_links_swapped_while_files_are_written_lead_nowhere(opened: Open, target
 
 
 BOMBS = {
-    "tables": """
-import ctypes
-libc = ctypes.CDLL(None)
-libc.mmap.restype = ctypes.c_void_p
-at = libc.mmap(None, ctypes.c_size_t(1 << 42), 1, 0x4022, -1, ctypes.c_long(0))  # private, without reserve
-libc.madvise(ctypes.c_void_p(at), ctypes.c_size_t(1 << 42), 15)  # no huge pages
-for start in range(at, at + (1 << 42), 2 << 20): ctypes.c_char.from_address(start).value""",
     "connections": """
 import os, socket
 held = []
@@ -227,37 +220,6 @@ def deep():
     x = bytearray(b"x") * (60 << 20)
     time.sleep(20)
 for _ in range(50): threading.Thread(target=deep).start()""",
-    "sockets": """
-import os, socket, time
-for _ in range(40):
-    if os.fork() == 0: break
-held = []
-while True:
-    try: pair = socket.socketpair()
-    except OSError: break
-    held.append(pair)
-    for one in pair:
-        one.setblocking(False)
-        try:
-            while True: one.send(bytes(65536))
-        except OSError: pass
-time.sleep(20)""",
-    "pipes": """
-import fcntl, os, time
-for _ in range(40):
-    if os.fork() == 0: break
-held = []
-while True:
-    try: pair = os.pipe()
-    except OSError: break
-    held.append(pair)
-    os.set_blocking(pair[1], False)
-    try: fcntl.fcntl(pair[1], 1031, 1 << 20)
-    except OSError: pass
-    try:
-        while True: os.write(pair[1], bytes(65536))
-    except OSError: pass
-time.sleep(20)""",
 }
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import shlex
-import socket
 import subprocess
 import sys
 from collections.abc import Callable
@@ -13,7 +12,6 @@ from pathlib import Path
 import pytest
 
 from swift_r1.sandboxes.base import SandboxError
-from swift_r1.sandboxes.local import sandbox
 from swift_r1.sandboxes.local.sandbox import LocalSandbox
 from tests.sandboxes.roots import folder_root
 
@@ -75,25 +73,3 @@ def test_a_file_of_the_host_may_be_replaced(allows_sandbox: None, tmp_path: Path
     words = ["unshare", "-m", "sh", "-c", f"{there} && exec {python} -c {shlex.quote(REPLACED)}"]
     done = subprocess.run(words, capture_output=True, text=True, timeout=100)
     assert done.stdout.split() == ["0", "0", "0"], done.stderr
-
-
-def test_an_image_that_cannot_be_shown_is_tried_once_more(
-    opened: Open, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    opened()
-    machine = sandbox._machine()
-    monkeypatch.setattr(machine, "_rootfs", {})
-    live_in, faults = machine._live_in, [SandboxError("it is gone")]
-
-    def live(folder: str) -> socket.socket:
-        if faults:
-            raise faults.pop()
-        return live_in(folder)
-
-    monkeypatch.setattr(machine, "_live_in", live)
-    assert opened().exec("true", 20).exit_code == 0
-    assert "it is gone; once more" in caplog.text
-    machine._rootfs.clear()
-    faults += [SandboxError("the second"), SandboxError("the first")]
-    with pytest.raises(SandboxError, match="the second"):
-        opened()
