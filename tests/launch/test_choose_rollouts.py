@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 from swift_r1.errors import UsageError
 from swift_r1.flags.parser import parse_arguments
@@ -18,7 +17,6 @@ from swift_r1.flags.world import World
 from swift_r1.launch import colocate
 from swift_r1.launch.checks.model_folder import dtype_here
 from swift_r1.launch.colocate import LEAST_MODEL_BYTES, attention_of, chosen, compiled
-from swift_r1.runtime.hardware import cpu_multiplies
 
 FLAGS = {
     "rlhf_type": "grpo",
@@ -177,10 +175,3 @@ def test_the_dtype_is_one_that_the_cpu_multiplies(
     dtype, line = dtype_here(str(tmp_path), given, gpu, str(tmp_path / "cpuinfo"))
     assert dtype == found
     assert (line or "").startswith(said) and bool(line) == bool(said)
-
-
-def test_the_cpus_instructions_are_those_that_torch_sees() -> None:
-    seen = torch.cpu.get_capabilities()
-    assert cpu_multiplies("bfloat16") == any(
-        seen.get(name, False) for name in ("avx512_bf16", "amx_bf16", "bf16")
-    )

@@ -53,19 +53,6 @@ sys.exit(run_workers(World(nproc_per_node=2), command, lambda: "what helps", pat
 """
 
 
-LAUNCH_BESIDE = """
-import subprocess, sys
-beside = subprocess.Popen(["sleep", "100"], start_new_session=True)
-try:
-    from swift_r1.flags import World
-    from swift_r1.launch.elastic import run_workers
-    run_workers(World(nproc_per_node=2), (sys.executable, "worker.py", sys.argv[1]))
-    open("beside", "w").write(str(beside.poll()))
-finally:
-    beside.kill()
-"""
-
-
 def launch(
     folder: Path, mode: str, script: str = LAUNCH, patience: int = 0
 ) -> subprocess.Popen[str]:
@@ -93,13 +80,6 @@ def test_every_rank_runs_and_knows_the_world(tmp_path: Path) -> None:
     assert (code, err) == (0, "")
     assert (tmp_path / "world0").read_text() == "0 0 2 127.0.0.1"
     assert (tmp_path / "world1").read_text() == "1 1 2 127.0.0.1"
-
-
-@pytest.mark.long
-def test_what_was_started_before_the_ranks_outlives_them(tmp_path: Path) -> None:
-    """As the supervisor of engines beside them must."""
-    end(launch(tmp_path, "exit", LAUNCH_BESIDE))
-    assert (tmp_path / "beside").read_text() == "None"
 
 
 @pytest.mark.parametrize(

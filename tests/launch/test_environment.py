@@ -12,7 +12,6 @@ from swift_r1.flags import World
 from swift_r1.flags.rlhf import RlhfArguments
 from swift_r1.launch import environment
 from swift_r1.launch.environment import (
-    cpu_binding,
     find_allocator,
     has_gpu,
     new_environment,
@@ -93,12 +92,6 @@ def test_the_server_binds_all_of_few_cpus() -> None:
         {}, offline=True, cpus=range(64), gpu=False
     )
     assert server_environment({}, offline=False, cpus=(0, 1), gpu=True) == {}
-
-
-def test_cpu_ranges() -> None:
-    assert cpu_binding((0, 1, 2, 5), 1) == "0-2,5"
-    assert cpu_binding((0, 1, 2, 3), 2) == "0-1|2-3"
-    assert cpu_binding((4,), 2) == "4|4"
 
 
 def test_the_additions_can_be_preloaded() -> None:

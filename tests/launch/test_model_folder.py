@@ -35,13 +35,6 @@ def test_a_model_without_attention_heads(folder: Path, heads: int) -> None:
             transformers_config(str(folder))
 
 
-def test_a_config_that_is_nested_too_deep(folder: Path) -> None:
-    (folder / "config.json").write_text('{"a": ' + "[" * 100_000 + "]" * 100_000 + "}")
-    model_faults(str(folder), {})
-    with pytest.raises(UsageError, match="cannot load the config"):
-        transformers_config(str(folder))
-
-
 @pytest.mark.parametrize("kept", [0, 7, 1000, -1])
 def test_weights_cut_short(folder: Path, kept: int) -> None:
     assert model_faults(str(folder), {}) == []
@@ -57,13 +50,6 @@ def test_a_pipe_is_not_opened(folder: Path, name: str) -> None:
     os.mkfifo(folder / name)
     [fault] = model_faults(str(folder), {})
     assert fault.endswith((f"{name}: not a regular file", "it lacks config.json"))
-
-
-def test_a_pointer_of_git_lfs(folder: Path) -> None:
-    (folder / "model.safetensors").write_text(
-        "version https://git-lfs.github.com/spec/v1\nsize 328800\n"
-    )
-    assert "no safetensors" in model_faults(str(folder), {})[0]
 
 
 @pytest.mark.parametrize(
@@ -94,14 +80,6 @@ def test_towers_are_refused_where_the_language_model_cannot_run_alone(folder: Pa
     [fault] = model_faults(str(folder), {})
     assert (
         "is not a text model (siglip with a vision_config), nor one whose language model" in fault
-    )
-
-
-def test_gemma3n_is_refused_as_its_language_model_reads_what_its_towers_have(folder: Path) -> None:
-    reconfigure(folder, vision_config={}, audio_config={}, model_type="gemma3n", text_config={})
-    [fault] = model_faults(str(folder), {})
-    assert fault.endswith(
-        "is not a text model (gemma3n with a vision_config), nor one whose language model transformers can run alone"
     )
 
 

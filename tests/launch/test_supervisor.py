@@ -143,11 +143,3 @@ def test_an_engine_that_does_not_come_up_is_given_up_with_its_last_line(
     kept = keep(script="import sys; print('no such model'); sys.exit(2)")
     until(lambda: gone(kept.supervisor))
     assert "the engine beside the trainer ended with 2: no such model" in kept.said.read_text()
-
-
-def test_the_keepers_own_end_is_the_engines(keep: Callable[..., Kept]) -> None:
-    kept = keep()
-    [pids] = kept.started(1)
-    os.kill(kept.supervisor, signal.SIGKILL)
-    until(lambda: gone(pids[0]))
-    os.kill(pids[1], signal.SIGKILL)  # a server of ours ends its own

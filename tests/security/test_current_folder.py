@@ -85,13 +85,6 @@ def test_python_m(folder: Path) -> None:
     assert not (folder / TAKEN).exists()
 
 
-def test_what_runs_agents_and_sandboxes(folder: Path) -> None:
-    (folder / "rows.jsonl").write_text(json.dumps({"prompt": "a", "solution": "a"}) + "\n")
-    agent = ["--agent_command", "true", "--use_vllm", "true", "--vllm_server_host", "127.0.0.1"]
-    swift(folder, "check", "--dataset", str(folder / "rows.jsonl"), *agent)
-    swift(folder, "doctor")
-
-
 def test_a_reward_sees_its_own_folder(tmp_path: Path) -> None:
     """A plugin imports what lies beside it, and what it starts is as it would be elsewhere."""
     plugins = tmp_path / "plugins"
@@ -136,12 +129,6 @@ def test_what_a_training_starts(folder: Path, tiny_model: Path, processes: str) 
     sizes = ["--max_steps", "2", "--output_dir", str(folder / "run"), "--view", "true"]
     words = ["rlhf", "--model", str(tiny_model), *SMALL, *sizes]
     assert swift(folder, *words, NPROC_PER_NODE=processes).returncode == 0
-
-
-@pytest.mark.long
-def test_what_a_forecast_starts(folder: Path, tiny_model: Path) -> None:
-    words = [*SMALL, "--num_prompts", "2", "--num_completions", "4"]
-    assert swift(folder, "forecast", "--model", str(tiny_model), *words).returncode == 0
 
 
 @pytest.mark.long

@@ -6,7 +6,6 @@ vLLM behind the server, the trackers that are installed, and a launch.
 
 from __future__ import annotations
 
-import gzip
 import json
 import os
 import re
@@ -274,27 +273,3 @@ def _refused(place: Place, model: Path, url: str, monkeypatch: pytest.MonkeyPatc
     assert (
         place.run("eval", "eval", forked=True, model=url, max_completion_length=4, **asked) == 0
     ), place.said("eval")
-
-
-def test_what_is_told_is_found(tmp_path: Path) -> None:
-    from pyarrow import Table, parquet
-
-    value = planted.secret("HF_TOKEN")
-    (tmp_path / "log").write_text(f"x{value}x")
-    (tmp_path / "log.gz").write_bytes(gzip.compress(value.encode()))
-    parquet.write_table(
-        Table.from_pylist([{"a": [value]}] * 3), tmp_path / "a.parquet", compression="zstd"
-    )
-    (tmp_path / value).mkdir()
-    for number, form in enumerate(planted.forms("HF_TOKEN")):
-        (tmp_path / f"form-{number}").write_bytes(b"<" + form + b">")
-    found = planted.leaks(tmp_path, {"stdout": value}, planted.EVERYTHING)
-    assert len(found) == 5 + len(planted.forms("HF_TOKEN")) and all(
-        "HF_TOKEN" in one for one in found
-    )
-    with (
-        planted.CommandLines(("HF_TOKEN",)) as lines,
-        subprocess.Popen([sys.executable, "-c", "input()", value], stdin=-1) as one,
-    ):
-        until(lambda: lines.found, 20)
-        one.communicate(b"\n")
