@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-import itertools
 import json
-import random
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from swift_r1.record.metrics import read_json_lines
 from tests.e2e.live_run import (
     GROUP,
-    SOAK_S,
-    STEPS,
     check_every_prompt_once,
     never,
     rows_of,
@@ -27,20 +22,15 @@ from tests.e2e.live_run import (
 PROMPTS = 4
 
 
-class Killed(Exception):
-    """This trainer was killed on purpose."""
-
-
 def train(
     model: Path,
     url: str,
     folder: Path,
     at_step: Callable[[int], None] = never,
     processes: int = 1,
-    within_s: float = 240,
     **more: Any,
 ) -> str:
-    """Runs to the end, or until `at_step`, called after each step, raises Killed; returns what was said."""
+    """Runs to the end, calling `at_step` after each step; returns what was said."""
     flags = {
         "use_vllm": "true",
         "vllm_server_base_url": url,
@@ -49,43 +39,7 @@ def train(
         "learning_rate": 1e-3,
         "save_steps": 1000,
     }
-    return train_to_the_end(words_of(model, folder, **flags | more), at_step, processes, within_s)
-
-
-def check_spans_and_events(folder: Path) -> None:
-    """Of that run: every phase of every step, rounds ahead of their time, and the server's absence."""
-    lanes = {path.stem: read_json_lines(path) for path in (folder / "spans").iterdir()}
-    names = {"rank-0", "rank-1", "rewards", "server-0", "server-0-weights"}
-    assert set(lanes) == names | {f"rollout-ahead-{number}" for number in range(3)}
-    for rows in lanes.values():
-        assert all(row["start"] <= row["end"] for row in rows)
-        assert all(one["end"] <= other["start"] + 1e-3 for one, other in itertools.pairwise(rows))
-    for rank in ("rank-0", "rank-1"):
-        for name in ("wait", "train", "sync"):
-            assert {row["step"] for row in lanes[rank] if row["name"] == name} >= set(range(1, 9))
-        assert [row["step"] for row in lanes[rank] if row["name"] == "evaluate"] == [4, 8]
-    ahead = [
-        row
-        for number in range(3)
-        for row in lanes[f"rollout-ahead-{number}"]
-        if row["name"] == "generate"
-    ]
-    assert sorted(row["step"] for row in ahead) == list(range(1, 9))
-    first = {
-        row["step"]: row["start"] for row in reversed(lanes["rank-0"]) if row["name"] == "wait"
-    }
-    assert any(row["start"] < first[row["step"]] for row in ahead)
-    events = read_json_lines(folder / "events.jsonl")
-    kinds = [event["kind"] for event in events]
-    lost, back = kinds.index("server_lost"), kinds.index("server_restored")
-    assert (
-        kinds[0] == "started"
-        and kinds[-1] == "ended"
-        and lost < back
-        and kinds.count("evaluated") == 2
-    )
-    away = (events[lost]["time"], events[back]["time"])
-    assert not [row for row in lanes["server-0"] if away[0] < row["start"] < away[1]]
+    return train_to_the_end(words_of(model, folder, **flags | more), at_step, processes, 240)
 
 
 def test_rounds_come_at_most_k_behind_and_a_killed_server_loses_none(
@@ -112,7 +66,6 @@ def test_rounds_come_at_most_k_behind_and_a_killed_server_loses_none(
     )
     check_every_prompt_once(folder, 8, prompts=2 * PROMPTS)
     assert "was started again and holds weight version" in said
-    check_spans_and_events(folder)
     steps = steps_of(folder)
     ages = [step["rollout/staleness/max"] for step in steps]
     assert len(steps) == 8 and ages[0] == 0 and 0 < max(ages) <= 2
@@ -157,52 +110,3 @@ def test_vllm_killed_while_rounds_are_ahead(
     assert len({row["request_id"] for row in rows}) * GROUP == len(rows)
     prompts = [row["prompt_id"] for row in rows[::GROUP]]
     assert len(set(prompts)) == len(prompts)  # of 200: none comes twice in an epoch
-
-
-@pytest.mark.long
-@pytest.mark.timeout(SOAK_S)
-def test_soak_ahead_with_random_kills_of_server_and_trainer(
-    tiny_model: Path, tiny_server: Any, tmp_path: Path
-) -> None:
-    """Two rounds ahead: as many prompts, in the same order, as without a kill; none too old."""
-    steps, rng, folder = STEPS, random.Random(5), tmp_path / "run"
-    kills: list[tuple[int, str]] = []
-    due = rng.randint(8, 16)
-
-    def at_step(step: int) -> None:
-        nonlocal due
-        if step < due or step >= steps:
-            return
-        kills.append((step, rng.choice(["server", "trainer"])))
-        due = step + rng.randint(8, 16)
-        if kills[-1][1] == "trainer":
-            raise Killed
-        tiny_server.kill()
-        tiny_server.start()
-
-    more = {"max_steps": steps, "max_staleness": 2, "save_steps": 4, "save_total_limit": 2}
-    while True:
-        try:
-            train(
-                tiny_model,
-                tiny_server.url,
-                folder,
-                at_step,
-                within_s=SOAK_S,
-                resume_from_checkpoint="last",
-                **more,
-            )
-            break
-        except Killed:
-            pass
-    assert len(kills) >= steps // 17 and len({whom for _, whom in kills}) == 2, kills
-    check_every_prompt_once(folder, steps)
-    logged = steps_of(folder)
-    assert [step["step"] for step in logged] == list(range(1, steps + 1))
-    assert max(step["rollout/staleness/max"] for step in logged) <= 2
-    # Epochs of 200 prompts, 4 a step: each once in each.
-    prompts = [row["prompt_id"] for row in rows_of(folder)[::GROUP]]
-    for epoch in range(0, len(prompts), 200):
-        assert len(set(prompts[epoch : epoch + 200])) == len(prompts[epoch : epoch + 200])
-    rewards = [step["reward"] for step in logged]
-    assert sum(rewards[-20:]) > 2 * sum(rewards[:20])

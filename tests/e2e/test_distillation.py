@@ -72,18 +72,13 @@ def test_the_policy_teaches_itself_by_a_hint(rlhf, tiny_model, tmp_path):
     assert plain.code == 2 and "teacher_prompt" in plain.errors
 
 
-@pytest.mark.parametrize(
-    "topk", [pytest.param([], id="advantages"), pytest.param(5, id="loss", marks=pytest.mark.long)]
-)
-def test_a_server_teaches_as_the_model_itself_does(
-    rlhf, tiny_model, teacher, start_tiny, tmp_path, topk
-):
-    """Two servers of one model, each for the rows of its tag; for the loss on two processes."""
+def test_a_server_teaches_as_the_model_itself_does(rlhf, tiny_model, teacher, start_tiny, tmp_path):
+    """Two servers of one model, each for the rows of its tag."""
     servers = [start_tiny(teacher) for _ in range(2)]
     for server in servers:
         wait_until_serving(server)
     flags = TAUGHT | {
-        "gkd_logits_topk": topk,
+        "gkd_logits_topk": 5,
         "max_steps": 2,
         "temperature": 0.9,
         "learning_rate": 1e-3,
@@ -98,7 +93,6 @@ def test_a_server_teaches_as_the_model_itself_does(
         "teacher_tag_key": "subject",
         "output_dir": tmp_path / "served",
     }
-    more |= {"processes": 2, "per_device_train_batch_size": 8} if topk else {}
     served = rlhf(tiny_model, **flags | more)
     own = rlhf(tiny_model, teacher_model=teacher, output_dir=tmp_path / "own", **flags)
     assert served.code == own.code == 0

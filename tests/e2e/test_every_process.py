@@ -83,6 +83,13 @@ LAYOUTS = [
         "a server", 1, SERVED, lambda folder, model, port: start_tiny_server(folder, model, port)
     ),
     Layout(
+        "two rounds ahead",
+        1,
+        SERVED | {"async_generate": "true", "max_staleness": 2},
+        lambda folder, model, port: start_tiny_server(folder, model, port),
+        equal=False,
+    ),
+    Layout(
         "a server with vLLM",
         1,
         SERVED,
@@ -297,7 +304,9 @@ def test_every_process_killed_and_paused(
     assert not found
     assert all(fault["held"] for fault in soak.faults)
     check_every_prompt_once(soak.folder, STEPS)
-    assert [step["step"] for step in steps_of(soak.folder)] == list(range(1, STEPS + 1))
+    steps = steps_of(soak.folder)
+    assert [step["step"] for step in steps] == list(range(1, STEPS + 1))
+    assert max(step.get("rollout/staleness/max", 0) for step in steps) <= 2
     if layout.equal:
         assert what_was_learned(soak.folder) == what_was_learned(calm.folder)
 

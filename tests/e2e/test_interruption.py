@@ -48,15 +48,9 @@ def test_a_signal_saves_and_ends(tiny_model, tmp_path, number, code, cold):
     assert f"with --resume_from_checkpoint last goes on after step {summary['steps']}" in run.said
 
 
-@pytest.mark.parametrize(
-    ("number", "code", "processes"),
-    [
-        pytest.param(signal.SIGTERM, 143, 2, marks=pytest.mark.long),
-        pytest.param(signal.SIGINT, 130, 2, marks=pytest.mark.long),
-        pytest.param(signal.SIGTERM, 143, 1, marks=pytest.mark.long),
-        pytest.param(signal.SIGINT, 130, 1, marks=pytest.mark.long),
-    ],
-)
+@pytest.mark.long
+@pytest.mark.parametrize("processes", [1, 2])
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
 def test_a_signal_before_the_first_step_ends_at_once(
     tiny_model, tmp_path, monkeypatch, number, code, processes
 ):

@@ -336,12 +336,6 @@ def sampled(folder):
     edited(log_tokens="sample")(folder)
 
 
-def thinned(folder):
-    for step in range(1, 11, 2):
-        (folder / "tokens" / f"step-{step:06}.parquet").unlink()
-    (folder / "tokens" / "stride").write_text("2")
-
-
 @pytest.mark.parametrize(
     ("damage", "flags", "why"),
     [
@@ -352,7 +346,6 @@ def thinned(folder):
             "has no token record (--log_tokens all): a run with --log_tokens all has one",
         ),
         (sampled, {}, "4 of the 8 completions of step 1 are recorded (--log_tokens sample)"),
-        (thinned, {}, "a higher limit would have kept every step"),
         (
             remove("tokens/step-000001.parquet"),
             {},

@@ -21,7 +21,6 @@ sys.path += [str(EXAMPLE), str(REPO / "examples" / "countdown_demo")]
 import shell_model  # noqa: E402
 import shell_tasks  # noqa: E402
 import tiny_model  # noqa: E402
-import traces  # noqa: E402
 
 
 def test_no_held_out_instance_is_in_training() -> None:
@@ -51,25 +50,6 @@ def test_each_task_is_solved_by_its_solution_alone(allows_sandbox: None, tmp_pat
     assert [
         proof for proof in proofs if proof.faults or proof.oracle != 1.0 or proof.empty != 0.0
     ] == []
-
-
-LOOKS = (shell_tasks.find, shell_tasks.command_repaired, shell_tasks.missing)
-
-
-@pytest.mark.parametrize("look", LOOKS, ids=lambda one: one.__name__)
-def test_what_a_look_says_is_what_the_sandbox_says(
-    look: Callable[[shell_tasks.Names], shell_tasks.Instance],
-    allows_sandbox: None,  # noqa: F811
-    played: Played,  # noqa: F811
-    tmp_path: Path,
-) -> None:
-    one = shell_tasks.instances(look, "train")[0]
-    shell_tasks.write_task(one, tmp_path / "one")
-    said = [one.solution[0], f"{one.solution[1]}\nexit"]
-    result, model = played(f"harbor:{tmp_path}", {"reply": "command"}, said)
-    assert result["reward"] == 1.0
-    seen = model.requests[1]["messages"][-1]["content"]
-    assert seen == traces.looked(one.solution[0], one)
 
 
 @pytest.mark.long

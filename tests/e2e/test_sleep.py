@@ -19,7 +19,7 @@ from safetensors.torch import load_file
 from swift_r1.flags.parser import parse_arguments
 from swift_r1.flags.rlhf import RlhfArguments
 from tests import forks
-from tests.e2e.live_run import PLUGIN
+from tests.e2e.live_run import PLUGIN, words_of
 
 LOGP_NOISE = 2e-3
 
@@ -35,19 +35,13 @@ def train(
         server = start_tiny(
             model, vllm_engine_kwargs={"enable_sleep_mode": flags.pop("can_sleep", True)}
         )
+        folder = tmp_path / name
         values = {
-            "rlhf_type": "grpo",
-            "model": model,
             "torch_dtype": "float32",
-            "external_plugins": PLUGIN,
-            "dataset": "counting#200",
-            "reward_funcs": "digits",
             "use_vllm": "true",
             "vllm_server_base_url": server.url,
-            "num_generations": 4,
             "per_device_train_batch_size": 8 // processes,
             "steps_per_generation": 2,
-            "max_completion_length": 12,
             "max_steps": 6,
             "beta": 0.01,
             "eval_steps": 3,
@@ -55,19 +49,10 @@ def train(
             "save_steps": 3,
             "weight_check_steps": 2,
             "learning_rate": 1e-2,
-            "lr_scheduler_type": "constant",
-            "logging_steps": 1,
-            "report_to": "none",
-        } | flags
-        words = [
-            word
-            for flag, value in values.items()
-            if value is not None
-            for word in (f"--{flag}", str(value))
-        ]
+        }
+        words = words_of(model, folder, **values | flags)
         environ = {"NPROC_PER_NODE": str(processes), "OMP_NUM_THREADS": "1"}
         args = parse_arguments(RlhfArguments, words, environ)
-        folder = tmp_path / name
         folder.mkdir(exist_ok=True)
         (folder / "args.json").write_text(
             json.dumps(
@@ -118,9 +103,7 @@ def learned(line: dict[str, Any]) -> dict[str, Any]:
     ("level", "more"),
     [
         pytest.param(2, {}, marks=pytest.mark.long),
-        pytest.param(
-            1, {"rlhf_type": "ppo", "beta": None, "kl_coef": 0.05}, marks=pytest.mark.long
-        ),
+        pytest.param(1, {"rlhf_type": "ppo", "beta": [], "kl_coef": 0.05}, marks=pytest.mark.long),
         pytest.param(2, {"processes": 2, "deepspeed": "zero3"}, marks=pytest.mark.long),
         pytest.param(1, {"processes": 2, "deepspeed": "zero2"}, marks=pytest.mark.long),
     ],

@@ -98,7 +98,7 @@ def test_a_server_that_ends_again_and_again_is_given_up_and_the_last_one_ends_th
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("command", ["rollout", pytest.param("rlhf", marks=pytest.mark.long)])
+@pytest.mark.parametrize("command", ["rollout", "rlhf"])
 def test_a_port_that_was_taken_meanwhile(launch, tmp_path, command):
     (tmp_path / f"taken-{command}").touch()
     one = launch(ONE)
@@ -112,13 +112,7 @@ def test_a_port_that_was_taken_meanwhile(launch, tmp_path, command):
 
 
 @pytest.mark.long
-@pytest.mark.parametrize(
-    "role",
-    [
-        pytest.param("judge", marks=pytest.mark.long),
-        pytest.param("teacher", marks=pytest.mark.long),
-    ],
-)
+@pytest.mark.parametrize("role", ["judge", "teacher"])
 def test_training_is_told_where_a_judge_or_teacher_is_now(launch, role):
     flags = {"reward_funcs": ["digits", "judge"]} if role == "judge" else {}
     one = launch(
@@ -160,9 +154,7 @@ def test_training_whose_servers_were_lost_begins_again(launch):
 
 
 @pytest.mark.long
-@pytest.mark.parametrize(
-    "code", [2, *(pytest.param(code, marks=pytest.mark.long) for code in (5, 3))]
-)
+@pytest.mark.parametrize("code", [2, 3, 5])
 def test_what_would_fail_again_is_not_tried_again(launch, code):
     one = launch({"train": {}})
     one.started("rlhf")

@@ -5,12 +5,11 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
 
-REPO = Path(__file__).resolve().parents[2]
+from tests.conftest import REPO, until
 
 WORKER = """
 import os, signal, sys, time
@@ -114,17 +113,10 @@ def signalled(
 ) -> subprocess.Popen[str]:
     """A launch whose workers wait, and have all taken the signal."""
     process = launch(folder, mode, **more)
-    until(process, [folder / f"ready{rank}" for rank in "01"])
+    until(lambda: all((folder / f"ready{rank}").exists() for rank in "01"))
     process.send_signal(number)
-    until(process, [folder / f"saved{rank}" for rank in "01"])
+    until(lambda: all((folder / f"saved{rank}").exists() for rank in "01"))
     return process
-
-
-def until(process: subprocess.Popen[str], files: list[Path]) -> None:
-    deadline = time.monotonic() + 60
-    while not all(file.exists() for file in files):
-        assert time.monotonic() < deadline and process.poll() is None
-        time.sleep(0.05)
 
 
 @pytest.mark.parametrize(

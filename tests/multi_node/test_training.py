@@ -16,6 +16,7 @@ import psutil
 import pytest
 
 from tests.conftest import until, wait_until_gone
+from tests.e2e.live_run import words_of
 
 TESTS = Path(__file__).resolve().parents[1]
 KEY = "not-on-loopback"
@@ -46,27 +47,17 @@ def train(hosts, tiny_model, tmp_path):
     started: list[subprocess.Popen[bytes]] = []
 
     def start(master=hosts[0].address, **flags):
-        values = {
-            "rlhf_type": "grpo",
-            "model": tiny_model,
-            "external_plugins": TESTS / "e2e" / "digits_plugin.py",
+        own = {
             "dataset": "counting#40",
-            "reward_funcs": "digits",
+            "reward_isolation": [],
             "per_device_train_batch_size": 4,
-            "num_generations": 4,
             "max_completion_length": 8,
-            "gradient_checkpointing": "false",
-            "lr_scheduler_type": "constant",
             "learning_rate": 1e-3,
-            "logging_steps": 1,
-            "report_to": "none",
-            "output_dir": tmp_path / "run",
-            "add_version": "false",
             "deepspeed": "zero2",
             "ddp_timeout": DDP_TIMEOUT,
             "use_vllm": "true",
-        } | flags
-        words = [word for name, value in values.items() for word in (f"--{name}", str(value))]
+        }
+        words = words_of(tiny_model, tmp_path / "run", **own | flags)
         for number in range(2):
             started.append(
                 hosts[number].start(

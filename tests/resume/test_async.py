@@ -13,7 +13,6 @@ import pytest
 
 from swift_r1.data.choices import Choices
 from swift_r1.data.sampler import Outcome, build_sampler
-from swift_r1.lab.runs.timeline import Timeline
 from swift_r1.plugins import load_plugins
 
 pytestmark = pytest.mark.timeout(600)
@@ -118,29 +117,3 @@ def test_a_killed_run_takes_again_what_was_only_generated(runs, tiny_server, tmp
         steps = steps_of(folder)
         assert [step["step"] for step in steps] == list(range(1, 7))
         assert max(step["rollout/staleness/max"] for step in steps) <= 2
-    check_marks(resumed)
-
-
-def check_marks(folder: Path) -> None:
-    """The kill has its mark, and nothing that came before it is lost."""
-    timeline = Timeline(folder)
-    timeline.refresh()
-    assert timeline.problems == []
-    marks = timeline.marks
-    kinds = [mark.kind for mark in marks]
-    assert (
-        kinds[0] == "started"
-        and kinds[-1] == "ended"
-        and kinds.count("killed") == kinds.count("resumed") == 1
-    )
-    killed, resumed = marks[kinds.index("killed")], marks[kinds.index("resumed")]
-    assert kinds.index("resumed") == kinds.index("killed") + 1 and killed.step >= resumed.step > 0
-    spans = [span for lane in timeline.lanes for span in timeline.spans(lane)]
-    assert killed.time >= max(span.end for span in spans if span.end < resumed.time)
-    assert [span.step for span in timeline.spans("rank-0") if span.name == "start"] == [
-        0,
-        resumed.step,
-    ]
-    assert {span.step for span in timeline.spans("rank-0") if span.name == "save"} == set(
-        range(1, 7)
-    )

@@ -174,22 +174,12 @@ def kill_and_resume(runs, folder, settings, seconds, kills):
     return kills
 
 
+SHORT = ("full", "lora", "zero3", "ppo", "taught")
+
+
 @pytest.mark.parametrize(
     "name",
-    [
-        "full",
-        "lora",
-        pytest.param("ddp", marks=pytest.mark.long),
-        pytest.param("fsdp2", marks=pytest.mark.long),
-        "zero3",
-        pytest.param("streamed", marks=pytest.mark.long),
-        pytest.param("chosen", marks=pytest.mark.long),
-        pytest.param("mixed", marks=pytest.mark.long),
-        "ppo",
-        "taught",
-        pytest.param("fsdp2-qlora", marks=pytest.mark.long),
-        pytest.param("zero3-ppo", marks=pytest.mark.long),
-    ],
+    [name if name in SHORT else pytest.param(name, marks=pytest.mark.long) for name in SETTINGS],
 )
 def test_killed_and_resumed_equals_uninterrupted(runs, uninterrupted, same, tmp_path, name):
     expected, seconds = uninterrupted(name)

@@ -40,8 +40,6 @@ def mixtures(tmp_path_factory):
         ("R3", {}),
         pytest.param("R2", {}, marks=pytest.mark.long),
         pytest.param("R3", TWO_RANKS | {"deepspeed": "zero3"}, marks=pytest.mark.long),
-        pytest.param("R2", TWO_RANKS | {"packing": "true"}, marks=pytest.mark.long),
-        pytest.param("R2", TWO_RANKS | {"fsdp": "fsdp2"}, marks=pytest.mark.long),
         pytest.param("R3", TWO_RANKS | {"sequence_parallel_size": 2}, marks=pytest.mark.long),
     ],
 )

@@ -41,75 +41,12 @@ COMMANDS = (
         "why {}.json",
     ),
 )
-HARMLESS = {
-    *(
-        "html",
-        "head",
-        "meta",
-        "title",
-        "style",
-        "body",
-        "main",
-        "header",
-        "footer",
-        "section",
-        "article",
-        "nav",
-        "div",
-    ),
-    *(
-        "h1",
-        "h2",
-        "h3",
-        "p",
-        "pre",
-        "code",
-        "blockquote",
-        "table",
-        "thead",
-        "tbody",
-        "tr",
-        "th",
-        "td",
-        "details",
-    ),
-    *(
-        "summary",
-        "figure",
-        "figcaption",
-        "svg",
-        "g",
-        "path",
-        "line",
-        "rect",
-        "text",
-        "polyline",
-        "polygon",
-        "circle",
-    ),
-    *(
-        "defs",
-        "clippath",
-        "use",
-        "tspan",
-        "symbol",
-        "a",
-        "img",
-        "hr",
-        "br",
-        "em",
-        "strong",
-        "ul",
-        "ol",
-        "li",
-        "dl",
-        "dt",
-        "dd",
-        "span",
-        "b",
-        "i",
-    ),
-}
+TAGS = """
+html head meta title style body main header footer section article nav div h1 h2 h3 p pre code blockquote table
+thead tbody tr th td details summary figure figcaption svg g path line rect text polyline polygon circle defs
+clippath use tspan symbol a img hr br em strong ul ol li dl dt dd span b i
+"""
+HARMLESS = frozenset(TAGS.split())
 
 LINKS = ("href", "src", "xlink:href", "action", "srcset")
 

@@ -13,7 +13,7 @@ import psutil
 import pytest
 
 from swift_r1.workers.process import SupervisedProcess
-from tests.conftest import REPO, until, wait_until_gone
+from tests.conftest import REPO, wait_until_gone
 
 STUBBORN = """
 import signal, subprocess, sys, time
@@ -80,24 +80,6 @@ def test_one_that_does_not_end_is_killed_with_its_group() -> None:
     wait_until_gone([child], 30)
 
 
-def test_one_that_ends_in_time_is_not_killed() -> None:
-    process = start(WAITS, stdout=subprocess.PIPE)
-    first_line(process)
-    assert process.end(60) is True
-    assert process.returncode == -signal.SIGTERM
-
-
-def test_look_kills_only_what_is_late() -> None:
-    process = start(STUBBORN, stdout=subprocess.PIPE)
-    child = psutil.Process(int(first_line(process)))
-    assert process.look() is None and not process.late
-    process.ask_to_end(600)
-    assert process.look() is None and not process.late
-    process.ask_to_end(0)
-    assert until(process.look) == -signal.SIGKILL
-    wait_until_gone([child], 30)
-
-
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
 def test_it_ends_with_its_parent(number: signal.Signals) -> None:
     parent = subprocess.Popen([sys.executable, "-c", PARENT], cwd=REPO, stdout=subprocess.PIPE)
@@ -106,8 +88,3 @@ def test_it_ends_with_its_parent(number: signal.Signals) -> None:
     parent.send_signal(number)
     parent.wait(60)
     wait_until_gone([child], 30)
-
-
-def test_what_cannot_be_started_raises() -> None:
-    with pytest.raises(FileNotFoundError):
-        SupervisedProcess(["no-such-program"], keeps_errors=True)
