@@ -16,6 +16,7 @@ import yaml
 
 from tests.conftest import REPO, until
 from tests.e2e.live_run import steps_of, what_was_learned
+from tests.fleet.conftest import RLHF as RUN
 
 TINY = f"""#!/bin/sh
 # In Python's place: `swift rollout` with the engine of tests/tiny_server.py.
@@ -24,23 +25,14 @@ exec {sys.executable} "$@"
 """
 PLAIN = f'#!/bin/sh\nexec {sys.executable} "$@"\n'
 STUB = f'#!/bin/sh\nexec {sys.executable} {REPO}/tests/fleet/stub.py "$@"\n'
-RLHF = {
-    "rlhf_type": "grpo",
+RLHF = RUN | {
     "external_plugins": [
-        str(REPO / "tests" / name)
-        for name in ("e2e/digits_plugin.py", "fleet/cluster/slow_plugin.py")
+        RUN["external_plugins"],
+        str(REPO / "tests" / "fleet" / "cluster" / "slow_plugin.py"),
     ],
-    "dataset": "counting#200",
     "reward_funcs": "slow_digits",
-    "per_device_train_batch_size": 8,
-    "num_generations": 4,
-    "max_completion_length": 12,
-    "gradient_checkpointing": False,
     "learning_rate": 0.01,
-    "logging_steps": 1,
-    "report_to": "none",
     "torch_dtype": "float32",
-    "output_dir": "out",
     "add_version": False,
 }
 
