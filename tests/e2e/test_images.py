@@ -86,16 +86,7 @@ def test_a_streamed_row_with_images_behind_rows_without_ends_the_run(rlhf, seein
     assert len(run.steps) == 2
 
 
-@pytest.mark.parametrize(
-    "adapters",
-    [
-        {},
-        pytest.param(
-            {"train_type": "lora", "target_modules": "all-linear"}, marks=pytest.mark.long
-        ),
-    ],
-)
-def test_a_killed_server_gets_tower_and_images_again(seeing, tmp_path, adapters):
+def test_a_killed_server_gets_tower_and_images_again(seeing, tmp_path):
     def start(model: Path, port: int | None) -> ServerProcess:
         images = {"image": 2}
         return start_tiny_server(tmp_path / "server", model, port, vllm_limit_mm_per_prompt=images)
@@ -117,7 +108,6 @@ def test_a_killed_server_gets_tower_and_images_again(seeing, tmp_path, adapters)
         "vllm_server_timeout": 200,
         "freeze_vit": "false",
         "dataset_shuffle": "false",
-        **adapters,
     }
     try:
         server.wait()

@@ -313,15 +313,6 @@ def remove(name):
     )
 
 
-def edited(**flags):
-    def edit(folder):
-        content = json.loads((folder / "args.json").read_text())
-        content["args"] |= flags
-        (folder / "args.json").write_text(json.dumps(content))
-
-    return edit
-
-
 def without(column, step):
     def drop(folder):
         path = folder / "tokens" / f"step-{step:06}.parquet"
@@ -333,7 +324,9 @@ def without(column, step):
 def sampled(folder):
     for path in (folder / "tokens").glob("step-*.parquet"):
         parquet.write_table(parquet.read_table(path).slice(0, 4), path)
-    edited(log_tokens="sample")(folder)
+    content = json.loads((folder / "args.json").read_text())
+    content["args"]["log_tokens"] = "sample"
+    (folder / "args.json").write_text(json.dumps(content))
 
 
 @pytest.mark.parametrize(
