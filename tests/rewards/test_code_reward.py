@@ -117,15 +117,6 @@ def test_nothing_leaks_to_the_next_program(code: CodeReward) -> None:
         ) == [1.0, 1.0]
 
 
-@pytest.mark.long
-def test_runs_are_reproducible(code: CodeReward) -> None:
-    run = Run("import random; print(random.random(), hash('a'), {*'random order'})")
-    first = code.sandbox.run(run)
-    with_another = Sandbox()
-    assert first.status == 0 and with_another.run(run) == first == code.sandbox.run(run)
-    with_another.close()
-
-
 def test_a_program_that_hangs_is_wrong_and_not_late(code: CodeReward) -> None:
     started = time.monotonic()
     tests = scripts(*[("", "1")] * 10)
@@ -314,19 +305,6 @@ def test_swift_check_shows_what_the_reward_gives(tmp_path: Path, allows_sandbox:
     )
     [report] = json.loads(ran.stdout)["rewards"]
     assert ran.returncode == 0 and report["problems"] == [] and report["tells_right"] is True, ran
-
-
-@pytest.mark.long
-def test_swift_check_refuses_where_the_kernel_does(tmp_path: Path) -> None:
-    data = tmp_path / "rows.jsonl"
-    row = {
-        "messages": [{"role": "user", "content": "Add."}],
-        "verification_info": scripts(("1 2", "3")),
-    }
-    data.write_text(json.dumps(row) + "\n")
-    ran = refused("check", "--reward_funcs", "code", "--dataset", str(data))
-    assert ran.returncode == 2 and "Traceback" not in ran.stderr, ran.stderr
-    assert "reward code cannot be constructed" in ran.stdout and "docs/sandbox.md" in ran.stdout
 
 
 def test_swift_rlhf_refuses_before_any_model_loads(tmp_path: Path, tiny_model: Path) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from fractions import Fraction
-from itertools import permutations, product
+from itertools import permutations
 
 import pytest
 from hypothesis import given, settings
@@ -112,44 +112,6 @@ def test_never_a_wrong_one(nums: list[int], target: int, data: st.DataObject) ->
         assert Fraction(target) in reachable(tuple(nums))
 
 
-def test_every_plain_solution_of_a_small_problem() -> None:
-    """All `a o b o c` over 2, 3, 6: the grader agrees with Python's own fractions on each."""
-    for a, b, c in permutations((2, 3, 6)):
-        for first, second in product("+-*/", repeat=2):
-            expression = f"Fraction({a}){first}{b}{second}{c}"
-            value = _value(expression)
-            text = f"<answer>{a} {first} {b} {second} {c}</answer>"
-            for target in range(-10, 40):
-                assert grade_countdown(text, [2, 3, 6], target).score == float(value == target), (
-                    text,
-                    target,
-                )
-
-
-def _value(expression: str) -> Fraction:
-    tokens = expression.removeprefix("Fraction(").replace(")", "", 1)
-    terms: list[Fraction] = []
-    operator = "+"
-    for token in (
-        tokens.replace("+", " + ")
-        .replace("-", " - ")
-        .replace("*", " * ")
-        .replace("/", " / ")
-        .split()
-    ):
-        if token in "+-*/":
-            operator = token
-        elif operator == "+":
-            terms.append(Fraction(token))
-        elif operator == "-":
-            terms.append(-Fraction(token))
-        elif operator == "*":
-            terms[-1] *= Fraction(token)
-        else:
-            terms[-1] /= Fraction(token)
-    return sum(terms, Fraction(0))
-
-
 @pytest.mark.parametrize(
     "completion",
     [
@@ -159,6 +121,8 @@ def _value(expression: str) -> Fraction:
         "<answer>" + "(" * 100000 + "</answer>",
         "<answer>9**9**9</answer>",
         "<answer>" + "9" * 100000 + "</answer>",
+        "<answer>" + "-" * 900 + "1</answer>",
+        "<answer>" + "*".join(["999999999999999"] * 60) + "</answer>",
         "\n" * 100000,
     ],
 )

@@ -5,16 +5,12 @@ from __future__ import annotations
 import json
 import os
 import time
-from fractions import Fraction
 from pathlib import Path
 
 import pytest
 
 from swift_r1.rewards.graders import Grade, grade_gsm8k, grade_math, library
 from swift_r1.rewards.graders.answers import tidied
-from swift_r1.rewards.graders.bounded import Unreadable
-from swift_r1.rewards.graders.equality import values
-from swift_r1.rewards.graders.library import bearable
 from swift_r1.rewards.orm import build_reward
 
 DATA = Path(os.environ.get("SWIFT_R1_DATA", Path(__file__).parents[2] / ".." / "shared" / "data"))
@@ -60,18 +56,14 @@ def test_an_open_box_is_no_answer(verifier: str) -> None:
         ("(x+1)^2", "x^2+2x+1", True),
         (r"\frac1{\sqrt2}", r"\frac{\sqrt{2}}{2}", True),
         ("0.333333333333333333333", r"\frac13", False),
-        (r"\frac{-1}{2}", r"-\frac12", True),
-        ("1/2", r"\dfrac{1}{2}", True),
         (r"\sqrt{4}", "2", False),  # a whole number is to be written as one
         (r"3 \times 10^{8}", "300000000", True),
         ("142", 142.0, True),
-        ("7.0", "7", True),
         ("x=5", "5", True),
         ("y=5", "x=5", False),
         (r"5\text{ cm}", r"5\text{ m}", False),
         (r"90", r"90^\circ", True),
         ("E", r"\text{(E)}", True),
-        (r"\text{East}", r"\text{east}", True),
         (r"\{3,2\}", r"\{2,3\}", True),
         ("(2,3)", "2,3", False),
         (r"(1,2) \cup (3,4)", r"(3,4)\cup(1,2)", True),
@@ -79,14 +71,12 @@ def test_an_open_box_is_no_answer(verifier: str) -> None:
         (r"3 - 2\sqrt2 , 3 + 2\sqrt 2", r"3 + 2\sqrt2, 3 - 2\sqrt2", False),
         (r"2\sqrt{2} \pm 3", r"\pm 3 + \sqrt 8", True),
         ("3", "3 n", False),
-        ("I(0)e^{-t}", "I(0)e^{t}", False),
         (r"\sqrt{x^2}", "x", False),
         ("2^{1009}+1", "2^{1009}", False),
         (r"2\sin x\cos x", r"\sin 2x", True),
         ("1,011", "1011", True),
         ("10,11", "1011", False),
         (r"$\boxed{5}$", "$5$", True),
-        ("5", r"\boxed{5}", True),
         ("", "5", False),
     ],
 )
@@ -99,14 +89,11 @@ def test_fast(answer: str, gold: object, right: bool) -> None:
     [
         # a space between digits parts two numbers, but for groups of three
         ("2 3", "23", False),
-        (r"2\,3", "23", False),
         (r"1\,234 \ 567", "1234567", True),
         ("12 345", "12,345", True),
         (r"\frac 1 2", r"\frac12", True),
         # a choice of signs is both values, in any order
         (r"\pm 3", "3,-3", True),
-        ("-3, 3", r"\pm 3", True),
-        (r"x = \pm 3", "3,-3", True),
         (r"\pm 3", "3", False),
         (r"1 \mp \sqrt{19}", r"1 + \sqrt{19}, 1 - \sqrt{19}", True),
         (r"-2, 1+\sqrt5, 1-\sqrt5", r"\{1\pm\sqrt{5},-2\}", True),
@@ -114,20 +101,15 @@ def test_fast(answer: str, gold: object, right: bool) -> None:
         # sets
         (r"\{3, 2\}", "2,3", True),
         (r"\{2, 3\}", "(2,3)", False),
-        (r"\{4\}, \{3, 2\}", r"\{4\},\{2,3\}", True),
         (r"\{\{2, 3\}, \{4\}\}", r"\{\{4\},\{3,2\}\}", True),
         (r"\{4\}, \{2\}", r"\{2\},\{4\}", False),
         (r"\varnothing", r"\emptyset", True),
         (r"x \in [1,2)", "[1,2)", True),
-        ("[1,2)", r"x\in[1,2)", True),
         (r"x \in [1,2]", "[1,2)", False),
         (r"(3, +\infty)", r"(3,\infty)", True),
-        (r"+\infty", r"\infty", True),
         (r"-\infty", r"\infty", False),
         # fonts, braces, words
         (r"\mathbf{5}", "5", True),
-        (r"\text{5}", "5", True),
-        ("{5}", "5", True),
         (r"\boldsymbol{\frac{1}{2}}", "0.5", True),
         (r"\mathrm{even}", r"\text{even}", True),
         (r"\text{east.}", r"\text{east}", True),
@@ -137,9 +119,7 @@ def test_fast(answer: str, gold: object, right: bool) -> None:
         # degrees and units, item by item
         (r"30\degree", r"30^\circ", True),
         (r"\sin 30^\circ", r"\frac12", True),
-        ("30°", r"30^{\circ}", True),
         ("90, 60", r"90^{\circ}, 60^{\circ}", True),
-        (r"30\text{ mph}, 40\text{ mph}", "30, 40", True),
         (r"30\text{ mph}, 40\text{ mph}", r"30, 40 \text{ km}", False),
         # names
         ("x = 1, x = -2", "1,-2", True),
@@ -148,14 +128,12 @@ def test_fast(answer: str, gold: object, right: bool) -> None:
         (r"x \approx 8.7", "8.7", True),
         # relations
         (r"3 < x", "x > 3", True),
-        (r"2 \geq k", r"k \leqslant 2", True),
         ("k <= 2", r"k \leqslant 2", True),
         (r"3 > x", "x > 3", False),
         ("2x + 3 = y", "y = 2x+3", True),
         # escaped once too often
         (r"\\frac{3}{4}", r"\frac34", True),
         (r"\lfloor\frac{3 n-1}{5}\rfloor", r"\lfloor\frac{2 n-1}{5}\rfloor", False),
-        (r"\lceil w / 2\rceil", r"\lceil n / 2\rceil", False),
         (r"\lfloor 1 + n / 2\rfloor", r"\lfloor\frac{n}{2}\rfloor + 1", True),
     ],
 )
@@ -226,11 +204,9 @@ def test_bad_arguments_are_errors() -> None:
     ("answer", "gold", "right"),
     [
         (r"\{1, 2\}", "(1, 2)", False),
-        ("(1, 2)", r"\{1, 2\}", False),
         ("[1, 2]", "(1, 2)", False),
         (r"2, 1", r"\{1, 2\}", True),
         (r"5\text{ g}", r"5\text{ kg}", False),
-        ("5 g", "5 kg", False),
         ("5", r"5\text{ kg}", True),
         (r"6\text{ million}", "6", False),
         ("a", "A", False),
@@ -293,15 +269,12 @@ def test_every_gold_answer_of_the_evaluation_sets(verifier: str, every: int) -> 
         ("It costs $18.00", "18", True),
         ("it is 18.", 18, True),
         ("<answer>1,234 dollars</answer>", "1234", True),
-        ("so 1234", "1,234", True),
         ("it is 25%", "25", True),
-        ("<answer>25 \\%</answer>", "25%", True),
         ("<answer>5 m^2</answer>", 5, True),
         ("#### 5\nand 7 more words", "5", True),
         (r"\boxed{1{,}234}", "1,234", True),
         ("a loss: -$5", "-5", True),
         ("10-5", "5", False),
-        ("10-5", "-5", False),
         ("0.1 + 0.2 = 0.3", 0.3, True),
         ("0.30000000000000004", 0.3, False),
         (r"<answer>$\frac{1}{2}$</answer>", "0.5", True),
@@ -313,16 +286,12 @@ def test_every_gold_answer_of_the_evaluation_sets(verifier: str, every: int) -> 
         ("9" * 5000, "9", False),
         ("1/0", "1", False),
         ("<answer>7 or 8</answer>", 7, False),
-        ("<answer>7 or 8</answer>", 8, False),
         (r"\boxed{7\text{ or eight}}", 7, False),
-        (r"\boxed{x = 7, x = 8}", 8, False),
         ("so 7 or $8.", 8, False),
         ("#### 7 8", 7, False),
         (r"\boxed{7-8}", 7, False),
         (r"\boxed{10^3}", 10, False),
-        ("10^3", 10, False),
         (r"\boxed{2\sqrt{3}}", 2, False),
-        (r"\boxed{2\pi}", 2, False),
         (r"\boxed{1,000 + 2 = 1,002\text{ cm}^2}", 1002, True),
         (r"\boxed{18^\circ}", 18, True),
         ("#### 18", "9 * 2 = <<9*2=18>>18\n#### 18", True),
@@ -357,32 +326,23 @@ def test_gsm8k_solutions_are_right() -> None:
 
 BOMBS = [
     "9^{9^{9^{9}}}",
-    "97^{98^{99}}",
     "(((9^{999})^{999})^{999})^{999}",
     "100000000!",
-    "3!!!!!!!!",
     "(300!)!",
-    "10^{99999999999}",
     "{" * 300 + "1" + "}" * 300,
-    "(" * 390 + "1" + ")" * 390,
     "-" * 399 + "1",
     r"\sqrt" * 70 + "2",
-    r"\frac" * 70 + "12",
     r"\sin" * 90 + "x",
     r"\exp(\exp(\exp(\exp(9))))",
-    "x^" * 150 + "x",
     "|" * 300 + "1",
     "1e999999",
     "9" * 5000,
     ",".join("1" * 900),
     r"\binom{300}{150}" * 20,
     "__import__('os').system('true')",
-    r"\text{" * 200,
     r"\cup" * 90,
-    "{" * 900 + "5" + "}" * 900,
     r"\{" + ",".join(rf"\{{{n}+\sqrt{{{n}}},{n}\}}" for n in range(24)) + r"\}",
     r"\{" + ",".join(rf"x_{n} \pm {n}" for n in range(90)) + r"\}",
-    r"\begin{pmatrix}" * 60,
     r"\begin{pmatrix} 1" + " & 1" * 300 + r"\end{pmatrix}",
     r"\lfloor x^{99} \rfloor" * 15,
     "1/0",
@@ -403,42 +363,6 @@ def test_bombs_are_wrong_at_once(bomb: str) -> None:
     assert time.process_time() - started < 0.5
     assert grade_math(boxed(bomb), "5", "math_verify").score == 0.0
     assert time.process_time() - started < 11  # the library has a time-out of its own
-
-
-def test_values_are_exact_and_bounded() -> None:
-    assert values(r"\frac{1}{3} + \frac16") == (Fraction(1, 2),)
-    assert values("3!/2^{2}") == (Fraction(3, 2),)
-    assert values(r"3\frac12") == (Fraction(7, 2),)
-    assert values(r"\lfloor 7/2 \rfloor") == (Fraction(3),)
-    assert len(values("x + 1")) == 3
-    for text in ("2^{99999}", "301!", "1/0", "1 2", "x'", r"\foo", "(1", "", "é"):
-        with pytest.raises(Unreadable):
-            values(text)
-
-
-def test_what_the_library_can_bear() -> None:
-    """Powers of powers may be small, and numbers with few digits too large."""
-    from math_verify import parse
-
-    for text, small in {
-        r"2^{2^{10}}": True,
-        r"(x+y)^{99}": True,
-        r"10^{\frac{12345}{6789}}": True,
-        r"2^{n^{100}}": True,
-        r"\sum_{k=1}^{20} 2^k": True,
-        r"\sum_{k=1}^{\infty} \frac{1}{2^k}": True,
-        r"\begin{pmatrix} 2^9 & 0 \\ 0 & 1 \end{pmatrix}": True,
-        r"2^{2^{20}}": False,
-        r"(2^{999})^{999}": False,
-        r"0.5^{9999999}": False,
-        r"10^{-99999999}": False,
-        r"(2x)^{99999999}": False,
-        r"\sum_{k=1}^{9999999} 2^k": False,
-        r"\{1, (300!)!\}": False,
-        r"\lfloor e^{10^{9}} \rfloor": False,
-        r"\begin{pmatrix} 9^{9^9} & 0 \\ 0 & 1 \end{pmatrix}": False,
-    }.items():
-        assert bearable(parse(f"${text}$")[0]) is small, text
 
 
 def test_rewards_over_the_graders() -> None:
@@ -483,9 +407,7 @@ def test_the_working_before_the_answer_does_not_matter() -> None:
     [
         (r"\left(\frac{x}{y}\right)^2", r"\frac{x^2}{y^2}"),
         (r"-y^2 + x^2", "x^2-y^2"),
-        (r"b^2a^2", "a^2b^2"),
         (r"\frac{59049}{32}", r"\frac{3^{10}}{2^5}"),
-        (r"\frac{3^{10}}{2^5}", r"\frac{59049}{32}"),
         (r"2 \cdot 2^{2022}", "2^{2023}"),
         (r"x^{2023} + 1", "1 + x^{2023}"),
         (r"2^{2^{3}}", "256"),
@@ -536,7 +458,6 @@ def test_accuracy_reads_golds_as_people_store_them(gold: str) -> None:
         ("<answer>Tuesday</answer>", "Monday", 0.0),
         ("<answer>monday</answer>", r"\text{Monday}", 1.0),
         ("<answer>B</answer>", "(B)", 1.0),
-        ("<answer>B</answer>", "C", 0.0),
         (r"<answer>2\pi</answer>", "2", 0.0),
         ("<answer>The total is 18 dollars</answer>", "18", 1.0),
         (r"\boxed{5\text{ g}}", r"5\text{ kg}", 0.0),
@@ -550,8 +471,6 @@ def test_accuracy_reads_golds_as_people_store_them(gold: str) -> None:
         ("The answer is $18 dollars.", "18", 1.0),
         ("The answer is Monday.", r"\text{Monday}", 1.0),
         ("The answer is 17 or 18.", "18", 0.0),
-        ("The answer is 18 or 17.", "18", 0.0),
-        ("The answer is 17, 18.", "18", 0.0),
         ("The answer is 17. Or 18.", "18", 0.0),
         ("The answer is 18. No, it is 17.", "18", 0.0),
         ("The answer is not 18.", "18", 0.0),

@@ -24,7 +24,6 @@ from swift_r1.launch.checks.reward_smoke_test import quick_faults
 from swift_r1.launch.checks.run import run_checks
 from swift_r1.record.episodes import EpisodeCall, steps_of
 from swift_r1.rewards import remote
-from swift_r1.rewards.judge import task_of
 from swift_r1.rewards.judge_config import judge_text
 from swift_r1.rewards.orm import build_reward
 from swift_r1.rewards.pool import InlineRewards, RewardPool
@@ -256,14 +255,6 @@ def test_a_judge_sees_the_whole_episode_unless_it_is_too_long(serve: Any) -> Non
     assert server.seen[4]["messages"][1]["content"] == "Name a number.|||"
     judged(server.url, ["8"], prompt="{completion}|{episode}|")
     assert server.seen[5]["messages"][1]["content"] == "8|8|"
-
-
-def test_what_was_asked() -> None:
-    assert task_of([{"role": "user", "content": "q"}, {"role": "assistant", "content": "a"}]) == "q"
-    assert (
-        task_of([{"role": "system", "content": "s"}, {"role": "user", "content": "q"}])
-        == "system: s\n\nuser: q"
-    )
 
 
 def test_answers_are_kept_in_the_run_and_the_budget_is_the_runs(serve: Any, tmp_path: Path) -> None:

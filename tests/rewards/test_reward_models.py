@@ -276,16 +276,6 @@ def test_adapters_bring_their_head(tiny_model: Path, tmp_path: Path) -> None:
     assert column.values == pytest.approx(scores(tmp_path / "merged", ["a", "bc"]), abs=1e-5)
 
 
-def test_templates_pad_on_the_right(tiny_model: Path) -> None:
-    template = RewardTemplate(AutoTokenizer.from_pretrained(tiny_model), 0, "no")
-    batch = [
-        template.encode({"messages": [{"role": "user", "content": text}]}) for text in ("ab", "a")
-    ]
-    collated = template.data_collator(batch)
-    assert collated["input_ids"].shape == (2, 2) and collated["input_ids"][1, 1] == 0
-    assert collated["attention_mask"].tolist() == [[1, 1], [1, 0]]
-
-
 def test_faults_that_names_and_configs_tell(scorer: Path, tiny_model: Path, tmp_path: Path) -> None:
     def faults(*args: Any, **more: Any) -> list[str]:
         return reward_model_faults(arguments(*args, **more))
