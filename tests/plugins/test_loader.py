@@ -90,15 +90,10 @@ def test_replacing_a_reward_is_said(tmp_path: Path, caplog: pytest.LogCaptureFix
             ":2: JSONDecodeError: Expecting value: line 1 column 2 (char 1)",
         ),
         ("x = (\n", ":1: SyntaxError: '(' was never closed"),
-        ("import sys\nsys.exit(3)\n", ":2: SystemExit: 3"),
         ("raise ValueError('two\\nlines')\n", ":1: ValueError: two lines"),
         (
             "import nothing_of_that_name\n",
             ":1: ModuleNotFoundError: No module named 'nothing_of_that_name'",
-        ),
-        (
-            "\nfrom swift.rewards import Nope\n",
-            ":2: ImportError: swift-r1 has no swift.rewards.Nope of ms-swift: leave the import out",
         ),
     ],
 )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import sys
 from functools import partial
 from pathlib import Path
@@ -16,12 +15,8 @@ from swift_r1.data.prompts import data_columns
 from swift_r1.errors import UsageError
 from swift_r1.plugins import LoadedPlugin, load_plugins
 from swift_r1.plugins.protocol import (
-    ChatCompletionResponseChoice,
-    ChatMessage,
-    RolloutInferRequest,
     rm_plugins,
 )
-from swift_r1.plugins.rollouts import envs, multi_turns
 from swift_r1.rewards.pool import RewardPool
 from swift_r1.rewards.types import RewardBatch, RewardColumn
 from swift_r1.rollout.scoring import reward_metrics
@@ -62,10 +57,6 @@ def score(
     assert all(not column.invalid for column in found.values()), found
     assert list(found) == names
     return found
-
-
-def test_there_are_nine() -> None:
-    assert len(list(FILES.glob("*.py"))) == 9
 
 
 def test_v3_class() -> None:
@@ -136,28 +127,6 @@ def test_images(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert found["counted"].values == (1.0, 0.0, 1.0, 1.0)
     found = score("seeing", ["measured"], ["10", "11", "10", "11"], **given)
     assert found["measured"].values == (1.0, 0.0, 0.0, 1.0)
-
-
-def test_multi_turn_scheduler() -> None:
-    assert load("multi_turn").schedulers == ("ask_again",)
-    scheduler = multi_turns["ask_again"](max_turns=3)
-    request = RolloutInferRequest([{"role": "assistant", "content": "hm"}])
-    choice = ChatCompletionResponseChoice(0, ChatMessage("assistant", "hm"), "stop")
-    assert not scheduler.check_finished(request, choice, 1)
-    assert scheduler.check_finished(request, choice, 3)
-    assert scheduler.step(request, choice, 1)["infer_request"].messages[-1]["content"] == "again"
-
-
-def test_env() -> None:
-    plugin = load("env")
-    assert (plugin.envs, plugin.others) == (("guess",), ("last_turns",))
-
-    async def episode() -> tuple:
-        env = envs["guess"]({})
-        await env.reset(RolloutInferRequest([], data_dict={"number": 7}))
-        return await env.step([{"role": "assistant", "content": "7"}])
-
-    assert asyncio.run(episode()) == ("Right.", 1.0, True, {})
 
 
 def test_nothing_of_it_is_left_for_other_code() -> None:

@@ -16,7 +16,6 @@ from swift_r1.flags.parser import parse_arguments
 from swift_r1.flags.rlhf import CheckArguments, RlhfArguments
 from swift_r1.launch.checks.environments import EnvironmentReport, Episode, show_environment
 from swift_r1.plugins.environments.process import try_environment
-from swift_r1.plugins.environments.scripted import sample
 from swift_r1.runtime.terminal import Terminal
 from tests import forks
 from tests.conftest import until
@@ -162,23 +161,3 @@ def test_secrets_are_hidden_as_in_a_run(tmp_path: Path, monkeypatch: pytest.Monk
     for kept, shown in (([], "hidden"), (["SHOP_API_KEY"], "sesame")):
         lines, fault = try_environment(spec, {}, kept, 1, 60.0)
         assert fault is None and lines[1]["first"] == [{"role": "user", "content": shown}]
-
-
-def test_random_arguments_follow_the_schema() -> None:
-    import random
-
-    schema = {
-        "type": "object",
-        "properties": {
-            "move": {"$ref": "#/$defs/Move"},
-            "count": {"type": "integer", "minimum": 3, "maximum": 4},
-            "maybe": {"anyOf": [{"type": "string"}, {"type": "null"}]},
-            "list": {"type": "array", "items": {"type": "boolean"}},
-            "extra": {"type": "string"},
-        },
-        "required": ["move", "count", "maybe", "list"],
-        "$defs": {"Move": {"enum": ["UP"]}},
-    }
-    made = sample(schema, random.Random(0))
-    assert made["move"] == "UP" and made["count"] in (3, 4) and isinstance(made["maybe"], str)
-    assert made["list"] in ([True], [False]) and "extra" not in made

@@ -8,7 +8,7 @@ import pytest
 
 from swift_r1.errors import UsageError
 from swift_r1.plugins.environments.base import adapter
-from swift_r1.plugins.environments.gymnasium import _STYLED, _action, _plain
+from swift_r1.plugins.environments.gymnasium import _action
 from tests.plugins.environments.conftest import Played
 
 gymnasium = pytest.importorskip("gymnasium", reason="needs the extra gymnasium")
@@ -164,8 +164,3 @@ def test_names_are_whole_words_and_the_longest_counts() -> None:
         "nothing": None,
     }
     assert {reply: _action(reply, names) for reply in said} == said
-
-
-def test_colours_become_text() -> None:
-    drawn = "|\x1b[34;1mR\x1b[0m: |\x1b[43m \x1b[0m|"
-    assert _STYLED.sub(_plain, drawn) == "|R(blue): |[ ]|"

@@ -10,7 +10,7 @@ import pytest
 
 from swift_r1.errors import UsageError
 from swift_r1.plugins.environments.base import adapter
-from swift_r1.plugins.environments.harbor import ASKED, _command
+from swift_r1.plugins.environments.harbor import ASKED
 from tests import forks
 from tests.plugins.environments.conftest import Played
 from tests.plugins.harbor.suites import write_task
@@ -79,10 +79,7 @@ def test_a_planted_reward_does_not_count(played: Played, tmp_path: Path) -> None
         (JSON_TESTS % '{"reward": 0.5, "style": 1}', 0.5, 0.0),
         (JSON_TESTS % '{"score": 0.25}', 0.25, 0.0),
         (JSON_TESTS % '{"score": 1, "style": 1}', 0.0, 1.0),
-        (JSON_TESTS % '{"reward": "nan"}', 0.0, 1.0),
         (JSON_TESTS % "1 or 2", 0.0, 1.0),
-        ("#!/bin/sh\necho well > /logs/verifier/reward.txt\n", 0.0, 1.0),
-        ("#!/bin/sh\nprintf '[%.0s' $(seq 9999) > /logs/verifier/reward.json\n", 0.0, 1.0),
         ("#!/bin/sh\nexit 3\n", 0.0, 1.0),
     ],
 )
@@ -137,29 +134,12 @@ def test_rows_are_tasks_and_those_of_another_folder_are_held_out(tmp_path: Path)
         ({"evall": "x"}, "evall: Extra inputs are not permitted"),
         ({"reply": "yes"}, "reply: Input should be 'command'"),
         ({"provider": "moon"}, "provider: Input should be 'local', 'docker'"),
-        ({"images": ["a"]}, "images: Input should be a valid dictionary"),
-        ({"command_seconds": 0}, "command_seconds: Input should be greater than 0"),
         ({"proxy": "moon"}, "proxy: Value error, a sandbox's network is HOST:PORT"),
     ],
 )
 def test_arguments_that_are_wrong(args: dict[str, Any], said: str, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=f"--env_args of harbor: {said}"):
         adapter(spec_of(tmp_path), args).prepare()
-
-
-@pytest.mark.parametrize(
-    ("reply", "command"),
-    [
-        ("ls\n", ("ls", False)),
-        ("rm a\nexit", ("rm a", True)),
-        ("exit", ("", True)),
-        ("", ("", False)),
-        ("I look.\n```sh\nls\n```\nThen:\n```\npwd\n```", ("ls", False)),
-        ("exit 1", ("exit 1", False)),
-    ],
-)
-def test_the_command_of_an_answer(reply: str, command: tuple[str, bool]) -> None:
-    assert _command(reply) == command
 
 
 def test_check_proves_each_task(tmp_path: Path) -> None:

@@ -41,8 +41,6 @@ def test_an_image_that_is_prepared(tmp_path: Path) -> None:
 TOML = str(TASK["task.toml"])
 BROKEN = {
     "no instruction": ({"instruction.md": None}, "one: it has no instruction.md"),
-    "no settings": ({"task.toml": None}, "one: it has no task.toml"),
-    "no tests": ({"tests/test.sh": None}, "one: it has no tests/test.sh"),
     "no environment": (
         {"environment/Dockerfile": None},
         "one: it has neither environment/Dockerfile nor docker_image in task.toml",
@@ -52,10 +50,6 @@ BROKEN = {
     "no number": (
         {"task.toml": '[agent]\ntimeout_sec = "soon"\n'},
         "task.toml: agent.timeout_sec: Input should be a valid number",
-    ),
-    "no time": (
-        {"task.toml": "[verifier]\ntimeout_sec = 0\n"},
-        "task.toml: verifier.timeout_sec: Input should be greater than 0",
     ),
     "several steps": (
         {"task.toml": TOML + '[[steps]]\nname = "a"\n'},
@@ -69,14 +63,6 @@ BROKEN = {
         {"task.toml": TOML + 'network_mode = "allowlist"\n'},
         "task.toml: environment.network_mode: Input should be 'public' or 'no-network'",
     ),
-    "another user": (
-        {"task.toml": '[agent]\nuser = "agent"\n'},
-        "task.toml: agent.user: Input should be 'root' or 0",
-    ),
-    "a size": (
-        {"task.toml": '[environment]\nmemory = "much"\n'},
-        "task.toml: environment.memory: Value error, 'much' is no size such as 512M or 2G",
-    ),
     "a secret": (
         {"task.toml": '[verifier]\nenv = {KEY = "${KEY}"}\n'},
         "task.toml: verifier.env: Value error, KEY refers to a variable of this machine",
@@ -86,7 +72,6 @@ BROKEN = {
         "environment/Dockerfile: FROM python:3.11: no image is built or fetched: --env_args "
         '\'{"images": {"python:3.11": "FOLDER"}}\' names its prepared root',
     ),
-    "a builder": ({"environment/Dockerfile": "FROM host\nUSER a\n"}, "Dockerfile:2: USER needs"),
     "no such file": (
         {"environment/Dockerfile": "FROM host\nCOPY x /\n"},
         "Dockerfile:2: there is no x",

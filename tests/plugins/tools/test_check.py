@@ -7,8 +7,6 @@ import json
 import sys
 from pathlib import Path
 
-import pytest
-
 from swift_r1.launch.checks.run import CheckReport, show
 from swift_r1.launch.checks.tools import ToolReport
 from swift_r1.runtime.terminal import Terminal
@@ -58,25 +56,6 @@ def test_tools_of_servers_are_shown_and_not_called(tmp_path: Path) -> None:
     file.write_text(json.dumps({"mcpServers": {"one": program | {"tools": ["add"]}}}))
     code, said = check(str(PLUGIN), *words)
     assert code != 0 and "MCP server one has no tool add; it has count, dies" in said
-
-
-@pytest.mark.long
-def test_the_shell_is_tried_in_a_sandbox() -> None:
-    words = [str(PLUGIN), "--tools", "shell", "--reward_funcs", "format"]
-    code, said = check(*words, "--json")
-    if code != 0:  # this machine allows none, and that is what is said
-        assert "--tools shell: no sandbox for programs can be made here" in said
-    else:
-        assert json.loads(said)["tools"][0]["content"].startswith("Linux ")
-
-
-def test_a_tool_without_hints_is_refused_with_its_line(tmp_path: Path) -> None:
-    file = tmp_path / "plugin.py"
-    file.write_text(
-        'from swift_r1 import tools\n\n\ndef half(x):\n    """Half."""\n\n\ntools["half"] = half\n'
-    )
-    code, said = check(str(file))
-    assert code != 0 and f"{file}:4: the parameter x has no type hint" in said
 
 
 def test_a_model_whose_calls_nothing_reads_is_refused(tiny_model: Path) -> None:

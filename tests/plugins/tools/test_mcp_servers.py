@@ -201,22 +201,6 @@ def test_arguments_and_lists_without_end(
         endless.list_tools()
 
 
-def test_many_conversations_at_once(opened: Callable[..., McpServers]) -> None:
-    servers = opened(one=PROGRAM)
-
-    async def one() -> list[str]:
-        episode = servers.episode()
-        found = [(await episode.call("count", "{}")).content for _ in range(3)]
-        episode.close()
-        return found
-
-    async def run() -> list[list[str]]:
-        return await asyncio.gather(*(one() for _ in range(8)))
-
-    assert asyncio.run(run()) == [["1", "2", "3"]] * 8
-    until(lambda: programs() == [], 20)
-
-
 def test_an_address(opened: Callable[..., McpServers]) -> None:
     import uvicorn
     from mcp.server.mcpserver import MCPServer
@@ -361,26 +345,6 @@ def test_a_conversations_own_session_is_not_begun_again(opened: Callable[..., Mc
         server.close()
 
 
-def test_a_server_that_forgets_each_session_is_asked_twice(
-    opened: Callable[..., McpServers],
-) -> None:
-    server = Sessions()
-    try:
-        servers = opened(away={"url": server.url, "shared": True})
-        begun = server.begun
-
-        class Forgetful(dict[str, int]):
-            def __contains__(self, key: object) -> bool:
-                return False
-
-        server.counts = Forgetful()
-        [found] = call(servers.episode(), "count")
-        assert found.outcome == "error" and "it has ended the session" in found.content
-        assert server.begun == begun + 2
-    finally:
-        server.close()
-
-
 def test_a_shared_address_is_asked_again_once_it_is_back(opened: Callable[..., McpServers]) -> None:
     server = Sessions()
     try:
@@ -473,11 +437,10 @@ def test_a_scheduler_that_would_not_call_them_is_refused() -> None:
         parse_arguments(RlhfArguments, [*words, "--multi_turn_scheduler", "math_tip_trick"])
 
 
-@pytest.mark.parametrize("end", ["ImportError", "SystemExit"])
 def test_a_package_that_cannot_be_imported_is_said(
-    end: str, written: Callable[..., str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    written: Callable[..., str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (tmp_path / "mcp.py").write_text(f"raise {end}('it is broken')\n")
+    (tmp_path / "mcp.py").write_text("raise SystemExit('it is broken')\n")
     for name in [one for one in sys.modules if one.partition(".")[0] == "mcp"]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.syspath_prepend(tmp_path)

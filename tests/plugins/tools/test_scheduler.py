@@ -7,7 +7,6 @@ import json
 import re
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -28,11 +27,9 @@ from swift_r1.plugins.tools.shell import ShellTools
 from swift_r1.rewards.episode_text import episode_messages, told
 from swift_r1.rollout.multi_turn import BatchedTurns
 from swift_r1.rollout.schedulers import Limits, SchedulerRunner
-from swift_r1.rollout.scoring import made_calls, tool_metrics
+from swift_r1.rollout.scoring import tool_metrics
 from swift_r1.rollout.trajectory import Trajectory
 from swift_r1.runtime.ranks import Ranks
-from swift_r1.sandboxes.base import SandboxSpec
-from swift_r1.sandboxes.local import sandbox
 from swift_r1.wire.protocol import Completion, RolloutOutput, RolloutRequest, SamplingParams
 from tests import tool_templates as templates
 from tests.plugins.tools.test_pool import ARGS, PLUGIN
@@ -197,36 +194,6 @@ def test_tokens_are_the_models_and_the_templates(play: Any, template: str) -> No
     )
 
 
-def test_a_shell_lives_as_long_as_its_conversation(play: Any) -> None:
-    with ShellTools("local", SandboxSpec(), ToolLimits(20.0, 100)) as shells:
-        try:
-            shells.check()
-        except UsageError as error:
-            pytest.skip(str(error))
-        commands = ("echo kept > file", "cat file; false")
-        says = [*(hermes(("shell", {"command": one})) for one in commands), "kept"]
-        for _ in range(2):
-            found, _, _ = play(says, shells=[shells])
-            read = [one["content"] for one in found.messages if one["role"] == "tool"]
-            assert read == ["", "kept\n\n[exit code 1]"]
-    assert not shells.open
-    sandbox._machines.clear()
-
-
-def test_thoughts_of_earlier_turns_stay_as_they_were_written(play: Any) -> None:
-    """Whatever the template makes of them."""
-    says = [f"<think>\nadd\n</think>\n\n{hermes(('add', {'a': 1, 'b': 2}))}", "<think>so</think>3"]
-    found, tokenizer, engine = play(says, templates.THINKING)
-    turn = "<|im_end|>\n<|im_start|>user\n<tool_response>\n3.0\n</tool_response><|im_end|>\n<|im_start|>assistant\n"
-    [sequence] = found.sequences
-    assert tokenizer.decode(sequence.token_ids) == f"{says[0]}{turn}{says[1]}<|im_end|>"
-    ids = zip(sequence.token_ids, sequence.loss_mask, strict=True)
-    assert tuple(token for token, trained in ids if trained) == (
-        *engine.ids(says[0]),
-        *engine.ids(says[1]),
-    )
-
-
 def test_rewards_see_calls_and_answers(play: Any) -> None:
     found, *_ = play(
         [f"Both.\n{hermes(('add', {'a': 1, 'b': 2}), ('add', {'a': 'x', 'b': 4}))}", "3 and ?"]
@@ -299,26 +266,6 @@ def test_a_scheduler_has_its_whole_time_again_when_tools_have_worked(play: Any) 
     assert found.text == "3"
     with pytest.raises(RunFailed, match="longer than --multi_turn_timeout 1 s"):
         play(["3"], timeout=1.0, scheduler=Slow, worked=lambda: 0.0)
-
-
-def test_another_scheduler_may_note_tool_calls_of_its_own(play: Any) -> None:
-    found, *_ = play(["3"])
-    others = [
-        replace(found, infos={"num_turns": 1, "tool_calls": calls}) for calls in (2, [2], None)
-    ]
-    assert [made_calls(one) for one in (found, *others)] == [[], None, None, None]
-    assert tool_metrics(others) == {} and "tools/unread_calls" in tool_metrics([found, *others])
-
-
-def test_the_vocabulary_is_listed_once(tiny_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It has a hundred thousand entries and more, and each turn has a parser of its own."""
-    tokenizer = tokenizer_of(tiny_model, templates.HERMES)
-    list_it, listed = tokenizer.get_vocab, []
-    monkeypatch.setattr(tokenizer, "get_vocab", lambda: listed.append(1) or list_it())
-    parser = ToolCallParser("qwen3_coder", tokenizer)
-    for _ in range(3):
-        assert parser.parse("no call").content == "no call"
-    assert len(listed) == 1
 
 
 @pytest.mark.parametrize(
