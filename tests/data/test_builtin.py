@@ -104,13 +104,6 @@ HUB_ROWS = [
         "p",
         "-1",
     ),
-    (
-        "math500",
-        {"problem": "p", "solution": r"worked \boxed{1}", "answer": "1", "level": 2},
-        "p",
-        "1",
-    ),
-    ("aime24", {"id": 60, "problem": "p", "solution": "worked", "answer": "204"}, "p", "204"),
     ("aime24", {"ID": 60, "Problem": "p", "Solution": "worked", "Answer": 204}, "p", "204"),
     ("amc23", {"question": "p", "answer": 27.0}, "p", "27"),
     (

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import importlib
 import json
 import logging
 import os
-import re
 import signal
 import subprocess
 import sys
 import tempfile
 import textwrap
 import time
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +19,6 @@ import pytest
 from swift_r1.data import DatasetMeta, ResponsePreprocessor, register_dataset
 from swift_r1.data import registry as registry_module
 from swift_r1.data.cache import cache_folder, kept_rows, remove_old
-from swift_r1.data.fingerprint import fingerprint
 from swift_r1.data.loading import load_dataset, load_rows
 from swift_r1.errors import UsageError
 from tests.data.test_builtin import arguments
@@ -125,48 +121,6 @@ print(rows[0]["messages"][0]["content"])
     assert run("text.upper() + '!'") == ("0?!", False)
     plugin.write_text(plugin.read_text().replace("shown(row", "'so ' + shown(row"))
     assert run("text") == ("so 0?", False)
-
-
-def test_what_a_preprocessor_is() -> None:
-    class Settable(ResponsePreprocessor):
-        def __init__(self, prefix: Any) -> None:
-            super().__init__()
-            self.prefix = prefix
-
-    def made(prefix: str) -> Any:
-        return lambda row: row | {"prefix": prefix}
-
-    same = [
-        (Settable("a"), Settable("a")),
-        (made("a"), made("a")),
-        (partial(print, 1), partial(print, 1)),
-    ]
-    assert all(fingerprint(one) == fingerprint(other) is not None for one, other in same)
-    others = [
-        *(
-            Settable("a"),
-            Settable("b"),
-            Settable(["a"]),
-            Settable({"a"}),
-            Settable(re.compile("a")),
-        ),
-        *(made("a"), made("b"), partial(print, 1), partial(print, 2), ResponsePreprocessor()),
-        ResponsePreprocessor(columns={"a": "query"}),
-    ]
-    assert len({fingerprint(one) for one in others}) == len(others)
-    assert fingerprint(Settable(iter([]))) is None  # what comes of it cannot be told
-
-
-def test_a_library_of_the_environment_below_is_not_read(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (folder := tmp_path / "below" / "site-packages").mkdir(parents=True)
-    (folder / "library_below.py").write_text("def work(row):\n    return row\n")
-    monkeypatch.syspath_prepend(folder)
-    work = importlib.import_module("library_below").work
-    before = fingerprint(work)
-    (folder / "library_below.py").write_text("def work(row):  # as before\n    return row\n")
-    assert fingerprint(work) == before is not None
 
 
 def test_made_again_they_take_the_place_of_the_old(tmp_path: Path, own_cache: Path) -> None:

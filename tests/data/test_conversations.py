@@ -37,11 +37,6 @@ OPENED = (
     "{{- '<A>' + m.content.split('</think>')[-1] + '<|im_end|>' -}}{%- endif -%}{%- endfor -%}"
     "{%- if add_generation_prompt -%}{{- '<A><think>\n' -}}{%- endif -%}"
 )
-# GLM-4's: the next message's start ends an answer.
-BY_NEXT = (
-    "{%- for m in messages -%}{{- ('<|im_start|>' if m.role == 'user' else '<A>') + '\n' + m.content -}}{%- endfor -%}"
-    "{%- if add_generation_prompt -%}{{- '<A>' -}}{%- endif -%}"
-)
 
 
 def said(role: str, text: str, **more: object) -> dict:
@@ -156,12 +151,6 @@ def test_a_template_that_rewrites_earlier_answers(learned) -> None:
     ]
 
 
-def test_an_answer_that_the_next_message_ends(learned) -> None:
-    assert [stretches for _, stretches in learned(TWO, BY_NEXT)] == [
-        ["\n2<|im_start|>", "\n3<|im_start|>"]
-    ]
-
-
 def test_a_prefix_that_begins_every_answer(learned) -> None:
     wording = Wording(response_prefix="<think>")
     [(text, stretches)] = learned([TWO[0], said("a", "<think> so")], wording=wording)
@@ -177,13 +166,6 @@ def test_rows_that_are_too_long(learned) -> None:
     [(cut, stretches)] = learned(TWO, max_length=2, truncation="left")
     assert cut == "3<|im_end|>" and stretches == ["<|im_end|>"]  # nothing predicts the first token
     assert learned(TWO, max_length=200) == learned(TWO)
-
-
-def test_calls_that_a_template_leaves_out(learned) -> None:
-    call = {"type": "function", "function": {"name": "add", "arguments": "{}"}}
-    dropped = "{# tools #}" + OPENED
-    with pytest.raises(UsageError, match=r"d:0: .* does not render the tool calls"):
-        learned([said("u", "?"), said("a", "", tool_calls=[call])], dropped)
 
 
 def test_rows_keep_their_answers(tmp_path: Path, caplog) -> None:

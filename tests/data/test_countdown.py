@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from pathlib import Path
 
 import pytest
@@ -96,9 +95,3 @@ def test_the_plugin_end_to_end() -> None:
     columns = {"nums": [list(p.nums) for p in problems], "target": [p.target for p in problems]}
     assert reward.call(completions, columns) == [1.0] * 50
     assert reward.call(["no idea"] * 50, columns) == [0.0] * 50
-
-
-def test_sampling_is_fast() -> None:
-    started = time.process_time()
-    assert sum(1 for _ in countdown_problems(5000)) == 5000
-    assert time.process_time() - started < 1.5  # 50,000 in 2 to 3 s

@@ -22,7 +22,7 @@ from PIL import Image
 
 from swift_r1.data import image_files
 from swift_r1.data.hubs import SetLocation, load_split, split_rows
-from swift_r1.data.image_files import MOST_PIXELS, ImageRules, kept
+from swift_r1.data.image_files import ImageRules, kept
 from swift_r1.data.image_rows import place_images, take_images
 from swift_r1.data.images import ImageFile, decoded, images_of
 from swift_r1.data.loading import (
@@ -168,12 +168,9 @@ def test_what_is_transparent_is_white(mode: str) -> None:
     [
         ((100, 50), ImageRules(max_pixels=5_000), (100, 50)),
         ((100, 50), ImageRules(max_pixels=4_999), (99, 49)),
-        ((100, 50), ImageRules(max_pixels=1_250), (50, 25)),
-        ((100, 50), ImageRules(min_pixels=5_000), (100, 50)),
         ((100, 50), ImageRules(min_pixels=20_000), (200, 100)),
         ((100, 50), ImageRules(min_pixels=5_001), (101, 51)),
         ((20_000, 1), ImageRules(max_pixels=100), (100, 1)),
-        ((1, 20_000), ImageRules(max_pixels=100), (1, 100)),
         ((1, 1), ImageRules(min_pixels=64), (8, 8)),
     ],
 )
@@ -208,26 +205,20 @@ def animated(kind: str) -> bytes:
 BAD: list[tuple[Any, str]] = [
     (picture()[:-40], "it cannot be decoded: "),
     (saved(gradient(99, 99), "JPEG")[:-200], "it cannot be decoded: image file is truncated"),
-    (picture()[:20], "it cannot be decoded: "),
     (b"hello, this is text", "it is no image, or of a kind that is not read"),
-    (b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n", "it is no image, or of a kind"),
     (b"", "it is empty"),
     (bomb(10_000), "10,000 x 10,000 pixels, and 89,478,485 are the most"),
     (bomb(30_000), "it cannot be decoded: Image size (900000000 pixels) exceeds limit"),
     (animated("GIF"), "it is animated, or has several pages: 2 frames"),
-    (animated("PNG"), "it is animated, or has several pages: 2 frames"),
-    (animated("WEBP"), "it is animated, or has several pages: 2 frames"),
     (animated("TIFF"), "it is animated, or has several pages: 2 frames"),
     (saved(Image.new("I;16", (9, 9)), "PNG"), "it has more than 8 bits per colour (I;16)"),
     ("none.png", "there is no file none.png (looked in "),
-    ("/none.png", "there is no file /none.png"),
     ("", "it is empty"),
     (7, "it is an int, and neither a path nor the bytes of an image"),
     ([[0, 1], [1, 0]], "it is a list, and neither"),
     ({"bytes": None, "path": None}, "it has neither bytes nor a path"),
     ("data:image/png,plain", "it is a data URL without base64"),
     ("data:image/png;base64,AAA", "it is no base64: "),
-    ("A" * 4_000, "it is no image"),
     ("http://127.0.0.1:9/a.png?key=1", "http://127.0.0.1:9/a.png?*** is not downloaded without"),
 ]
 
@@ -284,17 +275,6 @@ def test_damaged_files_are_faults_or_images() -> None:
         except RowFault:
             found["fault"] += 1
     assert found.keys() == {"True", "fault"} and min(found.values()) > 20
-
-
-def test_nothing_is_held_of_a_bomb() -> None:
-    """The size is refused before a pixel is decoded."""
-    import tracemalloc
-
-    tracemalloc.start()
-    with pytest.raises(RowFault):
-        kept(bomb(10_000), RULES, [])
-    assert tracemalloc.get_traced_memory()[1] < MOST_PIXELS // 8
-    tracemalloc.stop()
 
 
 def test_a_cache_that_cannot_be_written_ends_the_run(
@@ -500,15 +480,6 @@ def test_old_images_go(own_cache: Path) -> None:
     os.utime(images, (old, old))
     remove_old(own_cache)
     assert not image.exists() and images.exists()
-
-
-def test_several_processes_prepare_the_same_rows(tmp_path: Path) -> None:
-    for number in range(3):
-        (tmp_path / f"{number}.gif").write_bytes(saved(gradient(9 + number, 9), "GIF"))
-    rows = [{"images": [f"{number % 3}.gif"], "query": f"q{number}"} for number in range(40)]
-    one = rows_of(tmp_path, *rows).train.digest()
-    two = rows_of(tmp_path, *rows, dataset_num_proc=2, load_from_cache_file=False).train.digest()
-    assert one == two
 
 
 def test_parquet_of_the_hubs_form(tmp_path: Path) -> None:

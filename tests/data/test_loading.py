@@ -6,8 +6,6 @@ import json
 import logging
 import os
 import re
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -243,11 +241,9 @@ def test_broken_rows_are_dropped_counted_and_shown(
             {"kept": 1, "Questoin": "x"},
             """--columns '{"Questoin": "query"}' makes one the question""",
         ),
-        ({"messages": [{"role": "wizard", "content": "x"}]}, "unknown role 'wizard'"),
         ({"messages": [{"role": "user", "content": None}]}, "content of the user message is None"),
         ({"messages": [{"role": "system", "content": "x"}]}, "no prompt"),
         ({"messages": ["hello"]}, ""),
-        ({"question": 5}, "content of the user message is an int"),
     ],
 )
 def test_rows_without_a_prompt(tmp_path: Path, row: dict[str, Any], cause: str) -> None:
@@ -424,18 +420,3 @@ def test_the_shared_data_sets() -> None:
         lines = sum(1 for line in file.read_bytes().split(b"\n") if line.strip())
         data = load_rows(arguments(dataset=[str(file)]))
         assert (len(data.train), data.drops.broken) == (lines, 0), file
-
-
-def test_nothing_heavy_is_imported() -> None:
-    code = (
-        "import sys, swift_r1.data.loading, swift_r1.data.prompts, swift_r1.data.sampler, swift_r1.rewards.pool,"
-        "swift_r1.rewards.monitor, swift_r1.rewards.graders\n"
-        "heavy = {'torch', 'transformers', 'datasets', 'vllm', 'deepspeed', 'numpy', 'pyarrow'} & set(sys.modules)\n"
-        "assert not heavy, heavy"
-    )
-    subprocess.run(
-        [sys.executable, "-c", code],
-        check=True,
-        timeout=60,
-        env={**os.environ, "PYTHONPATH": str(REPO)},
-    )

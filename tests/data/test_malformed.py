@@ -22,20 +22,15 @@ from tests.data.test_builtin import arguments
 GOOD = b'{"question": "1 + 1?", "solution": "2"}\n'
 
 
-def parquet(rows: list[dict[str, Any]] | pa.Table) -> bytes:
+def parquet(rows: pa.Table) -> bytes:
     buffer = io.BytesIO()
-    pq.write_table(pa.Table.from_pylist(rows) if isinstance(rows, list) else rows, buffer)
+    pq.write_table(rows, buffer)
     return buffer.getvalue()
 
 
-DOUBLED = parquet(
-    pa.Table.from_arrays([pa.array(["a"]), pa.array(["b"])], names=["question", "question"])
-)
 NO_TEXT = pa.Array.from_buffers(
     pa.string(), 1, [None, pa.py_buffer(b"\0\0\0\0\2\0\0\0"), pa.py_buffer(b"\xff\xfe")]
 )
-FAR = pa.array([2**62], pa.timestamp("us"))
-PARQUET = parquet([{"question": "q" * 100, "n": n} for n in range(1000)])
 # Nothing of these can be used: name, content, the line it gives ({} is the file).
 UNUSABLE = [
     (
@@ -76,18 +71,11 @@ UNUSABLE = [
         b'{"question": "a\\u0000b"}\n',
         "{}:1: the content of the user message has a NUL character",
     ),
-    ("half.jsonl", b'{"question": "a\\ud800b"}\n', "{}:1: a message has half a character"),
     (
         "column.jsonl",
         b'{"question": "q", "gold": ["\\udfff"]}\n',
         "{}:1: the column gold has half a character",
     ),
-    (
-        "name.jsonl",
-        b'{"question": "q", "a\\ud800": 1}\n',
-        "{}:1: the column a? has half a character",
-    ),
-    ("none.jsonl", b'{"question": ""}\n', "{}:1: the user message is empty"),
     ("blanks.jsonl", b'{"question": " \\n\\t\\u200b\\ufeff"}\n', "{}:1: the user message is empty"),
     (
         "role.jsonl",
@@ -120,22 +108,15 @@ UNUSABLE = [
     ("bytes.json", b'[\n{"question": "\xff"}]', "{}:2: not UTF-8 at byte 16"),
     ("ragged.csv", b"question,solution\nq,1,2\n", "{}:2: has 3 values for 2 columns"),
     ("doubled.csv", b"question,question\na,b\n", "{}:1: the column 'question' is there twice"),
-    ("encoding.csv", b"question,solution\na,1\n\xff\xfe,2\n", "{}:3: not UTF-8"),
     ("empty.csv", b"", "{}:1: not a CSV table: Empty CSV file"),
-    ("doubled.parquet", DOUBLED, "{}: the column 'question' is there twice"),
     (
         "bytes.parquet",
         parquet(pa.table({"question": NO_TEXT})),
         "{} row 1: holds a value that cannot be read: 'utf-8'",
     ),
-    (
-        "far.parquet",
-        parquet(pa.table({"question": ["q"], "at": FAR})),
-        "{} row 1: holds a value that cannot be read: d",
-    ),
     ("text.parquet", b"question,solution\n", "{}: not a whole parquet file (read to row 0)"),
-    ("cut.parquet", PARQUET[: len(PARQUET) // 2], "{}: not a whole parquet file (read to row 0)"),
     ("rows.xlsx", b"PK\x03\x04", "{}: is compressed (zip)"),
+    ("rows.ods", b"", "cannot read .ods files"),
 ]
 
 
@@ -153,7 +134,6 @@ def test_nothing_can_be_used(tmp_path: Path, name: str, content: bytes, line: st
 
 LOST = [
     ({"question": "q", "videos": ["a.mp4"]}, "the column videos is not read here"),
-    ({"question": "q", "audio": {"path": "a.wav"}}, "the column audio is not read here"),
     ({"question": "q", "images": ["a.png"]}, "image 1 of 1: there is no file a.png (looked in "),
     ({"question": "q", "tools": '[{"name": "add"'}, "the column tools is not JSON"),
     ({"question": "q", "tools": ["add"]}, "there is no tool add; plugins have registered shell"),
@@ -169,25 +149,6 @@ LOST = [
             ]
         },
         "a tool call is not JSON",
-    ),
-    (
-        {
-            "conversations": [
-                {"from": "function_call", "value": "{}"},
-                {"from": "observation", "value": "3"},
-            ]
-        },
-        "a tool call has no name",
-    ),
-    (
-        {
-            "messages": [
-                {"role": "user", "content": "q"},
-                {"role": "assistant", "content": "", "tool_calls": [{"id": "1"}]},
-                {"role": "tool", "content": "3"},
-            ]
-        },
-        "a tool call has no name",
     ),
     (
         {
@@ -286,9 +247,8 @@ def test_mixed_types_stay_what_they_are(tmp_path: Path) -> None:
     assert [type(row["value"]) for row in rows] == [type(value) for value in values]
 
 
-@pytest.mark.parametrize("name", ["broken.jsonl", "empty.jsonl", "text.parquet"])
-def test_the_command_ends_with_2(tmp_path: Path, name: str) -> None:
-    content, line = next((content, line) for known, content, line in UNUSABLE if known == name)
+def test_the_command_ends_with_2(tmp_path: Path) -> None:
+    name, content, line = UNUSABLE[0]
     file = tmp_path / name
     file.write_bytes(content)
     command = ["rlhf", "--rlhf_type", "grpo", "--model", str(tmp_path), "--dataset", str(file)]

@@ -11,7 +11,6 @@ from swift_r1.data import (
     AutoPreprocessor,
     MessagesPreprocessor,
     ResponsePreprocessor,
-    RowPreprocessor,
 )
 
 USER = {"role": "user", "content": "q"}
@@ -137,8 +136,3 @@ def test_conversation_with_named_keys() -> None:
     )
     row = {"messages": [{"who": "me", "what": "q"}, {"who": "it", "what": "a"}]}
     assert preprocessor(row) == {"messages": [USER, ASSISTANT]}
-
-
-def test_the_base_class_changes_nothing() -> None:
-    assert RowPreprocessor()({"question": "q"}) == {"question": "q"}
-    assert RowPreprocessor(columns={"question": "x"})({"question": "q"}) == {"x": "q"}

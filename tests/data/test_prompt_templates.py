@@ -69,19 +69,6 @@ def test_a_system_message_takes_the_place_of_the_instruction(tokenizer: Any, nam
     )
 
 
-@pytest.mark.parametrize("name", ["r1", "qwen_math", "no"])
-def test_several_turns(tokenizer: Any, name: str) -> None:
-    made = encoder(tokenizer, template=name)
-    turns = [
-        *QUESTION,
-        {"role": "assistant", "content": "ANSWER"},
-        {"role": "user", "content": "And more?"},
-    ]
-    text = made.render(turns)
-    assert text.startswith(made.render(QUESTION)) and text.count("ANSWER") == 1
-    assert text.index("ANSWER") < text.index("And more?")
-
-
 def test_a_file(tokenizer: Any, tmp_path: Path) -> None:
     file = tmp_path / "mine.jinja"
     file.write_text(
@@ -185,24 +172,6 @@ def test_contents_in_parts(tokenizer: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("content", "why"),
-    [
-        (
-            [{"type": "text", "text": "q"}, {"type": "image"}],
-            "has parts of image, and only text is read here",
-        ),
-        ([{"type": "text", "text": None}], "is a list, not text"),
-        ([], "is a list, not text"),
-        (["q"], "is a list, not text"),
-        (None, "is None, not text"),
-    ],
-)
-def test_contents_that_are_no_text(content: Any, why: str) -> None:
-    with pytest.raises(ValueError, match=f"^{why}$"):
-        text_of(content)
-
-
-@pytest.mark.parametrize(
     ("value", "content", "message"),
     [
         ("r2", None, "--prompt_template r2: write r1, qwen_math, no, or the path of a Jinja file"),
@@ -263,14 +232,6 @@ def test_long_prompts_are_cut_or_left_out(tokenizer: Any, caplog: pytest.LogCapt
     assert prompt is not None and len(prompt.token_ids) == 100
     assert prompt.text.endswith("x<|im_end|>\n<|im_start|>assistant\n<think>")
     assert tokenizer.decode(prompt.token_ids) == prompt.text
-
-
-def test_without_any_template() -> None:
-    class Bare:
-        chat_template = None
-
-    with pytest.raises(UsageError, match="no chat template: give --prompt_template"):
-        PromptEncoder(Bare())
 
 
 @pytest.mark.parametrize("template", ["r1", "qwen_math", "no", None])

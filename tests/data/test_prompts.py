@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from pathlib import Path
 from typing import Any
 
@@ -110,33 +109,6 @@ def test_a_rows_own_system_message_stays(tokenizer: Any) -> None:
     bare = PromptEncoder(tokenizer).encode(row())
     assert bare is not None and bare.text.startswith("<|user|>")
     assert len(own["messages"]) == 2, "the row must not change"
-
-
-def test_prompts_over_max_length_are_left_out(
-    tokenizer: Any, caplog: pytest.LogCaptureFixture
-) -> None:
-    unlimited = PromptEncoder(tokenizer, Wording("s"))
-    exact = unlimited.encode(row("x" * 100))
-    assert exact is not None
-    encoder = PromptEncoder(tokenizer, Wording("s"), max_length=len(exact.token_ids))
-    assert encoder.encode(row("x" * 100)) == exact
-    assert encoder.encode(row("x" * 101)) is None
-    rows = [row("x" * length) for length in (1, 50, 99, 100, 101, 500)]
-    with caplog.at_level(logging.WARNING):
-        kept = encoder.fitting(rows)
-    assert kept == rows[:4]
-    assert (
-        f"2 of 6 training prompts left out: longer than {len(exact.token_ids)} tokens (--max_length"
-        in caplog.text
-    )
-    with pytest.raises(UsageError, match="all 1 held-out prompts are longer"):
-        encoder.fitting(rows[5:], "held-out")
-
-
-def test_short_rows_are_not_tokenised(tokenizer: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    encoder = PromptEncoder(tokenizer, max_length=200)
-    monkeypatch.setattr(encoder, "encode", lambda row: pytest.fail("tokenised"))
-    assert len(encoder.fitting([row("short")] * 3)) == 3
 
 
 def test_no_chat_template(tokenizer: Any, monkeypatch: pytest.MonkeyPatch) -> None:

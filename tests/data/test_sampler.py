@@ -71,12 +71,6 @@ def test_resume_is_exact(stop: int) -> None:
     assert drawn(after, 20 - stop) == whole[stop:]
 
 
-def test_the_state_stays_small() -> None:
-    sampler = PromptSampler(100_000, 64)
-    drawn(sampler, 3)
-    assert len(json.dumps(sampler.state_dict())) < 200
-
-
 def test_state_of_other_data_is_refused() -> None:
     state = PromptSampler(10, 4, seed=5).state_dict()
     with pytest.raises(UsageError, match="num_rows 10 became 11, seed 5 became 6"):

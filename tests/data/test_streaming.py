@@ -15,7 +15,7 @@ import pytest
 from swift_r1.data import DatasetMeta, register_dataset
 from swift_r1.data import registry as registry_module
 from swift_r1.data.loading import load_rows, stream_of
-from swift_r1.data.streaming import RowStream, chained
+from swift_r1.data.streaming import RowStream
 from swift_r1.errors import RunFailed, UsageError
 from swift_r1.rollout.prompts import StreamedPrompts
 from tests.data.test_builtin import arguments
@@ -131,12 +131,6 @@ def test_other_data_is_seen(tmp_path: Path) -> None:
     again = StreamedPrompts(streaming([str(file)]), Encoder(), 45, whole.digest)  # type: ignore[arg-type]
     with pytest.raises(RunFailed, match="is not what it was"):
         again.take(1)
-
-
-def test_the_chain_of_hashes() -> None:
-    row = {"prompt_id": "a:0", "messages": [], "when": 1}
-    assert chained("", row) == chained("", dict(row)) != chained("x", row)
-    assert chained("", row | {"when": 2}) != chained("", row)
 
 
 def test_held_out_rows(tmp_path: Path) -> None:

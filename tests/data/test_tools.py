@@ -205,23 +205,6 @@ def test_calls_and_answers_of_ms_swift_become_openais(rows_file, tokenizer):
     )
 
 
-def test_answers_belong_to_the_calls_that_they_name():
-    asks = {
-        "role": "assistant",
-        "content": "",
-        "tool_calls": [call("{}"), call("{}", 1, "sub"), call("{}", 2, "mul")],
-    }
-    said = [
-        {"role": "tool", "content": "x", "tool_call_id": f"call{number:05d}"} for number in (2, 0)
-    ]
-    found = with_calls([USER, asks, *said, {"role": "tool_response", "content": "y"}])
-    assert [(one["name"], one["tool_call_id"], one["content"]) for one in found[2:]] == [
-        ("add", "call00000", "x"),
-        ("sub", "call00001", "y"),
-        ("mul", "call00002", "x"),
-    ]
-
-
 @pytest.mark.parametrize(
     ("asked", "answers", "order"),
     [

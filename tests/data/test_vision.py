@@ -279,11 +279,3 @@ def test_a_model_without_a_processor(folder_of: Any, tmp_path: Path) -> None:
 )
 def test_what_the_model_sees(folder_of: Any, family: str, wanted: tuple[int, int, int]) -> None:
     assert encoder(folder_of(family)).vision.seen(TWO[1]) == wanted
-
-
-def test_parts_of_a_message() -> None:
-    message = {"role": "user", "content": "<image>a<image><image>"}
-    image = {"type": "image"}
-    assert in_parts(message)["content"] == [image, {"type": "text", "text": "a"}, image, image]
-    assert in_parts({"role": "user", "content": "a"}) == {"role": "user", "content": "a"}
-    assert images_of({"images": None}) == images_of({"images": "[]"}) == ()
