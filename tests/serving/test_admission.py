@@ -6,11 +6,9 @@ import asyncio
 import socket
 import threading
 import time
-from collections import OrderedDict
-from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import cast
 
 import pytest
 
@@ -38,38 +36,6 @@ def admission_with(update_timeout: float, **machine: object) -> tuple[Admission,
     return Admission(config, cast(UpdateMachine, state)), state
 
 
-def test_an_open_update_holds_new_work_and_lets_running_work_finish() -> None:
-    async def story() -> list[str]:
-        (admission, machine), told = admission_with(5), []
-        finish = asyncio.Event()
-
-        async def work(name: str) -> None:
-            async with admission.admitted():
-                told.append(f"{name} in")
-                await finish.wait()
-            told.append(f"{name} out")
-
-        first = asyncio.create_task(work("first"))
-        while admission.running == 0:
-            await asyncio.sleep(0)
-        machine.pending_version = 1
-        second = asyncio.create_task(work("second"))
-        drained = asyncio.create_task(admission.drained("the update"))
-        for _ in range(10):
-            await asyncio.sleep(0)
-        assert not drained.done() and told == ["first in"]
-        finish.set()
-        await drained
-        assert admission.running == 0
-        told.append("drained")
-        machine.pending_version = None
-        admission.notify()
-        await asyncio.gather(first, second)
-        return told
-
-    assert asyncio.run(story()) == ["first in", "first out", "drained", "second in", "second out"]
-
-
 def test_waits_for_admission_have_a_deadline_and_say_what_for() -> None:
     async def story() -> None:
         admission, machine = admission_with(0.01)
@@ -86,28 +52,6 @@ def test_waits_for_admission_have_a_deadline_and_say_what_for() -> None:
         with pytest.raises(HTTPError, match="no whole version"):
             async with admission.admitted():
                 raise AssertionError("let in")
-
-    asyncio.run(story())
-
-
-def test_work_that_is_cancelled_while_it_waits_takes_no_place() -> None:
-    async def story() -> None:
-        admission, machine = admission_with(5, pending_version=1)
-
-        async def work() -> None:
-            async with admission.admitted():
-                raise AssertionError("let in")
-
-        waiting = asyncio.create_task(work())
-        for _ in range(10):
-            await asyncio.sleep(0)
-        machine.pending_version = None
-        admission.notify()
-        waiting.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await waiting
-        assert admission.running == 0
-        await admission.drained("the update")
 
     asyncio.run(story())
 
@@ -166,30 +110,6 @@ def test_the_cache_is_bounded_forgets_failures_and_cancels_what_no_one_waits_for
         assert len(cache) <= 3
 
     asyncio.run(story())
-
-
-def test_what_a_request_costs_does_not_grow_with_those_that_are_kept() -> None:
-    looked_at = 0
-
-    class Counted(OrderedDict[str, Any]):
-        def items(self) -> Iterator[tuple[str, Any]]:  # type: ignore[override]
-            nonlocal looked_at
-            for item in super().items():
-                looked_at += 1
-                yield item
-
-    async def answer_many(cache: IdempotencyCache, count: int) -> None:
-        async def generate(asked: RolloutRequest) -> RolloutOutput:
-            return output(asked.request_id)
-
-        for number in range(count):
-            await cache.answer(request(str(number)), generate)
-
-    cache = IdempotencyCache(max_requests=100)
-    cache._entries = Counted()
-    asyncio.run(answer_many(cache, 300))
-    assert len(cache) == 100
-    assert looked_at == 200, "one look for each that is let go"
 
 
 def test_a_server_that_is_not_there_is_said_with_a_countdown() -> None:

@@ -206,31 +206,6 @@ def test_the_agents_sdk(
     one_sequence(session, engine, 2)
 
 
-@needs("agents")
-def test_the_agents_sdk_with_an_mcp_server(session: Opened, engine: ScriptedEngine) -> None:
-    import agents
-    from agents.mcp import MCPServerStdio
-
-    async def play() -> str:
-        agents.set_tracing_disabled(True)
-        talk = openai.AsyncOpenAI(base_url=session.base_url, api_key=session.api_key, max_retries=0)
-        model = agents.OpenAIChatCompletionsModel(model="any", openai_client=talk)
-        environ = {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
-        words: Any = {
-            "command": sys.executable,
-            "args": [str(HERE / "adding_server.py")],
-            "env": environ,
-        }
-        async with MCPServerStdio(params=words, client_session_timeout_seconds=60) as server:
-            agent = agents.Agent(
-                name="adder", instructions="short", model=model, mcp_servers=[server]
-            )
-            return str((await agents.Runner.run(agent, "1 + 2?")).final_output)
-
-    assert asyncio.run(asyncio.wait_for(play(), 60)) == "It is 3."
-    one_sequence(session, engine, 2)
-
-
 @needs("minisweagent")
 @pytest.mark.parametrize(
     ("model", "how"),

@@ -5,8 +5,6 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from swift_r1.errors import UsageError
-from swift_r1.models.vision import PromptWithImages
-from swift_r1.serving.engines import decoding
 from swift_r1.serving.engines.decoding import packed_weights
 from swift_r1.serving.engines.transformers import TransformersEngine, _Row
 from swift_r1.wire.protocol import RolloutRequest, SamplingParams
@@ -187,29 +185,6 @@ def test_what_is_wanted_no_more_ends_at_once(model):
         assert len(ended.completions) == request.n
         for one, other in zip(ended.completions, full.completions, strict=True):
             assert one.token_ids == other.token_ids[:5] and one.finish_reason == "length"
-
-
-def test_prompts_are_held_once_and_room_grows_by_pieces(model, monkeypatch):
-    monkeypatch.setattr(decoding, "_ROOM", 2)
-    one, other = (PromptWithImages(asked.prompt_token_ids, ()) for asked in requests([5, 9]))
-    with torch.inference_mode():
-        logits, state = engine(model)._read_prompts([one] * 3 + [other] * 5, 40)
-        layer = state.cache.layers[0]
-        assert layer.prompt[0].shape[0] == 2 and layer.keys.shape[2] == 0
-        tokens = logits.argmax(-1)
-        for rows in ([0, 1, 2, 3, 4, 5, 6, 7], [2, 3, 4, 7], [1, 3]):
-            kept = torch.tensor(rows)
-            tokens = tokens[kept]
-            state.select_rows(kept)
-            tokens = engine(model)._next_logits(tokens, state).argmax(-1)
-        assert layer.length == 3 and layer.keys.shape[2] == 4
-        assert layer.keys.is_contiguous() and layer.values.is_contiguous()
-        # What is left are two rows of the second prompt: the first one is gone.
-        assert layer.prompt[0].shape[0] == 1 and state.groups.shape == (1, 2)
-        expected = model.generate(
-            torch.tensor([other.token_ids]), max_new_tokens=4, do_sample=False, eos_token_id=None
-        )[0, -1]
-        assert tokens.tolist() == [expected] * 2
 
 
 def test_training_mode_and_attention_are_put_back(model):

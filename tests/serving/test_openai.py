@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import httpx
@@ -13,9 +12,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from swift_r1.sync.writer import WeightWriter
 from swift_r1.wire.client import RolloutClient
-from swift_r1.wire.protocol import RolloutRequest, SamplingParams
 from tests.live_servers import push_weights
 
 MESSAGES = [{"role": "user", "content": "count from 7"}]
@@ -156,36 +153,6 @@ def test_talking_while_the_weights_change(
     assert versions and set(versions) <= set(range(first, first + 6))
 
 
-@pytest.mark.long
-def test_an_update_stops_vllms_work_for_clients(
-    rollout_server: Callable[..., str], tiny_model: Path
-) -> None:
-    """64 completions at once, which do not all end within the grace."""
-    url = rollout_server(
-        tiny_model, torch_dtype="float32", client_grace=0.1, max_pending_requests=64
-    )
-    model = AutoModelForCausalLM.from_pretrained(tiny_model, dtype=torch.float32)
-    talking = openai.OpenAI(base_url=f"{url}/v1", api_key="none", timeout=120, max_retries=0)
-    with RolloutClient(url) as client, WeightWriter(client) as writer, talking as talk:
-        writer.hold(60)
-        asked = {"model": client.info().model, "messages": MESSAGES, "n": 64}
-        for version in (1, 2, 3):
-            chunks = iter(talk.chat.completions.create(**asked, stream=True))
-            next(chunks)
-            assert writer.push(version, [list(model.named_parameters())]).weight_version == version
-            with pytest.raises(
-                openai.APIError,
-                match=f"the update to weight version {version} stopped it; ask again",
-            ):
-                list(chunks)
-            sampling = SamplingParams(max_tokens=4, ignore_eos=True)
-            own = RolloutRequest(
-                request_id=f"own {version}", prompt_token_ids=(40,), n=64, sampling=sampling
-            )
-            [output] = client.generate([own])
-            assert {one.weight_version for one in output.completions} == {version}
-
-
 @pytest.mark.parametrize(
     ("change", "kind", "said"),
     [
@@ -249,14 +216,3 @@ def test_metrics_count_what_was_done(
     missing = 'swift_http_requests_total{route="other",status="404"}'
     httpx.get(f"{server_url}/no-such-path", trust_env=False)
     assert read()[missing] >= 1
-
-
-def test_events_end_with_done(server_url: str, name: str) -> None:
-    body = {"model": name, "messages": MESSAGES, "max_tokens": 3, "stream": True}
-    with httpx.stream(
-        "POST", f"{server_url}/v1/chat/completions", json=body, trust_env=False, timeout=60
-    ) as answer:
-        assert answer.headers["content-type"].startswith("text/event-stream")
-        lines = [line for line in answer.iter_lines() if line]
-    assert lines[-1] == "data: [DONE]"
-    assert json.loads(lines[0].removeprefix("data: "))["choices"][0]["delta"]["role"] == "assistant"

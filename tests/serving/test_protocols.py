@@ -15,7 +15,6 @@ import pytest
 from swift_r1.models.expected import expected_weights
 from swift_r1.plugins.tools.parsing import Parsed
 from swift_r1.serving.protocols.turn import BlockReader
-from tests.conftest import until
 from tests.serving.session_engine import (
     ADD,
     CALL,
@@ -395,23 +394,6 @@ def test_keys_limits_and_ends(session: Opened, engine: ScriptedEngine) -> None:
     assert error.value.body["error"]["type"] == "not_found_error"
     with pytest.raises(anthropic.NotFoundError, match="no session"):
         claude(session).messages.create(**asked())
-
-
-@BOTH
-def test_a_client_that_hangs_up(
-    session: Opened, engine: ScriptedEngine, ask: Callable[..., str]
-) -> None:
-    engine.endless = True
-    long = asked(max_tokens=2000, stream=True)
-    if ask is ask_messages:
-        stream: Any = claude(session).messages.create(**long)
-    else:
-        stream = session.client.responses.create(model="any", input="a", stream=True)
-    next(iter(stream))
-    stream.close()
-    until(lambda: session.record().failed == 1)
-    assert session.record().running == 0 and session.record().calls == ()
-    until(lambda: {one.ended for one in engine.log} <= {"stopped"})
 
 
 def test_a_response_that_fails_on_its_way(session: Opened, engine: ScriptedEngine) -> None:

@@ -147,24 +147,6 @@ def test_a_rollout_does_not_wait_for_ever_for_an_update(url: str, engine: Standi
         assert client.generate([request("again")])[0].completions[0].weight_version == 0
 
 
-def test_an_update_called_off_by_a_failing_trainer_leaves_the_version(
-    url: str, engine: StandingEngine
-) -> None:
-    engine.may_end.set()
-
-    def broken_buckets() -> Iterator[list[tuple[str, torch.Tensor]]]:
-        raise ValueError("the gather failed")
-        yield []
-
-    with RolloutClient(url) as client:
-        with pytest.raises(ValueError, match="the gather failed"):
-            push_weights(client, 1, broken_buckets())
-        client.wait_until_ready(WAIT_S)
-        assert client.info().weight_version == 0
-        with RolloutClient(url) as other:
-            assert push_weights(other, 1, [[("w", torch.ones(2))]]).weight_version == 1
-
-
 @pytest.mark.long
 def test_a_generation_has_no_deadline_but_the_servers_silence(
     url: str, engine: StandingEngine, monkeypatch: pytest.MonkeyPatch

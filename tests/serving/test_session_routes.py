@@ -21,10 +21,9 @@ from swift_r1.flags.server import RolloutArguments
 from swift_r1.models.expected import expected_weights
 from swift_r1.serving.metrics import ServerMetrics
 from swift_r1.serving.service import RolloutService
-from swift_r1.serving.sessions.store import SessionStore
 from swift_r1.wire.client import RolloutClient
-from swift_r1.wire.protocol import HTTPError, RolloutRequest
-from swift_r1.wire.sessions import SessionRecord, SessionRequest
+from swift_r1.wire.protocol import RolloutRequest
+from swift_r1.wire.sessions import SessionRecord
 from tests import tool_templates as templates
 from tests.conftest import until
 from tests.live_servers import push_weights
@@ -97,40 +96,6 @@ def test_an_agent_with_tools_is_one_sequence_of_the_engines_own_tokens(
     }
     ids = [f"chatcmpl-{one.completion_id}" for one in record.calls]
     assert ids[:2] == [first.id, second.id] and [one.parent for one in record.calls] == [None, 0, 1]
-
-
-def test_streams_and_the_asynchronous_client(url: str, engine: ScriptedEngine) -> None:
-    session = Opened(url, seed=3)
-    engine.says = [f"so: {CALL}", "done"]
-    chunks = list(session.chat(tools=[ADD], stream=True, stream_options={"include_usage": True}))
-    [call] = [
-        one for chunk in chunks for choice in chunk.choices for one in choice.delta.tool_calls or []
-    ]
-    text = "".join(choice.delta.content or "" for chunk in chunks for choice in chunk.choices)
-    assert chunks[-1].usage.prompt_tokens == len(engine.log[0].prompt)
-
-    async def go_on() -> str:
-        talk = openai.AsyncOpenAI(base_url=session.base_url, api_key=session.api_key, max_retries=0)
-        said = {
-            "id": call.id,
-            "type": "function",
-            "function": call.function.model_dump(include={"name", "arguments"}),
-        }
-        made = {"role": "assistant", "content": text, "tool_calls": [said]}
-        answer = {"role": "tool", "tool_call_id": call.id, "content": "3"}
-        asked = {"model": "none", "messages": [USER, made, answer], "tools": [ADD]}
-        found = ""
-        async with talk, talk.chat.completions.stream(**asked) as stream:
-            async for event in stream:
-                if event.type == "content.delta":
-                    found += event.delta
-        return found
-
-    assert asyncio.run(go_on()) == "done"
-    record = session.record()
-    assert record.kinds == {"new": 1, "extends": 1}
-    same_as_logged(record, engine.log)
-    assert [one.seed for one in record.calls] == [one.seed for one in engine.log]
 
 
 def test_the_session_overrules_and_counts(url: str, engine: ScriptedEngine) -> None:
@@ -296,18 +261,6 @@ def test_calls_that_were_given_up_are_named_with_commas(url: str, engine: Script
     assert [one.number for one in record.calls] == [0, 3, 4] and record.failed == 2
 
 
-def test_a_wrong_key_keeps_no_session_alive() -> None:
-    now = 0.0
-    store = SessionStore(9, 1 << 30, 10.0, clock=lambda: now)
-    one = store.open(SessionRequest(id="one"))
-    now = 9.0
-    assert store.key_of("one") == one.key and store.key_of("other") == ""
-    now = 11.0
-    assert len(store) == 0 and store.key_of("one") == one.key
-    with pytest.raises(HTTPError, match="has expired"):
-        store.get("one")
-
-
 def test_health_is_answered_while_a_prompt_is_rendered(
     url: str, engine: ScriptedEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -344,29 +297,6 @@ def test_health_is_answered_while_a_prompt_is_rendered(
             assert http.get("/health", timeout=30).status_code == 200
             go_on.set()
             assert answer.result().status_code == 200, answer.result().text
-
-
-def test_a_session_that_is_deleted_while_a_prompt_is_rendered(
-    url: str, engine: ScriptedEngine, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    begun, go_on = threading.Event(), threading.Event()
-    render = engine.prompts.render
-
-    def slowly(*given: Any) -> Any:
-        begun.set()
-        assert go_on.wait(60)
-        return render(*given)
-
-    monkeypatch.setattr(engine.prompts, "render", slowly)
-    session = Opened(url)
-    with ThreadPoolExecutor(1) as pool:
-        answer = pool.submit(session.chat)
-        assert begun.wait(60)
-        session.http.delete(f"/v1/sessions/{session.id}")
-        go_on.set()
-        with pytest.raises(openai.NotFoundError):
-            answer.result()
-    assert engine.log == []
 
 
 def test_calls_of_a_session_begin_as_they_came(
@@ -439,17 +369,6 @@ def test_keys(engine: ScriptedEngine, serve_engine: Callable[..., str]) -> None:
     one.client = one.talk()
     with pytest.raises(openai.NotFoundError, match="there is no session"):
         one.chat()
-
-
-def test_a_servers_key_that_looks_like_a_sessions_opens_everything(
-    engine: ScriptedEngine, serve_engine: Callable[..., str]
-) -> None:
-    key = "swift-session-of-mine"
-    session = Opened(serve_engine(engine, {}, api_key=key), key)
-    session.chat()
-    session.client = session.talk(api_key=key)
-    session.chat()
-    assert len(session.record().calls) == 2
 
 
 def test_a_server_without_a_key_still_keeps_sessions_apart(url: str) -> None:
@@ -538,30 +457,6 @@ def test_a_session_is_deleted_during_its_calls(url: str, engine: ScriptedEngine)
         list(stream)
     until(lambda: [one.ended for one in engine.log] == ["stopped"] * 2)
     assert session.http.get(f"/v1/sessions/{session.id}").status_code == 404
-
-
-def test_a_session_expires_but_not_during_a_call(
-    engine: ScriptedEngine, serve_engine: Callable[..., str]
-) -> None:
-    url = serve_engine(engine, {}, session_timeout=2, max_sessions=1)
-    session = Opened(url, id="a")
-    full = session.http.post("/v1/sessions", json={"id": "b"})
-    assert (
-        full.status_code == 503
-        and int(full.headers["Retry-After"]) >= 1
-        and "--max_sessions" in full.json()["error"]
-    )
-    engine.endless = True
-    session.chat(max_tokens=2400)  # 2.4 s and more
-    assert len(session.record().calls) == 1
-    # Asking for it is using it, so another path is asked.
-    until(lambda: session.http.post("/v1/sessions", json={"id": "b"}).status_code == 200)
-    gone = session.http.get("/v1/sessions/a")
-    assert gone.status_code == 410 and "expired" in gone.json()["error"]
-    with pytest.raises(openai.APIStatusError, match="has expired"):
-        session.chat()
-    metrics = session.http.get("/metrics").text
-    assert "swift_open_sessions 1.0" in metrics
 
 
 def test_the_records_are_bounded_in_memory(

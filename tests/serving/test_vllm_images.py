@@ -7,9 +7,7 @@ import copy
 import hashlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from importlib.util import find_spec
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import httpx
@@ -19,11 +17,9 @@ from torch import Tensor, nn
 from transformers import AutoConfig, AutoTokenizer
 
 from swift_r1.data.vision import VisionProcessor
-from swift_r1.errors import UsageError
 from swift_r1.models.expected import as_in_checkpoint, use_checkpoint_form
 from swift_r1.models.multimodal import language_class, part_of_model
 from swift_r1.models.shape import tied_names
-from swift_r1.serving.engines.vllm_start import _check_torchvision
 from swift_r1.wire.client import RolloutClient
 from swift_r1.wire.protocol import RolloutOutput, RolloutRequest, SamplingParams, ServerRefused
 from tests import vision
@@ -178,13 +174,3 @@ def _chat(url: str, model: str, images: Sequence[bytes]) -> Any:
     content = [{"type": "text", "text": "Look:"}, *parts]
     body = {"model": model, "messages": [{"role": "user", "content": content}], "max_tokens": 4}
     return httpx.post(f"{url}/v1/chat/completions", json=body, timeout=60).json()
-
-
-@pytest.mark.long
-@pytest.mark.skipif(find_spec("torchvision") is not None, reason="torchvision is here")
-def test_a_text_class_beside_a_multimodal_one_says_what_it_lacks() -> None:
-    known = SimpleNamespace(architectures=["Qwen3_5ForCausalLM"], model_type="qwen3_5_text")
-    with pytest.raises(UsageError, match="vLLM's class Qwen3_5ForCausalLM needs torchvision"):
-        _check_torchvision("m", known)
-    plain = SimpleNamespace(architectures=["LlamaForCausalLM"], model_type="llama")
-    _check_torchvision("m", plain)
