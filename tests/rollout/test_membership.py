@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import importlib.util
 import logging
 import os
 import random
@@ -32,31 +31,19 @@ from swift_r1.wire.protocol import RolloutRequest, SamplingParams, tokenizer_has
 from swift_r1.wire.server_file import parsed, ready_servers, server_file_faults
 from tests.conftest import until
 from tests.live_servers import OneWeightABucket, learn, pool_of, push_weights
+from tests.tiny_server import TinyEngine
 
 WAIT_S = 60
 ONE_RANK = Ranks(0, 1, torch.device("cpu"), None)
-TINY = Path(__file__).resolve().parents[1] / "tiny_server.py"
-
-
-@pytest.fixture(scope="module")
-def tiny_engine() -> Any:
-    """The class TinyEngine, for servers in threads."""
-    spec = importlib.util.spec_from_file_location("tiny_server", TINY)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module.TinyEngine
 
 
 @pytest.fixture
-def serve(
-    tiny_engine: Any, tiny_model: Path, serve_engine: Callable[..., str]
-) -> Callable[..., str]:
+def serve(tiny_model: Path, serve_engine: Callable[..., str]) -> Callable[..., str]:
     """`serve(**config) -> url` of a small engine with the folder's weights."""
     expected = expected_weights(str(tiny_model))
 
     def start(length: int = 1024, **config: Any) -> str:
-        return serve_engine(tiny_engine(str(tiny_model), length=length), expected, **config)
+        return serve_engine(TinyEngine(str(tiny_model), length=length), expected, **config)
 
     return start
 
@@ -312,12 +299,12 @@ def test_without_any_the_run_waits_for_one_and_then_ends(begin: Any, serve: Any)
 
 
 def test_a_server_that_is_getting_its_weights_is_waited_for(
-    begin: Any, serve: Any, serve_engine: Any, tiny_engine: Any, tiny_model: Path
+    begin: Any, serve: Any, serve_engine: Any, tiny_model: Path
 ) -> None:
     """A large model takes longer than `--vllm_server_timeout`."""
     may_load, timeout_s = threading.Event(), 1.5
 
-    class Large(tiny_engine):  # type: ignore[misc]
+    class Large(TinyEngine):
         async def load_weights(self, files: Sequence[Path], version: int) -> None:
             threading.Timer(2 * timeout_s, may_load.set).start()
             await asyncio.to_thread(may_load.wait, WAIT_S)

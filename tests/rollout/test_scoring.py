@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import json
 import math
 import random
-import threading
 import time
-from collections.abc import Iterator
 from functools import partial
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -24,7 +20,6 @@ from swift_r1.rewards.pool import rewards_for
 from swift_r1.rollout.base import GroupRequest
 from swift_r1.rollout.multi_turn import SingleTurn
 from swift_r1.rollout.scoring import Grading, Scoring, reward_metrics
-from swift_r1.wire.client import RolloutClient
 from swift_r1.wire.protocol import Completion, RolloutOutput, RolloutRequest, SamplingParams
 
 DEADLINE = 120.0  # seconds; only a failure takes them
@@ -180,57 +175,6 @@ def test_the_embedded_engine_goes_on_while_rewards_are_computed(
     ]
 
 
-class Stub(ThreadingHTTPServer):
-    """A rollout server that answers the second prompt only after a reward was called."""
-
-    daemon_threads = True
-    note: Path
-
-
-class Answers(BaseHTTPRequestHandler):
-    server: Stub
-
-    def do_POST(self) -> None:
-        (asked,) = json.loads(self.rfile.read(int(self.headers["Content-Length"])))["requests"]
-        number = int(asked["request_id"][1:])
-        if number == 1:
-            wait_for(self.server.note)
-        body = json.dumps({"outputs": [output(number, 10 + number, 20).model_dump()]}).encode()
-        self.send_response(200)
-        self.send_header("Content-Length", str(len(body)))
-        self.end_headers()
-        self.wfile.write(body)
-
-    def log_message(self, *_: object) -> None: ...
-
-
-@pytest.fixture
-def stub(tmp_path: Path) -> Iterator[Stub]:
-    server = Stub(("127.0.0.1", 0), Answers)
-    server.note = tmp_path / "called"
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    yield server
-    server.shutdown()
-    server.server_close()
-
-
-def test_requests_to_a_server_go_on_while_rewards_are_computed(stub: Stub, plugin: Path) -> None:
-    sampling = SamplingParams(max_tokens=1)
-    asked = [
-        RolloutRequest(request_id=f"r{i}", prompt_token_ids=(1,), n=2, sampling=sampling)
-        for i in (0, 1)
-    ]
-    with rewards_for(args(), ["leaves_a_note"], loading(plugin)) as rewards:
-        rewards.wait_ready()
-        rows = prompts(2, note=str(stub.note))
-        running = scoring(rows, rewards)
-        with RolloutClient(f"http://127.0.0.1:{stub.server_address[1]}") as client:
-            play(rows, running, Answered(generate=client.generate), asked)
-        scores = running.result()
-    assert [item.text for item in scores.trained] == ["[10]", "[20]", "[11]", "[20]"]
-    assert [item.reward for item in scores.trained] == [4.0] * 4
-
-
 @pytest.mark.parametrize("isolation", ["process", "inline"])
 def test_the_order_in_which_completions_come_does_not_matter(plugin: Path, isolation: str) -> None:
     """Values, causes, metrics and rows of whole rounds: those of one call with everything."""
@@ -276,14 +220,3 @@ def test_inline_rewards_are_called_at_the_end(monkeypatch: pytest.MonkeyPatch) -
         assert not called
         assert [item.reward for item in running.result().trained] == [1.0] * 4
     assert sum(called) == 4
-
-
-def test_a_prompt_without_completions_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(orms, "one", lambda completions, **kwargs: [1.0] * len(completions))
-    with rewards_for(args(reward_isolation="inline"), ["one"]) as rewards:
-        running = scoring(prompts(2), rewards)
-        play(prompts(2), running, Answered(output(1, 1, 2)))
-        with pytest.raises(ValueError, match="1 prompts have no completions"):
-            running.result()
-        with pytest.raises(ValueError, match="2 prompts have 1 different request ids"):
-            Scoring(prompts(2), ["r", "r"], {"": Grading(rewards.open, Composition((1.0,)))}, {})

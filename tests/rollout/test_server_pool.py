@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import importlib.util
 import logging
 import os
 import re
 import shutil
-import signal
-import threading
 import time
 import uuid
 from collections.abc import Callable, Iterator, Sequence
@@ -23,7 +20,7 @@ import torch
 from swift_r1.cli.rlhf import wait_for_servers
 from swift_r1.errors import RunFailed, ServerUnreachable, SwiftError, UsageError
 from swift_r1.models.expected import expected_weights
-from swift_r1.rollout.base import ignore_output, still_wanted
+from swift_r1.rollout.base import ignore_output
 from swift_r1.rollout.pool.health import Health, ServerState
 from swift_r1.rollout.pool.pool import ServerPool
 from swift_r1.rollout.pool.session import Expected, why_not_alike
@@ -34,10 +31,10 @@ from swift_r1.wire.client import RolloutClient
 from swift_r1.wire.protocol import RolloutRequest, SamplingParams, ServerRefused, tokenizer_hash
 from tests.conftest import until
 from tests.live_servers import OneWeightABucket, learn, pool_of, push_weights
+from tests.tiny_server import TinyEngine
 
 BACK_WITHIN_S = 240
 ONE_RANK = Ranks(0, 1, torch.device("cpu"), None)
-TINY = Path(__file__).resolve().parents[1] / "tiny_server.py"
 
 
 @pytest.fixture
@@ -70,16 +67,6 @@ def connect(tiny_model: Path, backend: OneWeightABucket) -> Iterator[Callable[..
 @pytest.fixture
 def two(tiny_server: Any, second_tiny_server: Any) -> list[Any]:
     return [tiny_server, second_tiny_server]
-
-
-@pytest.fixture
-def tiny_engine() -> Any:
-    """The class TinyEngine, for servers in threads."""
-    spec = importlib.util.spec_from_file_location("tiny_server", TINY)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module.TinyEngine
 
 
 def requests(count: int = 12, tokens: int = 48) -> list[RolloutRequest]:
@@ -143,39 +130,6 @@ def test_connections_live_from_one_round_to_the_next(connect: Any, two: list[Any
     until(lambda: not open_ones() & before)
 
 
-def test_no_refused_answer_is_lost_between_counting_and_reading(
-    connect: Any, tiny_server: Any
-) -> None:
-    pool = of(connect([tiny_server.url]))
-
-    def count() -> None:
-        for _ in range(500):
-            pool.count_stale()
-
-    threads = [threading.Thread(target=count) for _ in range(4)]
-    taken = 0.0
-    for thread in threads:
-        thread.start()
-    while any(thread.is_alive() for thread in threads):
-        taken += pool.take_metrics()["rollout/refused"]
-    assert taken + pool.take_metrics()["rollout/refused"] == 2000
-
-
-@pytest.mark.long
-def test_what_is_wanted_no_more_is_answered_with_nothing(connect: Any, two: list[Any]) -> None:
-    rollouts = connect([one.url for one in two])
-    rollouts.publish_weights()
-    ended: list[int] = []
-    rollouts.unwanted = lambda: bool(ended)
-    asked = requests(6, tokens=1000)
-    outputs = rollouts.generate(asked, ended.append, ignore_output) or []
-    assert [output.request_id for output in outputs] == [one.request_id for one in asked]
-    lengths = [len(one.token_ids) for output in outputs for one in output.completions]
-    assert set(lengths) == {0, 1000} and sum(ended) == len(lengths) == 12
-    rollouts.unwanted = still_wanted
-    assert len(generated(rollouts, tokens=8)) == 24
-
-
 def test_one_is_killed_the_other_does_its_work_and_it_comes_back(
     connect: Any, two: list[Any], backend: OneWeightABucket, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -226,32 +180,6 @@ def test_killed_in_an_update_and_in_an_idle_moment(
     until(lambda: len(of(rollouts).health.ready) == 2, BACK_WITHIN_S)
 
 
-@pytest.mark.long
-def test_a_server_that_stands_still_gives_its_work_to_the_other(
-    connect: Any, two: list[Any]
-) -> None:
-    """SIGSTOP keeps connections open: only the silence of /health tells, in a generation and in an update."""
-    rollouts = connect([one.url for one in two], silence_s=2.0)
-    rollouts.publish_weights()
-    undisturbed = generated(rollouts)
-    os.kill(two[0].pid, signal.SIGSTOP)
-    try:
-        rollouts.publish_weights()
-        assert [tokens for tokens, _ in generated(rollouts)] == [
-            tokens for tokens, _ in undisturbed
-        ]
-        assert len(of(rollouts).health.ready) == 1
-    finally:
-        os.kill(two[0].pid, signal.SIGCONT)
-    until(lambda: len(of(rollouts).health.ready) == 2, BACK_WITHIN_S)
-    version = rollouts.weight_version
-    assert generated(rollouts, at_first=lambda: os.kill(two[1].pid, signal.SIGSTOP)) == [
-        (tokens, version) for tokens, _ in undisturbed
-    ]
-    os.kill(two[1].pid, signal.SIGCONT)
-    until(lambda: len(of(rollouts).health.ready) == 2, BACK_WITHIN_S)
-
-
 def test_one_server_by_two_names_is_refused(tiny_server: Any) -> None:
     urls = [tiny_server.url, tiny_server.url.replace("127.0.0.1", "localhost")]
     args = SimpleNamespace(
@@ -279,24 +207,10 @@ def test_all_are_dead_and_one_is_dead_for_longer_than_the_deadline(
         rollouts.publish_weights()
 
 
-@pytest.mark.long
-def test_all_are_killed_and_come_back(connect: Any, two: list[Any]) -> None:
-    rollouts = connect([one.url for one in two])
-    rollouts.publish_weights()
-    undisturbed = generated(rollouts)
-
-    def restart() -> None:
-        for one in two:
-            one.kill()
-            one.start()
-
-    assert generated(rollouts, at_first=restart) == undisturbed
-
-
 def test_work_goes_to_the_least_loaded(
-    connect: Any, tiny_engine: Any, tiny_model: Path, serve_engine: Callable[..., str]
+    connect: Any, tiny_model: Path, serve_engine: Callable[..., str]
 ) -> None:
-    engines = [tiny_engine(str(tiny_model)) for _ in range(2)]
+    engines = [TinyEngine(str(tiny_model)) for _ in range(2)]
     asked = [0, 0]
     for number, engine in enumerate(engines):
 
@@ -316,12 +230,11 @@ def test_work_goes_to_the_least_loaded(
 
 def test_each_servers_use_of_the_weights_is_checked(
     connect: Any,
-    tiny_engine: Any,
     tiny_model: Path,
     serve_engine: Callable[..., str],
     backend: OneWeightABucket,
 ) -> None:
-    engines = [tiny_engine(str(tiny_model)) for _ in range(2)]
+    engines = [TinyEngine(str(tiny_model)) for _ in range(2)]
     expected = expected_weights(str(tiny_model))
     rollouts = connect([serve_engine(engine, expected) for engine in engines], check=2)
     rollouts.publish_weights()
@@ -354,12 +267,11 @@ def test_each_servers_use_of_the_weights_is_checked(
 
 def test_only_changes_are_sent_and_a_server_that_was_away_gets_all(
     connect: Any,
-    tiny_engine: Any,
     tiny_model: Path,
     serve_engine: Callable[..., str],
     backend: OneWeightABucket,
 ) -> None:
-    class Remembering(tiny_engine):
+    class Remembering(TinyEngine):
         async def load_weights(self, files: Sequence[Path], version: int) -> None:
             self.files = files
             await super().load_weights(files, version)
@@ -464,14 +376,13 @@ def test_servers_that_are_not_alike(other: dict[str, Any], says: str | None) -> 
 def test_a_server_that_dies_of_every_request_is_given_up(
     connect: Any,
     tiny_model: Path,
-    tiny_engine: Any,
     serve_engine: Callable[..., str],
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     """It refuses for now, again and again; the other goes on alone."""
     from swift_r1.wire.protocol import HTTPError
 
-    engines = [tiny_engine(str(tiny_model)) for _ in range(2)]
+    engines = [TinyEngine(str(tiny_model)) for _ in range(2)]
 
     async def refuses(*_args: Any) -> Any:
         raise HTTPError(503, "not now", 1)

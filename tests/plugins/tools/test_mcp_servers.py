@@ -201,6 +201,22 @@ def test_arguments_and_lists_without_end(
         endless.list_tools()
 
 
+def test_many_conversations_at_once(opened: Callable[..., McpServers]) -> None:
+    servers = opened(one=PROGRAM)
+
+    async def one() -> list[str]:
+        episode = servers.episode()
+        found = [(await episode.call("count", "{}")).content for _ in range(3)]
+        episode.close()
+        return found
+
+    async def run() -> list[list[str]]:
+        return await asyncio.gather(*(one() for _ in range(8)))
+
+    assert asyncio.run(run()) == [["1", "2", "3"]] * 8
+    until(lambda: programs() == [], 20)
+
+
 def test_an_address(opened: Callable[..., McpServers]) -> None:
     import uvicorn
     from mcp.server.mcpserver import MCPServer

@@ -5,7 +5,6 @@ from __future__ import annotations
 import resource
 import shutil
 import sys
-import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -16,16 +15,15 @@ import pytest
 
 from swift_r1.errors import ServerUnreachable
 from swift_r1.rollout.calls import OpenCalls
-from swift_r1.rollout.scoring import completion_metrics, tool_metrics
+from swift_r1.rollout.scoring import completion_metrics
 from swift_r1.rollout.trajectory import Trajectory
 from swift_r1.serving.sessions.session import SessionState
 from swift_r1.wire.protocol import RolloutOutput, RolloutRequest
 from tests.conftest import until
 from tests.rollout.agents.conftest import LoggedRollouts, Stage
 from tests.serving.session_engine import Entry
-from tests.tool_templates import HERMES, THINKING
+from tests.tool_templates import HERMES
 
-HANGING = ["hangs", "hangs at once"]
 WRONG = {
     "silent": "silent: it made no call of the model that was answered",
     "crashes": "exception: ConnectionError: the shop is closed",
@@ -191,20 +189,6 @@ def test_agents_that_misbehave_are_told_apart(stages: Callable[..., Stage], serv
     assert [len(group[0].sequences) for group in groups] == [*called, 1]
 
 
-def test_nothing_outlives_its_episode(stages: Callable[..., Stage]) -> None:
-    stage = stages("misbehaves")
-    [[one]] = stage.play([{"how": "leaves a process"}], n=1)
-    assert one.failure is None
-
-    def alive() -> bool:
-        return any(
-            "run/0/0" in (process.info["cmdline"] or ())
-            for process in psutil.process_iter(["cmdline"])
-        )
-
-    assert not alive()
-
-
 def test_episodes_end_where_nobody_answers_them_any_more(
     stages: Callable[..., Stage], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -238,26 +222,6 @@ def test_limits_cut_an_episode_off(stages: Callable[..., Stage]) -> None:
     assert (
         metrics["limits/tokens"] == metrics["agent/limited"] == 1 and metrics["limits/calls"] == 0
     )
-
-
-def test_the_parent_may_be_killed(stages: Callable[..., Stage]) -> None:
-    stage = stages("misbehaves")
-    [pid] = [stage.processes.pid]
-
-    def kill() -> None:
-        parent = psutil.Process(pid)
-        until(lambda: len(parent.children()) == 2)
-        parent.kill()
-
-    killer = threading.Thread(target=kill)
-    killer.start()
-    [[one, other]] = stage.play([{"how": "hangs at once"}])
-    killer.join()
-    assert (
-        one.failure == other.failure == "died: the process that agents are forked from was killed"
-    )
-    [[one]] = stage.play([{}], n=1)
-    assert one.failure is None and stage.processes.pid != pid
 
 
 def test_an_agent_with_tools_and_with_requests_that_are_refused(
@@ -302,40 +266,6 @@ def test_an_agent_with_tools_and_with_requests_that_are_refused(
     ]
 
 
-def test_thoughts_of_earlier_turns_stay_as_they_were_written(stages: Callable[..., Stage]) -> None:
-    """The agent sends them back, and the template would leave them out."""
-    stage, thought = stages("counts", template=THINKING), "<think>\nhm\n</think>\n\n7"
-    stage.rollouts.says, stage.rollouts.tokenizer = [thought, "<think>so</think>8"], stage.tokenizer
-    try:
-        [[one]] = stage.play([{}], n=1, max_tokens=900)
-    finally:
-        stage.rollouts.says = []
-    same_as_made([[one]], stage.rollouts.log)
-    [sequence] = one.sequences
-    read = "<|im_end|>\n<|im_start|>user\nmore<|im_end|>\n<|im_start|>assistant\n"
-    assert (
-        stage.tokenizer.decode(sequence.token_ids) == f"{thought}{read}<think>so</think>8<|im_end|>"
-    )
-
-
-def test_a_name_that_the_model_makes_up_is_no_metric(stages: Callable[..., Stage]) -> None:
-    stage = stages("adds", template=HERMES)
-    calls = [
-        f'{{"name": "{name}", "arguments": {{"a": 1, "b": 2}}}}'
-        for name in ("add", "nothingerange")
-    ]
-    says = "\n".join(f"<tool_call>\n{one}\n</tool_call>" for one in calls)
-    stage.rollouts.says, stage.rollouts.tokenizer = [""] * 3 + [says, "It is 3."], stage.tokenizer
-    try:
-        [[one]] = stage.play([{}], n=1, max_tokens=900)
-    finally:
-        stage.rollouts.says = []
-    assert [made["outcome"] for made in (one.infos or {})["tool_calls"]] == ["answer", "unknown"]
-    found = tool_metrics([one])
-    assert found["tools/add/calls"] == found["tools/unknown_calls"] == 1
-    assert not any("nothing" in name for name in found)
-
-
 def test_each_cause_of_failure_is_said(
     stages: Callable[..., Stage], caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -343,21 +273,6 @@ def test_each_cause_of_failure_is_said(
     said = "\n".join(record.getMessage() for record in caplog.records)
     assert "2 of 4 episodes have no reward: exception: ConnectionError: the shop is closed" in said
     assert "2 of 4 episodes have no reward: exception: SystemExit: 3" in said
-
-
-def test_results_that_differ_are_one_cause(
-    stages: Callable[..., Stage], caplog: pytest.LogCaptureFixture
-) -> None:
-    command = ["sh", "-c", f'{CURL}\necho "bye $$"']
-    stages(command=command).play([{}], n=3, needs_reward=True)
-    [said] = [
-        record.getMessage()
-        for record in caplog.records
-        if "episodes have no reward" in record.getMessage()
-    ]
-    assert said.startswith(
-        "3 of 3 episodes have no reward, for example: result: its last line is 'bye "
-    )
 
 
 AGENT = """

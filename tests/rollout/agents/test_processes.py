@@ -39,12 +39,16 @@ def test_what_episodes_have_started_ends_where_the_parent_is_killed(
     killer.start()
     [group] = stage.play([{"how": "has a child"}])
     killer.join()
-    assert all((one.failure or "").startswith("died:") for one in group)
+    assert {one.failure for one in group} == {
+        "died: the process that agents are forked from was killed"
+    }
     until(
         lambda: (
             not [one for one in found if one.is_running() and one.status() != psutil.STATUS_ZOMBIE]
         )
     )
+    [[one]] = stage.play([{}], n=1)
+    assert one.failure is None and stage.processes.pid != parent.pid
 
 
 def ended(command: list[str], kept: Sequence[str] = ()) -> EpisodeExit:
@@ -93,7 +97,7 @@ def test_what_a_plugin_starts_for_all_episodes_outlives_each(tmp_path: Path) -> 
                 pids = json.loads(str(told[-1].result))
                 assert psutil.Process(pids["shared"]).status() != psutil.STATUS_ZOMBIE
                 assert not psutil.pid_exists(pids["own"])
-            return client_environment
+            return told
         finally:
             await processes.close()
 
