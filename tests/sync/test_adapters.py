@@ -207,19 +207,6 @@ def test_an_adapter_that_does_not_fit_is_refused(
         assert client.info().weight_version == 0
 
 
-def test_a_missing_half_of_an_adapter_is_refused(url: str, policy: torch.nn.Module) -> None:
-    bucket = [
-        (weight.name, weight.value())
-        for weight in adapter_weights(policy)
-        if "layers.0.mlp.up_proj.lora_B" not in weight.name
-    ]
-    refusal = pytest.raises(
-        ServerRefused, match=r"1 of \d+ weights were not sent: .*up_proj.lora_B.weight"
-    )
-    with RolloutClient(url) as client, WeightWriter(client) as writer, refusal:
-        writer.push(1, [bucket], adapter=adapter_config(policy, SETTINGS))
-
-
 def test_a_server_without_adapters_says_so(
     engine: PeftEngine, tiny_model: Path, serve_engine: Callable[..., str], policy: torch.nn.Module
 ) -> None:

@@ -22,7 +22,7 @@ from swift_r1.sync.update import UpdateMachine
 from swift_r1.sync.writer import WeightWriter
 from swift_r1.wire import protocol as wire
 from swift_r1.wire.client import RolloutClient
-from swift_r1.wire.protocol import HTTPError, RolloutRequest, SamplingParams, ServerRefused
+from swift_r1.wire.protocol import HTTPError, RolloutRequest, SamplingParams
 from tests.live_servers import to_bytes
 
 WAIT_S = 20
@@ -131,44 +131,3 @@ def test_nothing_comes_in_between_a_load_that_failed_and_the_word_of_it() -> Non
         return inside
 
     assert asyncio.run(admitted()) == 0
-
-
-def test_a_commit_that_waited_too_long_can_be_repeated(
-    engine: Engine, serve_engine: Callable[..., str]
-) -> None:
-    url = serve_engine(engine, {"w": (2,)}, update_timeout=1.5)
-    with RolloutClient(url) as client, RolloutClient(url) as asker:
-        refused: list[ServerRefused] = []
-
-        def ask() -> None:
-            try:
-                asker.generate([request("r")])
-            except ServerRefused as error:
-                refused.append(error)
-
-        running = in_thread(ask)
-        assert engine.started.wait(WAIT_S)
-        with WeightWriter(client) as writer, httpx.Client(base_url=url, trust_env=False) as http:
-            writer.take()
-            http.headers[wire.LEASE_HEADER] = writer.token
-            http.post("/v1/weights/begin", json={"version": 1})
-            body = to_bytes(OLD)
-            about = {wire.VERSION_HEADER: "1", wire.BUCKET_HEADER: "0"}
-            assert http.put("/v1/weights/bucket", content=body, headers=about).status_code == 200
-            digest = bucket_digest(body)
-            commit = wire.UpdateCommit(
-                version=1, buckets=1, content_hash=content_hash([digest])
-            ).model_dump()
-            first = http.post("/v1/weights/commit", json=commit, timeout=WAIT_S)
-            assert (
-                first.status_code == 503 and "running requests to finish" in first.json()["error"]
-            )
-            engine.may_end.set()
-            running.join(WAIT_S)
-            assert "ask again" in str(refused)
-            assert (
-                http.post("/v1/weights/commit", json=commit, timeout=WAIT_S).json()[
-                    "weight_version"
-                ]
-                == 1
-            )

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
-import itertools
 import os
 import signal
-import socket
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -116,32 +113,6 @@ def test_a_silent_server_holds_nobody_for_longer_than_it_may(
         finally:
             os.kill(tiny_server.pid, signal.SIGCONT)
     assert "is gone" in lines[0] and "waiting for a lease" in lines[-1]
-
-
-@pytest.mark.long
-def test_servers_that_hang_hold_up_no_other_ones_lease(
-    client: RolloutClient, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """More of them than are asked at a time: a stopped server's connections are taken by its system, and stay."""
-    with contextlib.ExitStack() as cleanup:
-        for _ in range(40):
-            silent = cleanup.enter_context(socket.create_server(("127.0.0.1", 0)))
-            asked = cleanup.enter_context(
-                RolloutClient(f"http://127.0.0.1:{silent.getsockname()[1]}")
-            )
-            renewing = asked.loop.start(WeightWriter(asked, ttl_s=1.0)._renew())
-            cleanup.callback(renewing.cancel)
-        renewed, take = [], WeightWriter._take
-
-        async def noted(writer: WeightWriter, limit_s: float) -> None:
-            await take(writer, limit_s)
-            renewed.append(time.monotonic())
-
-        monkeypatch.setattr(WeightWriter, "_take", noted)
-        writer = cleanup.enter_context(WeightWriter(client, "trainer", ttl_s=2))
-        writer.hold(WAIT_S)
-        until(lambda: len(renewed) >= 8)
-    assert max(later - earlier for earlier, later in itertools.pairwise(renewed)) < 2.5
 
 
 def test_a_lease_is_renewed_on_a_server_that_was_started_anew(tiny_server: Any) -> None:

@@ -213,47 +213,6 @@ def test_missing_unknown_misshapen_and_tied_weights_are_named(
     assert client.info().weight_version == writer.version - 1
 
 
-def test_only_the_leases_holder_writes(writer: Writer, server_url: str) -> None:
-    body = writer.bodies[0]
-    refusal = pytest.raises(RunFailed, match="writer writes this server's weights")
-    with RolloutClient(server_url) as other, refusal:
-        push_weights(other, writer.version, [], owner="another trainer")
-    assert writer.put(0, body, **{wire.LEASE_HEADER: "0" * 32}).status_code == 409
-    assert writer.put(1, body).status_code == 409
-    assert writer.post("begin", {"version": writer.version - 1}).status_code == 409
-    writer.release()
-    with httpx.Client(base_url=server_url, trust_env=False) as http:
-        assert http.post("/v1/weights/begin", json={"version": 99}).status_code == 409
-
-
-def test_rollouts_wait_while_an_update_is_open(
-    writer: Writer, client: RolloutClient, server_url: str
-) -> None:
-    with httpx.Client(base_url=server_url, trust_env=False) as http:
-        waiting = http.get("/ready")
-        assert waiting.status_code == 503 and "by writer" in waiting.json()["error"]
-    asked = wire.RolloutRequest(
-        request_id=uuid.uuid4().hex,
-        prompt_token_ids=(1, 2),
-        sampling=wire.SamplingParams(max_tokens=2),
-    )
-    versions: list[int] = []
-
-    def generate() -> None:
-        versions.append(client.generate([asked])[0].completions[0].weight_version)
-
-    thread = threading.Thread(target=generate)
-    thread.start()
-    for index, body in enumerate(writer.bodies):
-        assert writer.put(index, body).status_code == 200
-    assert not versions
-    assert writer.commit().json()["weight_version"] == writer.version
-    thread.join(60)
-    assert versions == [writer.version]
-    # The commit's answer may get lost: asking again is answered the same way.
-    assert writer.commit().status_code == 200
-
-
 def test_a_failed_load_is_not_ready_until_a_full_push(
     writer: Writer, client: RolloutClient, server_url: str, tiny_model: Path
 ) -> None:

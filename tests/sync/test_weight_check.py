@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -32,20 +31,16 @@ from swift_r1.training.backends.local import LocalBackend
 from swift_r1.training.optimizer import OptimizerConfig
 from swift_r1.wire.client import RolloutClient
 from tests.live_servers import pool_of
+from tests.tiny_server import TinyEngine
 from tests.vision import write_tiny
 
 ONE_RANK = Ranks(0, 1, torch.device("cpu"), None)
-SCRIPT = Path(__file__).resolve().parents[1] / "tiny_server.py"
 
 
 def forgetful(model: Path, max_images: int = 0, forgotten: str = "model.norm.weight") -> Any:
     """The tiny engine, which leaves out a weight in as many coming loads as `forgets` says."""
-    spec = importlib.util.spec_from_file_location("tiny_server", SCRIPT)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
 
-    class Forgetful(module.TinyEngine):
+    class Forgetful(TinyEngine):
         forgets, rounds_by = 0, 0.0
 
         async def score(self, sequence: Sequence[int]) -> tuple[float, ...]:

@@ -12,17 +12,16 @@ from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import load as load_safetensors
 from safetensors.torch import load_file
 
 from swift_r1.errors import RunFailed
 from swift_r1.serving.engines.base import EngineInfo
 from swift_r1.sync import transport
-from swift_r1.sync.buckets import bucket_digest, parts_digest, parts_of
+from swift_r1.sync.buckets import parts_digest
 from swift_r1.sync.staging import StagedBucket, Staging
 from swift_r1.wire.client import RolloutClient
 from swift_r1.wire.protocol import ServerRefused
-from tests.live_servers import push_weights, to_bytes
+from tests.live_servers import push_weights
 
 Tensors = dict[str, torch.Tensor]
 EXPECTED = {"a": (3, 5), "b": (7,), "c": (0, 2), "d": ()}
@@ -93,26 +92,6 @@ def test_the_same_bytes_arrive_by_each_way(
     again = [[(names[0], sent[names[0]])], [(name, sent[name]) for name in names[1:]]]
     assert push_weights(client, 3, again[::-1], way).weight_version == 3
     assert same(engine.loaded, sent)
-
-
-def test_spare_files_are_not_kept_where_memory_is_short(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    staging = Staging(1000)
-    try:
-        for free, kept in ((2001, 1), (2000, 0)):
-            monkeypatch.setattr(
-                shutil,
-                "disk_usage",
-                lambda _folder, free=free: shutil._ntuple_diskusage(free, 0, free),
-            )
-            path = staging.folder / "bucket-000001.safetensors"
-            path.write_bytes(b"")
-            staging.forget([StagedBucket(0, path, "", {})])
-            assert len(list(staging.folder.iterdir())) == kept
-            (staging.folder / "incoming-000000").unlink(missing_ok=True)
-    finally:
-        staging.close()
 
 
 def test_a_folder_with_a_buckets_name_stops_no_update(tmp_path: Path) -> None:
@@ -235,23 +214,6 @@ def test_a_send_that_fails_ends_it() -> None:
     with pytest.raises(ValueError, match="bucket 0"):
         transport.overlapped(items(), send)
     assert taken == [0, 1]
-
-
-def test_parts_are_a_safetensors_file(tmp_path: Path) -> None:
-    sent = weights(4)
-    parts = parts_of(list(sent.items()))
-    body = to_bytes(list(sent.items()))
-    assert same(load_safetensors(body), sent)
-    assert b"".join(transport.chunks_of(parts)) == body
-    # A longer file that is there already is cut to size.
-    path = tmp_path / "bucket"
-    path.write_bytes(b"x" * (len(body) + 100))
-    assert transport.write_file(path, parts) == bucket_digest(body) == parts_digest(parts)
-    assert path.read_bytes() == body
-    with pytest.raises(ValueError, match="twice"):
-        parts_of([("a", torch.ones(1)), ("a", torch.ones(1))])
-    with pytest.raises(ValueError, match="int64"):
-        parts_of([("a", torch.ones(1, dtype=torch.long))])
 
 
 @pytest.fixture

@@ -18,7 +18,7 @@ from swift_r1.sync.buckets import TensorEntry, bucket_digest, content_hash, read
 from swift_r1.sync.staging import StagedBucket, Staging
 from swift_r1.sync.update import UpdateMachine
 from swift_r1.wire.protocol import HTTPError
-from tests.live_servers import in_buckets, to_bytes
+from tests.live_servers import to_bytes
 
 EXPECTED = {"a": (2, 3), "b": (4,)}
 
@@ -303,17 +303,6 @@ def test_no_bytes_break_the_header_reader(
     path.write_bytes(body)
     with pytest.raises(HTTPError):
         read_header(path)
-
-
-def test_buckets_hold_every_weight_once_and_keep_their_values(tmp_path: Path) -> None:
-    weights = {f"w{i}": torch.randn(10, i + 1).to(torch.bfloat16) for i in range(9)}
-    buckets = list(in_buckets(weights.items(), max_bytes=260))
-    assert [name for one in buckets for name, _ in one] == list(weights)
-    assert len(buckets) > 2
-    assert all(len(one) == 1 or sum(t.nbytes for _, t in one) <= 260 for one in buckets)
-    path = tmp_path / "bucket"
-    path.write_bytes(to_bytes([("t", weights["w3"].t())]))
-    assert read_header(path) == {"t": TensorEntry("BF16", (4, 10))}
 
 
 def test_staging_streams_hashes_and_limits() -> None:

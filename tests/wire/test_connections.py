@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import os
-import ssl
 import threading
 from collections.abc import Callable, Iterator
-from typing import Any
 
 import pytest
 
@@ -133,23 +131,3 @@ def test_connections_in_use_are_closed_when_they_are_free(loop: ServerLoop) -> N
         return told
 
     assert loop.run(asyncio.wait_for(story(), WAIT_S)) == ["halfrest", "closed"]
-
-
-def test_certificates_are_read_for_https_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    """They are 30 ms of a core for each server of each round."""
-    read, times = ssl.create_default_context, 0
-
-    def counted(*args: Any, **named: Any) -> ssl.SSLContext:
-        nonlocal times
-        times += 1
-        return read(*args, **named)
-
-    monkeypatch.setattr(ssl, "create_default_context", counted)
-    # the connections of this test alone: others of the process may have read certificates already
-    monkeypatch.setattr(ServerLoop, "_shared", None)
-    with (
-        RolloutClient("http://127.0.0.1:1") as client,
-        RolloutClient("HTTPS://127.0.0.1:1") as secret,
-    ):
-        assert client.why_not_ready() and times == 0
-        assert secret.why_not_ready() and secret.why_not_ready() and times == 1
