@@ -5,21 +5,14 @@ from __future__ import annotations
 
 import json
 import random
-import tracemalloc
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from itertools import islice
-from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
-from datasets import Dataset
 
 from swift_r1.data.choices import Choices
-from swift_r1.data.loading import _take_out
-from swift_r1.data.prompts import PromptEncoder
 from swift_r1.data.sampler import Outcome, PromptSampler, Sampler, build_sampler, samplers
-from swift_r1.data.store import Rows, features
 from swift_r1.errors import UsageError
 
 
@@ -75,57 +68,6 @@ def test_state_of_other_data_is_refused() -> None:
     state = PromptSampler(10, 4, seed=5).state_dict()
     with pytest.raises(UsageError, match="num_rows 10 became 11, seed 5 became 6"):
         PromptSampler(11, 4, seed=6).load_state_dict(state)
-
-
-def peak_bytes(work: Callable[[], object]) -> int:
-    """Most that Python and numpy held meanwhile; Arrow's own buffers are not counted."""
-    tracemalloc.start()
-    try:
-        work()
-        return tracemalloc.get_traced_memory()[1]
-    finally:
-        tracemalloc.stop()
-
-
-def test_many_rows_take_some_tens_of_bytes_each(tmp_path: Path) -> None:
-    """Of prompts that are looked at, held out and drawn; a Python number or dict entry each would be 2 to 6 times
-    that. `fitting` and `_take_out` must find the same rows as without the store's columns."""
-    count = 60_000
-    row = {"messages": [{"role": "user", "content": "12345678"}]}
-    made = {"id": 0, "size": 8, "turns": 1, "columns": '["messages"]', "images": []}
-
-    def generated() -> Iterator[dict[str, Any]]:
-        for n in range(count):
-            line = json.dumps(row | {"prompt_id": f"data:{n}"})
-            yield made | {"row": line, "key": n % 45_000}
-
-    kinds = features()
-    rows = Rows(Dataset.from_generator(generated, kinds, str(tmp_path), fingerprint="many"))
-    encoder = PromptEncoder(Characters(), max_length=100)
-    found: list[Any] = []
-    assert peak_bytes(lambda: found.append(encoder.fitting(rows))) < 40 * count
-    assert found[0] is rows
-    assert peak_bytes(lambda: found.append(_take_out(rows, 500, 3))) < 50 * count
-    kept, out = found[1]
-    held = set(out.column("key").tolist())
-    assert len(held) == len(out) == 500 and held.isdisjoint(kept.column("key").tolist())
-    assert len(kept) == count - sum(n % 45_000 in held for n in range(count))
-    assert [row["prompt_id"] for row in out] == sorted(
-        (f"data:{key}" for key in held), key=lambda one: int(one[5:])
-    )
-    assert peak_bytes(lambda: next(PromptSampler(count, 64))) < 20 * count
-
-
-class Characters:
-    """A tokenizer of a token a character."""
-
-    chat_template = "given"
-
-    def apply_chat_template(self, messages: list[dict[str, str]], **_given: Any) -> str:
-        return "".join(message["content"] for message in messages) + "\n"
-
-    def __call__(self, text: str, **_given: Any) -> dict[str, list[int]]:
-        return {"input_ids": list(map(ord, text))}
 
 
 ARGS = SimpleNamespace(dataset_shuffle=True, data_seed=5)

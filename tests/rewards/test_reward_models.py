@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import math
-import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -21,9 +20,8 @@ from swift_r1.plugins import load_plugins
 from swift_r1.plugins.compat import NotHere
 from swift_r1.plugins.protocol import RequestConfig
 from swift_r1.record.episodes import EpisodeCall, steps_of
-from swift_r1.rewards.batch import RewardAnswer, RewardCall, RewardCaller
-from swift_r1.rewards.types import ItemOutcome, RewardBatch, RewardColumn
-from swift_r1.rollout.reward_models import FunctionsAndModels, ModelReward, rewards_and_models
+from swift_r1.rewards.types import RewardBatch, RewardColumn
+from swift_r1.rollout.reward_models import ModelReward, rewards_and_models
 from swift_r1.rollout.rm_plugins import GenRMPlugin, RewardTemplate, TransformersEngine
 from tests.conftest import ServerProcess, wait_until_serving
 from tests.ms_swift.scripts import NO_SOURCE, SOURCES
@@ -102,48 +100,6 @@ def test_functions_and_models_in_one_batch(scorer: Path, isolation: str) -> None
         scores(scorer, completions), abs=1e-5
     )
     assert not own.invalid
-
-
-class Slow(RewardCaller):
-    """Its answers take a while; it keeps the deadlines that it was given."""
-
-    def __init__(self, name: str, fails: bool = False) -> None:
-        args = SimpleNamespace(reward_timeout=1.0, reward_num_workers=1)
-        super().__init__(args, [name])  # type: ignore[arg-type]  # what it reads of them
-        self.fails, self.closed, self.deadlines = fails, False, list[float]()
-
-    def start(self) -> None:
-        if self.fails:
-            raise OSError("no room")
-
-    def close(self) -> None:
-        self.closed = True
-
-    def wait_ready(self) -> None: ...
-
-    def run(
-        self, calls: Sequence[RewardCall], state: Any, deadline: float, submitted: Any = ()
-    ) -> Iterator[RewardAnswer]:
-        self.deadlines.append(deadline)
-        for call in calls:
-            time.sleep(0.1)
-            failure = ItemOutcome(failure="no", isolate=True)
-            yield RewardAnswer(call, [failure] * len(call.items), 0.1)
-
-
-def test_the_time_of_models_is_not_that_of_functions() -> None:
-    functions, models = Slow("function"), Slow("model")
-    batch = RewardBatch(["a", "b"], {}, 2, {})
-    with FunctionsAndModels(functions, models) as caller:
-        caller.score(batch)
-    first, *later = functions.deadlines
-    assert first >= models.deadlines[0] + 0.1  # the model was called before
-    assert later[-1] >= models.deadlines[0] + 0.3  # alone, then for each completion
-    assert functions.closed and models.closed
-    functions, models = Slow("function"), Slow("model", fails=True)
-    with pytest.raises(OSError, match="no room"), FunctionsAndModels(functions, models):
-        pass
-    assert functions.closed
 
 
 def test_names_of_models_are_different() -> None:
