@@ -117,15 +117,6 @@ def test_the_token_that_ends_a_turn(tokenizer: Any, template: str, end: str | No
     assert prompt is not None and prompt.turn_end == wanted
 
 
-def test_unknown_text_ends_nothing(tokenizer: Any) -> None:
-    own = copy.copy(tokenizer)
-    own.eos_token = "<|im_end|>"
-    assert (
-        encoder(own, "{% for m in messages %}{{ m.content }} \N{EN DASH}\n{% endfor %}").turn_end
-        is None
-    )
-
-
 @pytest.mark.parametrize(("name", "end"), [("r1", None), ("qwen_math", "<|im_end|>"), ("no", None)])
 def test_the_formats_of_our_own(tokenizer: Any, name: str, end: str | None) -> None:
     made = PromptEncoder(tokenizer, wording=Wording(template=name))

@@ -105,23 +105,6 @@ def test_a_prompt_has_a_token_for_each_feature(folder_of: Any, family: str) -> N
     assert tuple(made["input_ids"][0]) == prompt.token_ids
 
 
-@pytest.mark.parametrize("family", FAMILIES)
-def test_pixels_have_as_many_features_as_the_prompt_has_tokens(folder_of: Any, family: str) -> None:
-    """Of a model of the family with random weights."""
-    import torch
-
-    from tests.families import family_model
-    from tests.vision import TEXTS
-
-    own = encoder(folder_of(family))
-    prompt = encoded(own, row("<image><image>", *TWO))
-    model = family_model(family, TEXTS)
-    with torch.no_grad():
-        found = model.model.get_image_features(**own.vision.pixels(TWO)).pooler_output
-    features = torch.cat(list(found)) if isinstance(found, list | tuple) else found.flatten(0, -2)
-    assert len(features) == prompt.token_ids.count(own.vision.token_id)
-
-
 SIZES = [(1, 1), (3, 1), (28, 28), (56, 112), (40, 16), (300, 200), (199, 1)]
 
 
@@ -133,21 +116,6 @@ def test_tokens_are_counted_without_an_image(folder_of: Any, family: str) -> Non
         counted = own.tokens_of(width, height)
         assert counted == len(own.expand(own.placeholder, [picture(width, height)]))
         assert counted == own._expanded_length(width, height)
-
-
-def no_formula(width: int, height: int) -> int:
-    raise AttributeError
-
-
-@pytest.mark.parametrize("formula", [lambda width, height: width, no_formula])
-def test_a_processor_without_a_formula_that_holds_is_asked(
-    folder_of: Any, monkeypatch: pytest.MonkeyPatch, formula: Any
-) -> None:
-    own = encoder(folder_of("internvl")).vision
-    right = own.tokens_of(40, 16)
-    other = encoder(folder_of("internvl")).vision
-    monkeypatch.setattr(other, "_by_formula", formula)
-    assert other._beside is None and other.tokens_of(40, 16) == right
 
 
 def test_text_never_becomes_a_placeholder(folder_of: Any) -> None:
@@ -266,16 +234,3 @@ def test_a_model_without_a_processor(folder_of: Any, tmp_path: Path) -> None:
         encoder(tmp_path).encode(row("<image>", picture()))
     with pytest.raises(UsageError, match="rows have images, which are not read here"):
         PromptEncoder(own.tokenizer).encode(row("<image>", picture()))
-
-
-@pytest.mark.parametrize(
-    ("family", "wanted"),
-    [
-        ("qwen2_5_vl", (1, 40, 16)),
-        ("gemma3", (1, 28, 28)),
-        ("idefics3", (3, 28, 28)),
-        ("internvl", (3, 28, 28)),
-    ],
-)
-def test_what_the_model_sees(folder_of: Any, family: str, wanted: tuple[int, int, int]) -> None:
-    assert encoder(folder_of(family)).vision.seen(TWO[1]) == wanted

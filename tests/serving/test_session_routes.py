@@ -299,33 +299,6 @@ def test_health_is_answered_while_a_prompt_is_rendered(
             assert answer.result().status_code == 200, answer.result().text
 
 
-def test_calls_of_a_session_begin_as_they_came(
-    url: str, engine: ScriptedEngine, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    begun, go_on = threading.Event(), threading.Event()
-    render = engine.prompts.render
-
-    def slowly(messages: Any, *given: Any) -> Any:
-        if "long" in messages[0]["content"]:
-            begun.set()
-            assert go_on.wait(60)
-        return render(messages, *given)
-
-    monkeypatch.setattr(engine.prompts, "render", slowly)
-    session = Opened(url)
-    with ThreadPoolExecutor(2) as pool:
-        first = pool.submit(session.chat, {"role": "user", "content": "long"})
-        assert begun.wait(60)
-        second = pool.submit(session.chat, {"role": "user", "content": "short"})
-        assert session.http.get("/health").status_code == 200 and engine.log == []
-        go_on.set()
-        first.result()
-        second.result()
-    record = session.record()
-    same_as_logged(record, engine.log)
-    assert [one.messages[0]["content"] for one in record.sequences] == ["long", "short"]
-
-
 def test_a_schema_that_no_grammar_can_follow_is_the_clients_fault(url: str) -> None:
     session = Opened(url)
     function = ADD["function"] | {
@@ -440,23 +413,6 @@ def test_a_client_that_hangs_up_in_a_stream_ends_the_work(url: str, engine: Scri
     ).close()
     until(lambda: len(engine.log) == 3)
     assert engine.log[2].seed == engine.log[0].seed != engine.log[1].seed
-
-
-def test_a_session_is_deleted_during_its_calls(url: str, engine: ScriptedEngine) -> None:
-    session = Opened(url)
-    engine.endless = True
-    stream = session.chat(stream=True, max_tokens=3000)
-    next(iter(stream))
-    with ThreadPoolExecutor(1) as pool:
-        whole = pool.submit(session.chat, max_tokens=3000)
-        until(lambda: len(engine.log) == 2)
-        assert session.http.delete(f"/v1/sessions/{session.id}").status_code == 200
-        with pytest.raises(openai.NotFoundError, match="was deleted"):
-            whole.result()
-    with pytest.raises(openai.APIError, match="was deleted"):
-        list(stream)
-    until(lambda: [one.ended for one in engine.log] == ["stopped"] * 2)
-    assert session.http.get(f"/v1/sessions/{session.id}").status_code == 404
 
 
 def test_the_records_are_bounded_in_memory(

@@ -263,19 +263,6 @@ def test_equal_answers_are_continued_in_the_same_order_whichever_came_first() ->
     assert prompts(0, 1) == prompts(1, 0) and "| yes" in prompts(0, 1)[1]
 
 
-def test_a_retry_gets_the_same_answer_unless_its_call_failed() -> None:
-    state = opened()
-    digest = CallContent((A,)).digest
-    assert state.retry_of(digest, True) is None
-    done = call(state, A)
-    assert state.retry_of(digest, True) is done and state.retried == 1
-    failed, _ = state.begin(CallContent((A,)), Letters())
-    state.fail(failed)
-    assert state.retry_of(digest, True) is None  # the second call, which has no answer
-    call(state, A, Y, B)
-    assert state.retry_of(digest, True) is None  # its answer arrived: it was continued
-
-
 def test_limits() -> None:
     state = opened(limits=SessionLimits(tokens=8, calls=3, seconds=10))
     call(state, A)

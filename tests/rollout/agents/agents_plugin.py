@@ -146,14 +146,6 @@ class Misbehaves(Agent):
             return {"reward": 1.0, "said": "x" * (17 << 20)}
         if how == "gives nan":
             return float("nan")
-        if how == "leaves a process":
-            own = [
-                sys.executable,
-                "-c",
-                "import os, time; os.setsid(); time.sleep(1000)",
-                row["episode_id"],
-            ]
-            subprocess.Popen(own)
         if how == "calls forever":
             while True:
                 await client.chat.completions.create(
