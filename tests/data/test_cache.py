@@ -292,3 +292,29 @@ def test_what_is_not_finished_leaves_nothing(tmp_path: Path, own_cache: Path) ->
     with pytest.raises(KeyboardInterrupt):
         load_rows(arguments(dataset=["cut"]))
     assert not list(own_cache.rglob("*.arrow"))
+
+
+def test_values_that_json_has_no_form_for(tmp_path: Path) -> None:
+    import datetime
+    import decimal
+
+    values = [(1, 2), datetime.date(2025, 1, 2), decimal.Decimal("1.50"), float("inf")]
+    register_dataset(
+        DatasetMeta(
+            dataset_name="odd",
+            loader=lambda: [{"question": "q", "value": value} for value in values],
+        )
+    )
+    assert [row["value"] for row in load_dataset("odd")[0]] == [
+        [1, 2],
+        "2025-01-02",
+        "1.50",
+        float("inf"),
+    ]
+    register_dataset(
+        DatasetMeta(dataset_name="bytes", loader=lambda: [{"question": "q", "blob": b"x"}])
+    )
+    with pytest.raises(
+        UsageError, match="bytes row 0: the column blob holds a value that JSON cannot: bytes"
+    ):
+        load_dataset("bytes")

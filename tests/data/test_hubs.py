@@ -226,21 +226,11 @@ def test_ids_of_built_in_sets(monkeypatch: pytest.MonkeyPatch) -> None:
             and source.place.name == source.name == value.rpartition(":")[2].partition("#")[0]
         )
         assert type(source.preprocess) is AutoPreprocessor
-    for value in ("other/gsm8k", "other/Countdown-Tasks-3to4#10"):
-        (source,) = open_sources([value])
-        assert (
-            source.place is not None
-            and source.loader is None
-            and source.parts == (("default", ("train",)),)
-        )
-        assert type(source.preprocess) is AutoPreprocessor
     (asdiv,) = open_sources(["asdiv"])  # on one hub alone
     assert (
         asdiv.place is not None
         and asdiv.place.hub == "hf"
         and asdiv.parts == (("asdiv", ("validation",)),)
     )
-    (minerva,) = open_sources(["ms::minerva"])
-    assert minerva.parts == (("default", ("train",)),)
     with pytest.raises(UsageError, match="asdiv has no ms_dataset_id"):
         open_sources(["ms::asdiv"])

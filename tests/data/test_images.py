@@ -138,6 +138,15 @@ def test_what_is_not_plain_becomes_a_png_that_is(own_cache: Path) -> None:
     assert np.abs(pixels_of(still) - colours).mean() < 40
 
 
+def test_a_photograph_with_others_behind_it_is_the_first() -> None:
+    """As telephones save them, in JPEG's name."""
+    own = gradient(40, 30)
+    content = saved(own, "MPO", save_all=True, append_images=[Image.new("RGB", (40, 30))])
+    image = kept(content, RULES, [])
+    assert Image.open(image.path).format == "PNG"
+    assert np.abs(pixels_of(image) - np.asarray(own).astype(int)).mean() < 10
+
+
 @pytest.mark.parametrize("mode", ["RGBA", "LA", "P"])
 def test_what_is_transparent_is_white(mode: str) -> None:
     image = Image.new("RGBA", (20, 10), (0, 0, 0, 0))
@@ -420,6 +429,15 @@ def test_rows_on_disk_name_files_and_a_hash(tmp_path: Path, own_cache: Path) -> 
         {"bytes": None, "path": image.path} for image in (first, second)
     ]
     assert images_of(data.train[1]) == () and "images" not in data.train[1]
+
+
+def test_rows_are_the_same_wherever_their_images_are(tmp_path: Path) -> None:
+    digests = []
+    for name, seed in (("one", 0), ("two", 0), ("three", 1)):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "a.png").write_bytes(picture(seed=seed))
+        digests.append(rows_of(tmp_path / name, {"images": ["a.png"], "query": "q"}).train.digest())
+    assert digests[0] == digests[1] != digests[2]
 
 
 def test_prepared_rows_are_used_again_while_their_images_are_as_they_were(

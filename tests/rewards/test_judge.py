@@ -340,7 +340,6 @@ def test_a_budget_of_tokens_needs_a_judge_that_counts_them(
         ("nowhere.yaml", "--judge nowhere.yaml: No such file or directory"),
         ("{url", "--judge is not valid YAML or JSON: "),
         ("{}", "--judge: url: Field required"),
-        (__file__, f"--judge {__file__} is not valid YAML or JSON: "),
         ('{"url": "http://me:pw@host/v1"}', "--judge: url: String should match pattern"),
         ('{"url": "http://x", "api_key": "k"}', "--judge: api_key: a key has no place in a file"),
         (
@@ -352,17 +351,8 @@ def test_a_budget_of_tokens_needs_a_judge_that_counts_them(
             "--judge: votes 3 are all the same at temperature 0: give one",
         ),
         (
-            '{"url": "http://x", "votes": 0}',
-            "--judge: votes: Input should be greater than or equal to 1",
-        ),
-        ('{"url": "http://x", "scale": [3, 3]}', "--judge: scale needs two different numbers"),
-        (
             '{url: "http://x", scale: {YES: 1, NO: 0}}',
             "--judge: scale: YAML reads YES and NO as true and false",
-        ),
-        (
-            '{"url": "http://x", "answer": "[0-9]+"}',
-            "--judge: answer has 0 groups: one is what is read",
         ),
         ('{"url": "http://x", "prompt": "{prompt}"}', "--judge: prompt lacks {completion}"),
     ],

@@ -432,22 +432,6 @@ class Silent(RolloutScheduler):
         return RolloutOutput(None)
 
 
-class Several(HalfOfATurn):
-    async def run(self, infer_request, request_config, **kwargs):
-        return [await super().run(infer_request, request_config)]
-
-
-class Cancelled(RolloutScheduler):
-    async def run(self, infer_request, request_config, **kwargs):
-        raise asyncio.CancelledError
-
-
-class Tools(HalfOfATurn):
-    async def run(self, infer_request, request_config, **kwargs):
-        infer_request.tools = [{"type": "function"}]
-        return await super().run(infer_request, request_config)
-
-
 class Shows(HalfOfATurn):
     async def run(self, infer_request, request_config, **kwargs):
         infer_request.messages = [{"role": "user", "content": [{"type": "image_url"}]}]
@@ -465,9 +449,6 @@ class Leaves(RolloutScheduler):
         (Twice, "two turns of one trajectory were asked for at once"),
         (Hotter, "a scheduler cannot change temperature to 2.0"),
         (Silent, "the trajectory ended without a turn of the model"),
-        (Several, "run gave list, not one RolloutOutput"),
-        (Cancelled, "a task inside was cancelled"),
-        (Tools, "a request's tools are not rendered here"),
         (Shows, "the content of a user message has parts of image_url, and only text is read here"),
         (Leaves, r"it left with SystemExit\(3\)"),
     ],

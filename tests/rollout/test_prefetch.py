@@ -144,16 +144,6 @@ def test_an_answer_by_weights_that_are_too_old_is_refused_and_asked_for_again(
         rollouts.generate(requests(1, "s"), lambda _count: None, ignore_output)
 
 
-def test_an_answer_of_weights_that_were_never_pushed_ends_the_run(
-    pool: ServerPool, engine: HeldEngine
-) -> None:
-    push(pool, 1, 0)
-    engine.may_end.set()
-    engine.says = [7]
-    with pytest.raises(RunFailed, match=r"answered with weight version 7 .* was not published"):
-        PrefetchRollouts(pool, 0, Alone()).generate(requests(1), lambda _count: None, ignore_output)
-
-
 @dataclass
 class Script:
     """What rounds do: each takes two prompts, is answered as far as it is told to, and ends."""

@@ -13,19 +13,17 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import psutil
 import pytest
 import torch
 
 from swift_r1.cli.rlhf import wait_for_servers
-from swift_r1.errors import RunFailed, ServerUnreachable, SwiftError, UsageError
+from swift_r1.errors import RunFailed, ServerUnreachable, UsageError
 from swift_r1.models.expected import expected_weights
 from swift_r1.rollout.base import ignore_output
-from swift_r1.rollout.pool.health import Health, ServerState
+from swift_r1.rollout.pool.health import ServerState
 from swift_r1.rollout.pool.pool import ServerPool
 from swift_r1.rollout.pool.session import Expected, why_not_alike
 from swift_r1.rollout.remote import TOLERANCE, ServerRollouts
-from swift_r1.rollout.staleness import ServedVersions
 from swift_r1.runtime.ranks import Ranks
 from swift_r1.wire.client import RolloutClient
 from swift_r1.wire.protocol import RolloutRequest, SamplingParams, ServerRefused, tokenizer_hash
@@ -107,27 +105,6 @@ def generated(
 def of(rollouts: ServerRollouts) -> ServerPool:
     assert rollouts.pool is not None
     return rollouts.pool
-
-
-def test_connections_live_from_one_round_to_the_next(connect: Any, two: list[Any]) -> None:
-    def open_ones() -> set[tuple[int, int]]:
-        known = [
-            one
-            for one in psutil.Process().net_connections("tcp")
-            if one.raddr and one.status == "ESTABLISHED"
-        ]
-        servers = {int(one.url.rpartition(":")[2]) for one in two}
-        return {(one.laddr.port, one.raddr.port) for one in known if one.raddr.port in servers}
-
-    rollouts = connect([one.url for one in two])
-    rollouts.publish_weights()
-    generated(rollouts, tokens=1)
-    before = open_ones()
-    generated(rollouts, tokens=1)
-    kept = open_ones() & before
-    assert len({port for _, port in kept}) == 2 and len(kept) > 3
-    of(rollouts).close()
-    until(lambda: not open_ones() & before)
 
 
 def test_one_is_killed_the_other_does_its_work_and_it_comes_back(
@@ -400,25 +377,6 @@ def test_a_server_that_dies_of_every_request_is_given_up(
         BACK_WITHIN_S,
     )
     assert "is given up: " in caplog.text and states()[1] is ServerState.READY
-
-
-def test_a_server_whose_restoring_breaks_is_given_up(caplog: pytest.LogCaptureFixture) -> None:
-    """Not left lost for ever, with nobody who looks for it."""
-
-    def broken(*_: Any, **__: Any) -> None:
-        raise ValueError("on purpose")
-
-    class Broken(SimpleNamespace):
-        __hash__ = object.__hash__
-
-    session: Any = Broken(wait_until_back=broken, url="http://a")
-    snapshot: Any = SimpleNamespace(writing=False, whole=True, version=1, adapter=None)
-    health = Health([session], snapshot, ServedVersions(), timeout_s=60.0)
-    health.lose(health.ready[0])
-    until(lambda: health.state(session) is ServerState.GIVEN_UP, BACK_WITHIN_S)
-    assert "Traceback" in caplog.text
-    with pytest.raises(SwiftError, match="on purpose"):
-        health.check_any()
 
 
 def test_a_server_whose_numbers_depend_on_its_batch_is_refused() -> None:

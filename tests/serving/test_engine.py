@@ -6,7 +6,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from swift_r1.errors import UsageError
 from swift_r1.serving.engines.decoding import packed_weights
-from swift_r1.serving.engines.transformers import TransformersEngine, _Row
+from swift_r1.serving.engines.transformers import TransformersEngine
 from swift_r1.wire.protocol import RolloutRequest, SamplingParams
 from tests.cuts import CUTS, check_first_tokens
 
@@ -242,29 +242,6 @@ def test_keys_that_are_changed_after_the_cache_are_refused():
         match="cannot serve JetMoeAttention, which changes the keys that its cache holds",
     ):
         engine(changing).generate(requests([5]), 0)
-
-
-def test_requests_of_different_lengths_are_decoded_together(model):
-    """Each as it is alone: turns of one round have different room left."""
-    asked = [
-        request.model_copy(
-            update={"sampling": request.sampling.model_copy(update={"max_tokens": limit})}
-        )
-        for request, limit in zip(requests([5, 9, 7], ignore_eos=True), (3, 24, 11), strict=True)
-    ]
-    waves = list(engine(model)._waves(asked, [_Row(number, 0) for number in range(3)]))
-    assert len(waves) == 1
-    told = []
-    together = engine(model).generate(asked, 0, told.append)
-    assert sum(told) == 9
-    for request, output, limit in zip(asked, together, (3, 24, 11), strict=True):
-        (alone,) = engine(model).generate([request], 0)
-        assert [one.token_ids for one in output.completions] == [
-            one.token_ids for one in alone.completions
-        ]
-        assert {(len(one.token_ids), one.finish_reason) for one in output.completions} == {
-            (limit, "length")
-        }
 
 
 def test_sampling_from_a_part_leaves_the_trainers_ratio_whole(model):

@@ -184,42 +184,6 @@ def test_a_generation_has_no_deadline_but_the_servers_silence(
     assert all(one.read is one.write is one.pool is None for one in limits) and limits
 
 
-def test_more_requests_than_it_takes_are_sent_away(serve: Serve, engine: StandingEngine) -> None:
-    url = serve(max_pending_requests=2, update_timeout=WAIT_S)
-    with RolloutClient(url) as client, httpx.Client(base_url=url, trust_env=False) as http:
-        threads = [
-            threading.Thread(target=client.generate, args=([request(name)],)) for name in "ab"
-        ]
-        for thread in threads:
-            thread.start()
-        while "swift_running_requests 2.0" not in http.get("/metrics").text:
-            assert all(thread.is_alive() for thread in threads)
-        refused = http.post("/v1/rollouts", json={"requests": [request("c").model_dump()]})
-        assert refused.status_code == 503 and int(refused.headers["Retry-After"]) > 0
-        assert refused.json() == {
-            "error": "2 completions are under way, 1 more are over the limit of 2"
-        }
-        # The trainer is not sent away for others' sake, and nobody is taken for lost: who asks waits.
-        with RolloutClient(url) as own, WeightWriter(own) as writer:
-            writer.hold(WAIT_S)
-            threads += [
-                threading.Thread(target=own.generate, args=([request(name)],)) for name in "def"
-            ]
-            for thread in threads[2:]:
-                thread.start()
-            while "swift_running_requests 4.0" not in (counted := http.get("/metrics").text):
-                assert all(thread.is_alive() for thread in threads)
-            # the sixth one asks in vain
-            while 'route="/v1/rollouts",status="503"} 2.0' not in counted:
-                counted = http.get("/metrics").text
-            assert "swift_running_requests 4.0" in counted
-            engine.may_end.set()
-            for thread in threads:
-                thread.join(WAIT_S)
-            counted = http.get("/metrics").text
-            assert 'route="/v1/rollouts",status="200"} 5.0' in counted
-
-
 def test_one_post_of_more_than_it_takes_generates_nothing(
     serve: Serve, engine: StandingEngine
 ) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import pytest
 
@@ -63,44 +63,6 @@ def test_a_forked_process_makes_its_own() -> None:
 def loop() -> Iterator[ServerLoop]:
     with RolloutClient("http://127.0.0.1:1") as client:
         yield client.loop
-
-
-def test_items_are_taken_in_the_calling_thread_and_in_order(loop: ServerLoop) -> None:
-    taken: list[tuple[int, str]] = []
-
-    async def count(put: Callable[[int], None]) -> str:
-        for number in range(5):
-            put(number)
-            await asyncio.sleep(0)
-        raise ValueError("after the last one")
-
-    with pytest.raises(ValueError, match="after the last one"):
-        loop.run_with_items(
-            count, lambda number: taken.append((number, threading.current_thread().name))
-        )
-    assert taken == [(number, threading.current_thread().name) for number in range(5)]
-
-
-@pytest.mark.parametrize("who", ["take", "look"])
-def test_what_is_raised_in_the_calling_thread_ends_the_work(loop: ServerLoop, who: str) -> None:
-    ended: list[int] = []
-
-    async def endless(put: Callable[[int], None]) -> None:
-        try:
-            put(1)
-            await asyncio.Event().wait()
-        finally:
-            await asyncio.sleep(0)
-            ended.append(1)
-
-    def refuse(*_: int) -> None:
-        raise KeyError(who)
-
-    with pytest.raises(KeyError, match=who):
-        loop.run_with_items(
-            endless, *((refuse,) if who == "take" else (lambda _item: None, refuse))
-        )
-    assert ended == [1]  # it has ended by then, its clean-up too
 
 
 def test_connections_in_use_are_closed_when_they_are_free(loop: ServerLoop) -> None:
