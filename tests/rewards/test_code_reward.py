@@ -6,7 +6,6 @@ import json
 import os
 import re
 import shutil
-import socket
 import subprocess
 import sys
 import time
@@ -156,32 +155,6 @@ def test_a_sandbox_that_is_killed_is_no_verdict_and_comes_back(code: CodeReward)
         with pytest.raises(SandboxError, match="broke"):
             running.result(20)
     assert code([fenced("print(1)")], verification_info=[scripts(("", "1"))]) == [1.0]
-
-
-@pytest.mark.parametrize(
-    "answer", [b"", b'{"sta', b'{"status": 0, "size": 3}\n12', b'{"error": "no room"}\n']
-)
-def test_half_an_answer_is_no_verdict(
-    answer: bytes, code: CodeReward, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    mine, theirs = socket.socketpair()
-
-    def keep() -> None:
-        with socket.socket(fileno=socket.recv_fds(theirs, 1, 1)[1][0]) as line:
-            line.makefile("rb").read()
-            line.sendall(answer)
-
-    broken = Sandbox()
-    monkeypatch.setattr(broken._inner, "control", mine)
-    with (
-        mine,
-        theirs,
-        ThreadPoolExecutor(1) as pool,
-        pytest.raises(SandboxError, match=r"it ended|no room"),
-    ):
-        pool.submit(keep)
-        broken.run(Run("print(123)"))
-    assert broken.closed
 
 
 def test_files_that_the_trainer_makes_for_itself_alone_hide_nothing(allows_sandbox: None) -> None:

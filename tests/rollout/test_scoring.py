@@ -15,7 +15,6 @@ import pytest
 from swift_r1.algorithms.rewards import Composition
 from swift_r1.data.prompts import Prompt
 from swift_r1.plugins import load_plugins
-from swift_r1.rewards.orm import orms
 from swift_r1.rewards.pool import rewards_for
 from swift_r1.rollout.base import GroupRequest
 from swift_r1.rollout.multi_turn import SingleTurn
@@ -204,19 +203,3 @@ def test_the_order_in_which_completions_come_does_not_matter(plugin: Path, isola
     assert [repr(item) for item in found.trained] == [repr(item) for item in expected.trained]
     metrics = [reward_metrics(scores.trained, []) for scores in (found, expected)]
     assert repr(metrics[0]) == repr(metrics[1]) and not math.isnan(metrics[0]["reward"])
-
-
-def test_inline_rewards_are_called_at_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    called: list[int] = []
-
-    def notes(completions: list[str], **kwargs: object) -> list[float]:
-        called.append(len(completions))
-        return [1.0] * len(completions)
-
-    monkeypatch.setitem(orms, "notes", notes)
-    with rewards_for(args(reward_isolation="inline"), ["notes"]) as rewards:
-        running = scoring(prompts(2), rewards)
-        play(prompts(2), running, Answered(output(1, 1, 2), output(0, 1, 2)))
-        assert not called
-        assert [item.reward for item in running.result().trained] == [1.0] * 4
-    assert sum(called) == 4

@@ -141,7 +141,7 @@ def test_messages_with_thoughts_and_tools(
         assert {one.sampling.top_k for one in session.record().calls} == {5}
 
 
-@pytest.mark.parametrize("protocol", ["chat", "messages", "responses"])
+@pytest.mark.parametrize("protocol", ["messages", "responses"])
 def test_results_of_parallel_calls_are_read_in_the_order_of_the_calls(
     session: Opened, engine: ScriptedEngine, protocol: str
 ) -> None:
@@ -150,17 +150,7 @@ def test_results_of_parallel_calls_are_read_in_the_order_of_the_calls(
     engine.says = ["fine."] * 2
 
     def ask(*answers: str) -> None:
-        if protocol == "chat":
-            calls = [
-                {"id": one, "type": "function", "function": {"name": "add", "arguments": "{}"}}
-                for one in "ab"
-            ]
-            said = [
-                {"role": "tool", "tool_call_id": one, "content": f"said {one}"} for one in answers
-            ]
-            turn = {"role": "assistant", "content": None, "tool_calls": calls}
-            session.chat(ASKS, turn, *said, tools=[ADD])
-        elif protocol == "messages":
+        if protocol == "messages":
             uses = [{"type": "tool_use", "id": one, "name": "add", "input": {}} for one in "ab"]
             results = [
                 {"type": "tool_result", "tool_use_id": one, "content": f"said {one}"}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import re
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -19,7 +18,7 @@ from swift_r1.rollout.base import ignore_output
 from swift_r1.rollout.pool.session import Expected
 from swift_r1.rollout.remote import ServerRollouts
 from swift_r1.runtime.ranks import Ranks
-from swift_r1.serving.engines.base import EngineInfo, EnginePrompt, Generated
+from swift_r1.serving.engines.base import EngineInfo
 from swift_r1.sync.writer import WeightWriter
 from swift_r1.training.backends.local import LocalBackend
 from swift_r1.training.optimizer import OptimizerConfig
@@ -27,6 +26,7 @@ from swift_r1.wire.client import RolloutClient
 from swift_r1.wire.protocol import RolloutRequest, SamplingParams, ServerRefused, tokenizer_hash
 from tests.live_servers import pool_of
 from tests.rollout.test_server_pool import learn, requests, until
+from tests.serving.test_server_waits import StandingEngine
 from tests.tiny_server import TinyEngine
 
 ONE_RANK = Ranks(0, 1, torch.device("cpu"), None)
@@ -176,29 +176,18 @@ def test_new_weights_come_while_it_sleeps(
     assert all(torch.equal(weight, own[name]) for name, weight in engine.model.named_parameters())
 
 
-class Standing:
-    """Generates until it is told to end."""
+class Standing(StandingEngine):
+    """Generates until it is told to end, and sleeps then."""
 
     def __init__(self, can_sleep: bool = True) -> None:
+        super().__init__()
         self.info = EngineInfo("standing", "0", 100, "", 100, "float32", can_sleep=can_sleep)
-        self.dead = self.scores_alone = False
-        self.started, self.may_end = threading.Event(), threading.Event()
         self.slept: list[int] = []
-
-    async def generate(
-        self, prompt: EnginePrompt, sampling: SamplingParams, seed: int | None
-    ) -> Generated:
-        self.started.set()
-        while not self.may_end.is_set():
-            await asyncio.sleep(0.01)
-        return Generated((1,), (-0.5,), "length")
 
     async def sleep(self, level: int) -> None:
         self.slept.append(level)
 
     async def wake(self, weights_only: bool = False) -> None: ...
-
-    def shutdown(self) -> None: ...
 
 
 def in_thread(work: Callable[[], Any]) -> Callable[[], Any]:

@@ -5,8 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import threading
-from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
+from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import cast
 
@@ -16,7 +15,6 @@ import torch
 
 from swift_r1.flags.server import RolloutArguments
 from swift_r1.serving.admission import Admission
-from swift_r1.serving.engines.base import EngineInfo, EnginePrompt, Generated
 from swift_r1.sync.buckets import bucket_digest, content_hash
 from swift_r1.sync.update import UpdateMachine
 from swift_r1.sync.writer import WeightWriter
@@ -24,39 +22,15 @@ from swift_r1.wire import protocol as wire
 from swift_r1.wire.client import RolloutClient
 from swift_r1.wire.protocol import HTTPError, RolloutRequest, SamplingParams
 from tests.live_servers import to_bytes
+from tests.serving.test_server_waits import StandingEngine
 
 WAIT_S = 20
 OLD, NEW = [("w", torch.ones(2))], [("w", torch.zeros(2))]
 
 
-class Engine:
-    """Generates while `may_end` is not set."""
-
-    dead = False
-    scores_alone = False
-
-    def __init__(self) -> None:
-        self.info = EngineInfo("standing", "0", 10, "", 100, "float32")
-        self.started, self.may_end = threading.Event(), threading.Event()
-        self.loaded = b""
-
-    async def generate(
-        self, prompt: EnginePrompt, sampling: SamplingParams, seed: int | None
-    ) -> Generated:
-        self.started.set()
-        while not self.may_end.is_set():
-            await asyncio.sleep(0.01)
-        return Generated((1,), (-0.5,), "length")
-
-    async def load_weights(self, files: Sequence[Path], version: int) -> None:
-        self.loaded = files[0].read_bytes()
-
-    def shutdown(self) -> None: ...
-
-
 @pytest.fixture
-def engine() -> Iterator[Engine]:
-    engine = Engine()
+def engine() -> Iterator[StandingEngine]:
+    engine = StandingEngine()
     yield engine
     engine.may_end.set()
 
@@ -74,7 +48,7 @@ def in_thread(work: Callable[[], object]) -> threading.Thread:
 
 
 def test_a_dead_trainers_commit_leaves_its_successors_update_alone(
-    engine: Engine, serve_engine: Callable[..., str]
+    engine: StandingEngine, serve_engine: Callable[..., str]
 ) -> None:
     """Both have the run's token and want the same version; the first one's commit still waits for a generation."""
     url = serve_engine(engine, {"w": (2,)}, update_timeout=WAIT_S)
@@ -105,7 +79,7 @@ def test_a_dead_trainers_commit_leaves_its_successors_update_alone(
 
         with WeightWriter(asker, "resumed", token=dead.token) as resumed:
             assert resumed.push(1, bucket_that_takes_its_time(), "http").weight_version == 1
-        assert engine.loaded == to_bytes(NEW)
+        assert engine.loaded == [to_bytes(NEW)]
 
 
 def test_nothing_comes_in_between_a_load_that_failed_and_the_word_of_it() -> None:

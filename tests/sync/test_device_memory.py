@@ -15,12 +15,11 @@ import pytest
 import torch
 
 from swift_r1.rollout.pool.session import Expected, ServerSession
-from swift_r1.serving.admission import Admission
 from swift_r1.sync import transport
 from swift_r1.sync import writer as writer_module
 from swift_r1.sync.writer import WeightWriter
 from swift_r1.wire.client import RolloutClient
-from swift_r1.wire.protocol import DeviceMemory, HTTPError, ServerRefused
+from swift_r1.wire.protocol import DeviceMemory, ServerRefused
 from tests.live_servers import pool_of
 from tests.sync.test_nccl import (
     BUCKETS,
@@ -81,23 +80,6 @@ def test_an_engine_on_the_same_gpu_reads_the_trainers_memory(
     for name, tensor in BUCKETS[0] + BUCKETS[1]:
         assert torch.equal(getattr(engine.worker.model, name), tensor)
     pool.close()
-
-
-def test_it_waits_for_completions_as_long_as_a_commit(
-    client: RolloutClient, lent: dict[str, torch.Tensor], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    drained, waits = Admission.drained, 0
-
-    async def late(admission: Admission, waiting_for: str) -> None:
-        nonlocal waits
-        waits += 1
-        if waits == 1:
-            raise HTTPError(503, f"{waiting_for} waited 600 s for 1 running requests to finish", 5)
-        await drained(admission, waiting_for)
-
-    monkeypatch.setattr(Admission, "drained", late)
-    with WeightWriter(client) as writer:
-        assert writer.push(1, BUCKETS, "ipc").weight_version == 1 and len(lent) == len(BUCKETS)
 
 
 def test_several_engines_get_a_snapshot(

@@ -18,7 +18,6 @@ from swift_r1.errors import RunFailed
 from swift_r1.serving.engines.base import EngineInfo
 from swift_r1.sync import transport
 from swift_r1.sync.buckets import parts_digest
-from swift_r1.sync.staging import StagedBucket, Staging
 from swift_r1.wire.client import RolloutClient
 from swift_r1.wire.protocol import ServerRefused
 from tests.live_servers import push_weights
@@ -92,18 +91,6 @@ def test_the_same_bytes_arrive_by_each_way(
     again = [[(names[0], sent[names[0]])], [(name, sent[name]) for name in names[1:]]]
     assert push_weights(client, 3, again[::-1], way).weight_version == 3
     assert same(engine.loaded, sent)
-
-
-def test_a_folder_with_a_buckets_name_stops_no_update(tmp_path: Path) -> None:
-    staging = Staging(1000)
-    try:
-        (staging.folder / "incoming-000000").mkdir()
-        path = staging.folder / "bucket-000001.safetensors"
-        path.write_bytes(b"")
-        staging.forget([StagedBucket(0, path, "", {})])
-        assert not path.exists()
-    finally:
-        staging.close()
 
 
 def test_a_file_that_changed_or_is_not_there_is_refused(

@@ -150,17 +150,3 @@ def test_environments_that_cannot_be_played(name: str, args: dict[str, Any], sai
 )
 def test_the_action_of_a_reply(reply: str, action: int | None) -> None:
     assert _action(reply, ["move left", "move down", "move right", "move up"]) == action
-
-
-def test_names_are_whole_words_and_the_longest_counts() -> None:
-    names = ["right", "turn right", "up", "3"]
-    said = {
-        "Turn right!": 1,
-        "go right": 0,
-        "supper": None,
-        "up, not turn right": 1,
-        "v1.3": None,
-        "3": 3,
-        "nothing": None,
-    }
-    assert {reply: _action(reply, names) for reply in said} == said
