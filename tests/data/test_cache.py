@@ -123,30 +123,6 @@ print(rows[0]["messages"][0]["content"])
     assert run("text") == ("so 0?", False)
 
 
-def test_made_again_they_take_the_place_of_the_old(tmp_path: Path, own_cache: Path) -> None:
-    note = tmp_path / "note.txt"
-
-    def noted(row: dict[str, Any]) -> dict[str, Any]:
-        return {"messages": [{"role": "user", "content": note.read_text()}]}
-
-    register_dataset(
-        DatasetMeta(
-            dataset_name="noted", dataset_path=jsonl(tmp_path / "a.jsonl", 1), preprocess_func=noted
-        )
-    )
-
-    def content(**flags: Any) -> str:
-        return load_rows(arguments(dataset=["noted"], **flags)).train[0]["messages"][0]["content"]
-
-    note.write_text("one")
-    assert content() == "one"
-    note.write_text("two")
-    assert content() == "one"  # what it reads is not seen
-    assert content(load_from_cache_file=False) == "two"
-    assert content() == "two"
-    assert len(stores(own_cache)) == 1
-
-
 def test_a_loader_is_asked_each_time(own_cache: Path) -> None:
     times = []
 
@@ -275,23 +251,6 @@ def test_where_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("SWIFT_R1_CACHE", str(tmp_path / "file"))
     assert cache_folder().parent == Path(tempfile.gettempdir())
-
-
-def test_what_is_not_finished_leaves_nothing(tmp_path: Path, own_cache: Path) -> None:
-    def interrupted(row: dict[str, Any]) -> None:
-        if row["solution"] == 3:
-            raise KeyboardInterrupt
-
-    register_dataset(
-        DatasetMeta(
-            dataset_name="cut",
-            dataset_path=jsonl(tmp_path / "a.jsonl", 5),
-            preprocess_func=interrupted,
-        )
-    )
-    with pytest.raises(KeyboardInterrupt):
-        load_rows(arguments(dataset=["cut"]))
-    assert not list(own_cache.rglob("*.arrow"))
 
 
 def test_values_that_json_has_no_form_for(tmp_path: Path) -> None:

@@ -6,7 +6,6 @@ import threading
 from collections.abc import Iterator
 from pathlib import Path
 
-import httpx
 import openai
 import pytest
 import torch
@@ -177,26 +176,3 @@ def test_faults_are_the_clients_own_exceptions(
     with pytest.raises(kind) as error:
         talk.chat.completions.create(**{"model": name, "messages": MESSAGES} | change)
     assert said in error.value.body["message"] and error.value.body["type"]
-
-
-def test_metrics_count_what_was_done(
-    server_url: str, client: RolloutClient, talk: openai.OpenAI, name: str
-) -> None:
-    def read() -> dict[str, float]:
-        lines = httpx.get(f"{server_url}/metrics", trust_env=False).text.splitlines()
-        return {
-            line.rsplit(" ", 1)[0]: float(line.rsplit(" ", 1)[1])
-            for line in lines
-            if not line.startswith("#")
-        }
-
-    chats = 'swift_http_requests_total{route="/v1/chat/completions",status="200"}'
-    before = read()
-    talk.chat.completions.create(model=name, messages=MESSAGES, max_tokens=2)
-    after = read()
-    assert after[chats] == before.get(chats, 0) + 1
-    assert after["swift_weight_version"] == client.info().weight_version
-    assert (after["swift_ready"], after["swift_running_requests"]) == (1, 0)
-    missing = 'swift_http_requests_total{route="other",status="404"}'
-    httpx.get(f"{server_url}/no-such-path", trust_env=False)
-    assert read()[missing] >= 1

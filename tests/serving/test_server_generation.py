@@ -152,17 +152,6 @@ def test_seeded_prompts_longer_than_one_engine_step_together(client: RolloutClie
     ]
 
 
-def test_outputs_keep_the_requests_order_and_progress_is_told(client: RolloutClient) -> None:
-    requests = [request(n=2, max_tokens=length, ignore_eos=True) for length in (24, 1, 12, 3)]
-    told: list[int] = []
-    outputs = client.generate(requests, lambda output: told.append(len(output.completions)))
-    assert [output.request_id for output in outputs] == [r.request_id for r in requests]
-    for output, asked in zip(outputs, requests, strict=True):
-        assert {len(c.token_ids) for c in output.completions} == {asked.sampling.max_tokens}
-        assert {c.finish_reason for c in output.completions} == {"length"}
-    assert told == [2, 2, 2, 2]
-
-
 def test_stop_tokens_and_strings_end_a_completion(client: RolloutClient, tiny_model: Path) -> None:
     tokenizer = AutoTokenizer.from_pretrained(tiny_model)
     [free] = client.generate([request(seeds=(3,), ignore_eos=True)])

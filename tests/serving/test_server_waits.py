@@ -6,6 +6,7 @@ import asyncio
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
@@ -13,8 +14,11 @@ import torch
 
 from swift_r1.serving.engines.base import EngineInfo, EnginePrompt, Generated
 from swift_r1.sync.writer import WeightWriter
+from swift_r1.wire import client as client_module
 from swift_r1.wire.client import RolloutClient
+from swift_r1.wire.connections import KEEP_ALIVE
 from swift_r1.wire.protocol import (
+    RolloutOutput,
     RolloutRequest,
     SamplingParams,
     ServerInfo,
@@ -141,6 +145,43 @@ def test_a_rollout_does_not_wait_for_ever_for_an_update(url: str, engine: Standi
             assert int(answer.headers["Retry-After"]) > 0
         client.wait_until_ready(WAIT_S)
         assert client.generate([request("again")])[0].completions[0].weight_version == 0
+
+
+@pytest.mark.long
+def test_a_generation_has_no_deadline_but_the_servers_silence(
+    url: str, engine: StandingEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It may take far longer than any other call; its connection is kept known, and ends with the other end."""
+    for name in ("QUICK_S", "WORK_S", "_HEALTH_EVERY_S"):
+        monkeypatch.setattr(client_module, name, 0.2)
+    answers: list[RolloutOutput] = []
+    looks = 0
+
+    async def looked(
+        http: httpx.AsyncClient, method: str, address: str, **options: Any
+    ) -> httpx.Response:
+        nonlocal looks
+        looks += address.endswith("/health")
+        if looks == 10:
+            engine.may_end.set()
+        if address.endswith("/v1/rollouts"):
+            limits.append(options["timeout"])
+        return await ask(http, method, address, **options)
+
+    limits: list[httpx.Timeout] = []
+    ask = httpx.AsyncClient.request
+    monkeypatch.setattr(httpx.AsyncClient, "request", looked)
+    with RolloutClient(url, silence_s=1.0) as client:
+        client.generate([request()], answers.append)
+        assert len(answers) == 1 and looks >= 10
+
+        async def options() -> list[int]:
+            async with client.loop.http.stream("GET", f"{url}/health") as response:
+                connection = response.extensions["network_stream"].get_extra_info("socket")
+                return [connection.getsockopt(level, option) for level, option, _ in KEEP_ALIVE]
+
+        assert client.loop.run(options()) == [1, 30, 10, 3]
+    assert all(one.read is one.write is one.pool is None for one in limits) and limits
 
 
 def test_one_post_of_more_than_it_takes_generates_nothing(

@@ -213,18 +213,6 @@ def test_templates_without_tools_and_unknown_formats_are_refused(
             "no such parser; it has apertus, ",
             "parser hermess",
         ),
-        (
-            plain + "{{ tools }}",
-            {"tool_call_parser": "jamba"},
-            "cannot be used with this model: Jamba",
-            "jamba",
-        ),
-        (
-            plain + "{{ tools }}",
-            {"tool_call_parser": "openai"},
-            "vLLM reads that format elsewhere",
-            "openai",
-        ),
     ]
     for template, config, said, logged in cases:
         tokenizer.chat_template = template

@@ -219,29 +219,6 @@ def test_the_order_of_calls(client: RolloutClient, cable: Cable, engine: Engine)
     )
 
 
-def test_the_next_bucket_is_gathered_while_one_is_sent(client: RolloutClient, cable: Cable) -> None:
-    """And not the one after it: two buckets at a time."""
-    tensors = [*BUCKETS[0], *BUCKETS[1]]
-    gathered = [threading.Event() for _ in tensors]
-
-    class Waiting(FakeNccl):
-        def broadcast(self, tensors: Sequence[torch.Tensor]) -> Callable[[], bool]:
-            for following in gathered[self.broadcasts + 1 : self.broadcasts + 2]:
-                assert following.wait(DEADLINE_S)
-            return super().broadcast(tensors)
-
-    def buckets() -> Iterator[list[tuple[str, torch.Tensor]]]:
-        for number, one in enumerate(tensors):
-            gathered[number].set()
-            assert all(
-                f"worker: {name}" in cable.events for name, _ in tensors[: max(0, number - 1)]
-            )
-            yield [one]
-
-    with writer_with(client, Waiting(cable)) as writer:
-        assert writer.push(1, buckets(), "nccl").weight_version == 1
-
-
 def test_a_missing_weight_leaves_no_version(client: RolloutClient, cable: Cable) -> None:
     with writer_with(client, FakeNccl(cable)) as writer:
         with pytest.raises(ServerRefused, match="1 of 3 weights were not sent: a"):

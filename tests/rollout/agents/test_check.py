@@ -7,10 +7,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import httpx
 import pytest
 
-from swift_r1.plugins.environments.scripted import ScriptedModel
 from tests import forks
 from tests.rollout.agents.conftest import PLUGIN
 from tests.rollout.agents.test_results import SAYS, says
@@ -99,12 +97,3 @@ def test_it_speaks_what_a_run_speaks_and_refuses_what_a_run_refuses(tmp_path: Pa
     code, found = check(tmp_path, {"more": {"truncation": "auto"}}, *flags)
     assert code == 2 and "exception: BadRequestError: " in found["faults"][0]
     assert "truncation: Input should be 'disabled'" in found["faults"][0]
-
-
-def test_an_environment_hears_what_the_script_does_not_speak() -> None:
-    with ScriptedModel(lambda _chance: "7", 0).serve() as url:
-        answer = httpx.post(
-            f"{url}/responses", json={"model": "any", "input": "a"}, trust_env=False
-        )
-    assert answer.status_code == 404
-    assert "chat completions alone, not /v1/responses" in answer.json()["error"]["message"]
