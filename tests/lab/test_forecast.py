@@ -1,6 +1,5 @@
 """The figures of a forecast: signals against enumeration of every group there can be, and the lines of a run."""
 
-import math
 from itertools import combinations, product
 from typing import Any
 
@@ -8,7 +7,6 @@ import pytest
 
 from swift_r1.flags import RlhfArguments, make_plan, parse_arguments
 from swift_r1.lab.forecast import (
-    earns_nothing,
     lines,
     signal_probability,
     signal_share,
@@ -26,22 +24,6 @@ def test_the_share_of_groups_is_that_of_all_subsets(n: int) -> None:
         subsets = list(combinations(rewards, n))
         expected = sum(map(differs, subsets)) / len(subsets)
         assert signal_probability(rewards, n) == pytest.approx(expected, abs=1e-12)
-
-
-def test_it_is_unbiased() -> None:
-    """Its mean over all samples of a known chance is the chance that a group of the run has a signal."""
-    right, size, n = 0.3, 6, 4
-    mean = math.fsum(
-        math.prod(right if one else 1 - right for one in sample) * signal_probability(sample, n)
-        for sample in product((True, False), repeat=size)
-    )
-    assert mean == pytest.approx(1 - right**n - (1 - right) ** n)
-
-
-def test_rewards_of_several_functions_differ_together() -> None:
-    assert signal_probability([(1.0, 0.0), (0.0, 1.0)], 2) == 1.0
-    with pytest.raises(ValueError, match="groups of 3 among 2"):
-        signal_probability([0.0, 1.0], 3)
 
 
 def test_the_interval_is_over_prompts() -> None:
@@ -99,18 +81,6 @@ def test_each_function_counts_for_itself_where_they_are_normalized_alone() -> No
     assert (
         shown(rows([(0.0, 0.0), (0.0, 1.0)] * 4), f"{gdpo} --reward_weights 1 0")[own][0] == "0 %"
     )
-
-
-def test_values_that_are_missing_and_steps_that_are_compared_whole() -> None:
-    found = shown(rows([(None, 0.0)] * 8), "--advantage_estimator reinforce_plus_plus")
-    assert found["mean of task"] == ("none", "8 without a valid value")
-    assert not any("signal" in name for name in found)
-
-
-def test_what_earns_next_to_nothing() -> None:
-    assert earns_nothing(rows([(0.0, 1.0)] * 200, [(None, 1.0)]), arguments())
-    assert not earns_nothing(rows([(0.0, 1.0)] * 9, [(0.5, 0.0)]), arguments())
-    assert not earns_nothing(rows([(None, 1.0)] * 8), arguments())
 
 
 def test_a_step_costs_what_its_line_says() -> None:

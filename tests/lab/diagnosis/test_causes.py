@@ -68,24 +68,6 @@ def test_nothing_is_claimed_without_a_measurement(tmp_path: Path) -> None:
     assert [cause.name for cause in found.causes] in ([], ["too few completions"])
 
 
-@pytest.mark.parametrize(
-    ("fault", "args", "words"),
-    [
-        ({"learning_rate": 1e-9}, {"learning_rate": 1e-9}, "learning rate too low"),
-        ({"learning_rate": 1e-9}, {"learning_rate": 1e-5}, "not reached --learning_rate 1e-05"),
-        ({"grad_norm": 0.0}, {}, "its norm is 0 in every step"),
-        ({"grad_norm": 3.0}, {"max_grad_norm": 1e-6}, "clipped to 1e-06"),
-        ({"kl/pull": 0.2}, {"beta": 5.0}, "KL weight is too high"),
-    ],
-)
-def test_why_a_policy_does_not_move(
-    fault: Mapping[str, Any], args: Mapping[str, Any], words: str, tmp_path: Path
-) -> None:
-    found = verdict(tmp_path, {"policy/moved": 1e-5, **fault}, **args)
-    assert found.causes[0].name == "policy does not move"
-    assert words in found.causes[0].evidence
-
-
 def test_a_policy_that_is_held_back_stands_still(tmp_path: Path) -> None:
     """It has moved in the first round, and since then no further."""
     held = {"policy/moved": 0.03, "kl/pull": 0.2}

@@ -5,18 +5,12 @@ from __future__ import annotations
 import json
 import math
 import random
-import re
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from swift_r1.cli.replay import ReplayArguments
-from swift_r1.cli.why import WhyArguments
-from swift_r1.flags import RlhfArguments
-from swift_r1.flags.fields import spellings
-from swift_r1.flags.forecast import ForecastArguments
 from swift_r1.lab.diagnosis.past import DETECTORS, Detector, Sign
 from swift_r1.lab.diagnosis.watch import Diagnosis
 from tests.lab.runs.made import write_rows
@@ -273,21 +267,6 @@ def test_a_task_whose_reward_never_comes(tmp_path: Path) -> None:
     assert diagnosed(tmp_path / "format", rows).findings == {}
 
 
-def test_whatever_a_log_holds(tmp_path: Path) -> None:
-    """Null, nothing, text, and huge numbers are no evidence, and no fault."""
-    rows: list[dict[str, Any]] = [
-        {"step": step, **dict.fromkeys(HEALTHY, value)}
-        for step, value in enumerate((None, "x", True, 1e30, -1e30, 0), 1)
-    ]
-    rows += [{"step": 1e30}, {"loss": 1.0}, {"step": 9}, {}]
-    (tmp_path / "logging.jsonl").write_text(
-        "".join(json.dumps(row) + "\n" for row in rows * 8) + '{"step": 9'
-    )
-    found = Diagnosis(tmp_path)
-    found.refresh()
-    assert not [problem for problem in found.problems if "detector" in problem]
-
-
 def test_values_that_are_not_known_are_no_evidence(tmp_path: Path) -> None:
     """Whichever of a round's metrics are null: no detector fails."""
     names = [*HEALTHY, "rewards/format/mean", "rewards/format/std", *accuracy(0, 0.5)]
@@ -314,31 +293,6 @@ def test_a_detector_that_fails_is_a_problem_and_the_others_go_on(tmp_path: Path)
     assert problem.startswith("the detector of 'broken' failed: ZeroDivisionError: of nothing (")
 
 
-def test_the_page_and_the_advice_are_of_these_detectors(tmp_path: Path) -> None:
-    page = (ROOT / "docs" / "diagnosis.md").read_text()
-    lines = [
-        line
-        for line in page.split("### What is looked for")[1].split("## Why")[0].splitlines()
-        if line.startswith("| ")
-    ]
-    rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in lines][1:]
-    table = {
-        name: (re.findall("`([^`]+)`", needs), int(rounds), under)
-        for name, needs, _, rounds, under in rows
-    }
-    assert table == {
-        one.name: (list(one.needs), one.rounds, ", ".join(one.under)) for one in DETECTORS
-    }
-    code = "".join(
-        path.read_text() for path in (ROOT / "swift_r1" / "lab" / "diagnosis").glob("*.py")
-    )
-    commands = (RlhfArguments, ForecastArguments, ReplayArguments, WhyArguments)
-    known = {name for command in commands for name in spellings(command)}
-    # of the benchmark
-    known |= {"only", "processes", "runs", "record", "parallel"}
-    assert set(re.findall(r"--([a-z_]+)", code + page)) <= known
-
-
 def test_what_is_saturated_is_what_is_trained(tmp_path: Path) -> None:
     """A function of weight 0 that watches does not hide it, and a small one is not it."""
     groups = {"frac_reward_zero_std": 1.0, "rewards/other/mean": 1.0, "rewards/other/std": 0.0}
@@ -351,9 +305,3 @@ def test_what_is_saturated_is_what_is_trained(tmp_path: Path) -> None:
     )
     found = diagnosed(tmp_path / "b", rows, reward_funcs=names, reward_weights=[1, 0.1]).findings
     assert "no signal" in found
-
-
-def test_a_reward_that_is_lost(tmp_path: Path) -> None:
-    rows = rows_of({"frac_reward_zero_std": changing(0.3, 1.0), "reward": changing(0.4, 0.0)}, 20)
-    finding = diagnosed(tmp_path, rows).findings["no signal"]
-    assert "fell from 0.4 to 0" in finding.evidence and "a lower --learning_rate" in finding.advice

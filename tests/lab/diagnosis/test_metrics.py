@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 from types import SimpleNamespace
 from typing import Any
 
@@ -10,8 +9,7 @@ import pytest
 import torch
 
 from swift_r1.record.metrics import slowdown
-from swift_r1.rollout.scoring import N, letter_counts, repeated_ngrams, text_metrics
-from swift_r1.runtime.pace import Pace
+from swift_r1.rollout.scoring import text_metrics
 from swift_r1.runtime.ranks import Ranks
 from swift_r1.training.grpo import changed_share, weight_sample
 
@@ -24,15 +22,6 @@ def trajectory(request_id: str, prompt: str, text: str, ids: list[int]) -> Any:
         text=text,
         sequences=[SimpleNamespace(token_ids=tuple(ids), turns=())],
     )
-
-
-def test_repeated_ngrams_as_a_set_counts_them() -> None:
-    chance = random.Random(0)
-    for length in (0, 7, 8, 9, 40, 300):
-        for kinds in (1, 2, 3, 50_000):
-            ids = [chance.randrange(kinds) for _ in range(length)]
-            grams = [tuple(ids[at : at + N]) for at in range(length - N + 1)]
-            assert repeated_ngrams(ids) == (len(grams), len(grams) - len(set(grams)))
 
 
 def test_repetition_is_of_the_policy_s_own_tokens_however_an_episode_is_cut() -> None:
@@ -51,12 +40,6 @@ def test_repetition_is_of_the_policy_s_own_tokens_however_an_episode_is_cut() ->
     assert text_metrics([one]).items() >= expected.items()
     one.sequences = []
     assert "completions/repetition" not in text_metrics([one])
-
-
-def test_letters_of_each_script() -> None:
-    assert letter_counts("ab 1+2, \n") == {"LATIN": 2}
-    assert letter_counts("aé 学习 да 12 €") == {"LATIN": 2, "CJK": 2, "CYRILLIC": 2}
-    assert letter_counts("1 + 2") == {}
 
 
 def test_metrics_of_a_round() -> None:
@@ -85,14 +68,6 @@ def test_the_slowest_of_several() -> None:
     assert slowdown("rank", [1.0]) == {} and slowdown("rank", [1.0, 0.0]) == {}
     assert slowdown("rank", [1.0, 3.0]) == {"time/rank_slowdown": 3.0, "time/slowest_rank": 1.0}
     assert slowdown("server", [4.0, 0.0, 1.0, 2.0, 3.0])["time/server_slowdown"] == 2.0
-
-
-def test_a_pace_is_of_what_was_computed_since() -> None:
-    pace = Pace(torch.device("cpu"))
-    assert pace.take() == 0.0
-    with pace.timed(1000):
-        torch.randn(64, 64)
-    assert 0 < pace.take() < 1 and pace.take() == 0.0
 
 
 def test_weights_that_round_to_what_they_were() -> None:

@@ -71,36 +71,10 @@ def test_steps_of_one_round_are_one_observation(tmp_path: Path) -> None:
     assert once == often
 
 
-def test_lines_of_several_rounds_tell_the_same(tmp_path: Path) -> None:
-    chance = random.Random(5)
-    rounds = [round_of(chance, 0.4) for _ in range(24)]
-    rows = [
-        {
-            "step": last,
-            **{name: (rounds[last - 2][name] + rounds[last - 1][name]) / 2 for name in rounds[0]},
-        }
-        for last in range(2, 25, 2)
-    ]
-    each = diagnosed(
-        tmp_path / "each", [{"step": n, **one} for n, one in enumerate(rounds, 1)]
-    ).verdict
-    merged = diagnosed(tmp_path / "merged", rows).verdict
-    assert each is not None and merged is not None
-    assert merged.reward.change == pytest.approx(each.reward.change)
-    assert merged.reward.high == pytest.approx(each.reward.high, abs=0.01)
-
-
 def test_a_run_too_young_to_judge(tmp_path: Path) -> None:
     young = trend(tmp_path / "young", [0.4] * 4)
     assert young.kind == "too early" and young.more_rounds is not None
     assert "cannot be judged yet" in young.text and f"{young.more_rounds} more rounds" in young.text
-
-
-def test_more_rounds_narrow_the_interval_as_foretold(tmp_path: Path) -> None:
-    short = trend(tmp_path / "short", [0.4] * 24, 1)
-    assert short.more_rounds is not None
-    long = trend(tmp_path / "long", [0.4] * (24 + short.more_rounds), 1)
-    assert (long.high - long.low) / 2 == pytest.approx(long.told, rel=0.25)
 
 
 def test_what_is_learned_is_solved(tmp_path: Path) -> None:

@@ -69,26 +69,6 @@ def test_rows_without_answers_are_sampled() -> None:
     assert "--num_prompts 10" in few[0] and few[1] == "160 answers"
 
 
-def test_adapters_go_on_as_adapters() -> None:
-    args = {"model": "m", "train_type": "lora"}
-    learn, again, *_ = warm_start(["swift", "rlhf", *GIVEN.split()], args, {"answered": True}, 1.0)
-    assert "--train_type lora" in learn and "--model m" in again
-    assert again.endswith("--adapters output/warm/checkpoint-40")
-
-
-def test_the_flags_of_the_forecast_are_not_the_run_s() -> None:
-    words = [
-        *shlex.split(GIVEN),
-        "--num_prompts",
-        "4",
-        "--num_completions=2",
-        "--output_file",
-        "f.jsonl",
-    ]
-    lines = warm_start(["swift", "forecast", *words], {"model": "m"}, {"answered": True}, 1.0)
-    assert not re.search("f.jsonl|num_completions|num_prompts 4", "".join(lines))
-
-
 def test_why_names_the_answers_first(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Also where every completion was cut off, which is what a model does that does not know the task."""
     given: dict[str, Any] = {"model": "m", "dataset": ["d"], "max_completion_length": 48}

@@ -7,7 +7,6 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -83,25 +82,3 @@ def test_our_server_may_die_on_the_way(
     assert [(row["prompt_id"], row["index"]) for row in rows_of(folder)] == [
         (f"gsm8k:{question}", index) for question in range(12) for index in range(4)
     ]
-
-
-@pytest.mark.long
-def test_a_server_of_its_own_answers_as_one_that_runs(
-    swift_eval: Evaluate,
-    rollout_server: Callable[..., str],
-    tiny_model: Path,
-    gsm8k_file: Path,
-    tmp_path: Path,
-) -> None:
-    """vLLM in float32, greedily."""
-    flags: dict[str, Any] = {"benchmarks": [f"gsm8k={gsm8k_file}"], "temperature": 0, "n": 1}
-    flags["max_completion_length"] = 40
-    url = rollout_server(tiny_model, torch_dtype="float32")
-    running = rows_of(swift_eval(url, **flags, output_dir=tmp_path / "a"))
-    cache = json.dumps({"kv_cache_memory_bytes": 64 << 20})
-    vllm = {"own_server": True, "torch_dtype": "float32", "vllm_engine_kwargs": cache}
-    folder = swift_eval(tiny_model, **flags, **vllm, output_dir=tmp_path / "b")
-    assert len(running) == 12
-    assert [row["completion"] for row in rows_of(folder)] == [row["completion"] for row in running]
-    settings = json.loads((folder / "settings.json").read_text())
-    assert len(settings["engine"]["model_sha256"]) == 64

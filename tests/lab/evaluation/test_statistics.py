@@ -10,10 +10,8 @@ from itertools import combinations, product
 import numpy as np
 import pytest
 
-from swift_r1.lab.evaluation.report import results_table
-from swift_r1.training.evaluation.results import RULES, Graded, summarize, vote_classes
+from swift_r1.training.evaluation.results import RULES, vote_classes
 from swift_r1.training.evaluation.statistics import (
-    ks,
     majority_at_k,
     mean_estimate,
     mean_of,
@@ -57,14 +55,6 @@ def _vote(subset: tuple[str | None, ...], good: set[str]) -> float:
     return sum(answer in good for answer in winners) / len(winners) if winners else 0.0
 
 
-def test_many_completions_are_quick_and_exact_at_the_ends() -> None:
-    classes = [(9, True), (30, False), *[(1, False)] * 20]
-    assert majority_at_k(classes, 5, 1) == pytest.approx(9 / 64)
-    values = [majority_at_k(classes, 5, k) for k in ks(64)]
-    # what is in the minority loses more often, the more vote
-    assert values[0] > values[-2] > values[-1] == 0.0
-
-
 def test_what_cannot_be_is_refused() -> None:
     for wrong in [(4, 5, 1), (4, 1, 5), (4, 1, 0), (4, -1, 1)]:
         with pytest.raises(ValueError):
@@ -75,10 +65,6 @@ def test_what_cannot_be_is_refused() -> None:
         mean_estimate([])
     with pytest.raises(ValueError):
         paired_difference([[(1.0, 0.0)], []], seed=1)
-
-
-def test_reported_ks() -> None:
-    assert ks(1) == (1,) and ks(6) == (1, 2, 4, 6) and ks(16) == (1, 2, 4, 8, 16)
 
 
 def test_one_completion_a_question_gives_wilsons_interval() -> None:
@@ -163,27 +149,6 @@ def test_the_p_value_counts_all_swaps_of_pairs() -> None:
     assert 0.01 < as_far < 1 and paired_difference(pairs, seed=1).p_value == pytest.approx(as_far)
 
 
-@pytest.mark.parametrize(("better", "worse"), [(14, 6), (40, 20), (60, 0)])
-def test_the_sampled_p_value_is_the_sign_tests(better: int, worse: int) -> None:
-    count = better + worse
-    exact = (
-        sum(
-            math.comb(count, one)
-            for one in range(count + 1)
-            if abs(2 * one - count) >= better - worse
-        )
-        / 2**count
-    )
-    pairs = [(0.0, 1.0)] * better + [(1.0, 0.0)] * worse + [(0.5, 0.5)] * 50
-    found = paired_difference([pairs], seed=3).p_value
-    assert found == pytest.approx(exact, abs=0.01) and found >= 1 / 10_001
-
-
-def test_benchmarks_count_alike_in_the_bootstrap() -> None:
-    small, large = [(0.0, 1.0)] * 10, [(0.5, 0.5)] * 1000
-    assert paired_difference([small, large], seed=1).value == pytest.approx(0.5)
-
-
 @pytest.mark.parametrize(
     ("rule", "completions", "sizes", "silent"),
     [
@@ -204,21 +169,3 @@ def test_answers_that_the_grader_takes_as_one_vote_together(
     answers = [RULES[rule].read(text) for text in completions]
     classes, none = vote_classes(answers, [False] * len(answers), RULES[rule].same)
     assert [size for size, _ in classes] == sizes and none == silent
-
-
-def test_a_class_is_as_right_as_its_most_frequent_spelling() -> None:
-    answers, right = (
-        [r"\frac{2}{4}", r"\frac{1}{2}", r"\frac{1}{2}", "3"],
-        [False, True, True, False],
-    )
-    assert vote_classes(answers, right, RULES["math"].same) == ([(3, True), (1, False)], 0)
-
-
-def test_rewards_given_in_parts_have_their_mean_in_the_table() -> None:
-    def columns(*rewards: float | None) -> list[str]:
-        graded = [Graded(f"q{n // 2}", reward, None, 5, False) for n, reward in enumerate(rewards)]
-        table = results_table({"own": summarize(graded, None)}, "model")
-        return [f"{column.header}: {next(iter(column.cells))}" for column in table.columns]
-
-    assert "reward: 0.425" in columns(0.2, 0.5, 0.0, 1.0)
-    assert not any("reward" in column for column in columns(0.0, 1.0, 1.0, 1.0))

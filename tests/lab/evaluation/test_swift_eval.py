@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import json
-import os
-import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -22,7 +19,7 @@ from swift_r1.lab.evaluation.server import ServedModel
 from swift_r1.rewards.graders import grade_gsm8k
 from swift_r1.rewards.orm import orms
 from swift_r1.training.evaluation.questions import evaluation_seeds
-from tests.lab.evaluation.conftest import eval_words, rows_of
+from tests.lab.evaluation.conftest import rows_of
 
 Evaluate = Callable[..., Path]
 
@@ -90,38 +87,6 @@ def test_what_a_kill_cut_off_is_asked_again(
     path.write_text("".join(lines[:9]) + end)  # four questions, and half of the fifth
     swift_eval(tiny_model, benchmarks=[f"gsm8k={gsm8k_file}"], output_dir=cut)
     assert rows_of(cut) == rows_of(whole)
-
-
-@pytest.mark.long
-def test_killed_at_any_moment_it_goes_on(
-    swift_eval: Evaluate,
-    served: Callable[..., str],
-    tiny_model: Path,
-    gsm8k_file: Path,
-    tmp_path: Path,
-) -> None:
-    flags: dict[str, Any] = {"benchmarks": [f"gsm8k={gsm8k_file}"], "n": 4}
-    flags |= {"max_completion_length": 200, "output_dir": tmp_path / "killed"}
-    process = subprocess.Popen(
-        [sys.executable, "-m", "swift_r1", "eval", *eval_words(served(tiny_model), **flags)],
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.PIPE,
-        start_new_session=True,
-    )
-    path = tmp_path / "killed" / "completions.jsonl"
-    end = time.monotonic() + 120
-    while (
-        time.monotonic() < end
-        and process.poll() is None
-        and not (path.is_file() and path.stat().st_size)
-    ):
-        time.sleep(0.01)
-    os.killpg(process.pid, signal.SIGKILL)
-    process.wait(10)
-    assert path.stat().st_size, process.stderr.read() if process.stderr else ""
-    swift_eval(tiny_model, **flags)
-    whole = swift_eval(tiny_model, **flags | {"output_dir": tmp_path / "whole"})
-    assert rows_of(tmp_path / "killed") == rows_of(whole)
 
 
 def test_other_settings_in_the_same_folder_are_refused(

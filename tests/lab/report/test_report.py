@@ -14,14 +14,11 @@ from pathlib import Path
 import pytest
 
 from swift_r1.cli.main import main
-from swift_r1.lab.evaluation.store import write_whole
-from swift_r1.lab.report import parts
 from swift_r1.lab.report.blocks import Block, Figures, Note, Report, Table
 from swift_r1.lab.report.build import build
 from swift_r1.lab.report.evaluations import difference, mean_shares, right_shares
 from swift_r1.lab.report.html import html
 from swift_r1.record.folder import find_runs
-from swift_r1.record.metric_log import MetricLog
 from tests.lab.diagnosis.recorded import run_folder
 from tests.lab.runs.made import make_run, write_rows
 from tests.lab.runs.timed import write_events, write_spans
@@ -152,41 +149,6 @@ def test_the_result_comes_first_with_its_interval_and_why(tmp_path: Path) -> Non
     assert len(whys) == 1 and whys[0].startswith("silent: ")
 
 
-def test_around_a_reward_is_its_interval(tmp_path: Path) -> None:
-    """Where the run has logged its standard errors."""
-    run = make_run(tmp_path / "v0-run", steps=6)
-    bands = []
-    for error in ({}, {"reward_stderr": 0.1}):
-        rows = [json.loads(line) for line in (run / "logging.jsonl").read_text().splitlines()]
-        write_rows(run / "logging.jsonl", [row | error if "reward" in row else row for row in rows])
-        [curves, *_] = section(build(find_runs([run])), "Curves")
-        assert isinstance(curves, Figures)
-        bands.append(
-            [figure.title for figure in curves.figures if "fill-opacity: 0.2" in figure.svg]
-        )
-        assert {"Reward", "Entropy of the policy"} <= {figure.title for figure in curves.figures}
-    assert bands == [["Evaluation: countdown"], ["Reward", "Evaluation: countdown"]]
-
-
-def test_the_page_has_the_command(tmp_path: Path) -> None:
-    page = html(build(find_runs([make_run(tmp_path / "v0-run")])))
-    assert (
-        "<summary>The command of v0-run</summary><pre>swift rlhf" in page and "tiny model" in page
-    )
-
-
-def test_curves_have_the_titles_of_the_page_and_constant_ones_are_a_line(tmp_path: Path) -> None:
-    run = make_run(tmp_path / "v0-run", steps=6)
-    rows = [json.loads(line) for line in (run / "logging.jsonl").read_text().splitlines()]
-    write_rows(run / "logging.jsonl", [row | {"clip_ratio/low": 0.0} for row in rows])
-    found = section(build(find_runs([run])), "Curves")
-    assert isinstance(found[0], Figures) and isinstance(found[1], Note)
-    titles = [figure.title for figure in found[0].figures]
-    assert "Clipped ratios" not in titles and "Clipped ratios: low 0" in found[1].text
-    entropy = found[0].figures[titles.index("Entropy of the policy")].svg
-    assert ">step<" in entropy and ">nats per token<" in entropy
-
-
 def test_paths_are_without_the_folder_of_this_machine(tmp_path: Path) -> None:
     run = make_run(tmp_path / "v0-run")
     content = json.loads((run / "args.json").read_text())
@@ -250,40 +212,6 @@ def test_the_cost_is_that_of_processes_lost_steps_included(tmp_path: Path) -> No
     assert isinstance(facts, Table)
     assert ["hardware", "2 processes, 3 x G, 8 cores of C, 9.5 GiB"] in facts.rows
     assert ["state", "ended at step 4 of 4 (resumed 1 x)"] in facts.rows
-
-
-@pytest.mark.parametrize("value", [None, 3, -1.5, "x", [], [1, None], {"a": [2]}, True], ids=repr)
-def test_what_args_json_holds_may_be_of_any_kind(tmp_path: Path, value: object) -> None:
-    run = make_run(tmp_path / "v0-run")
-    content = json.loads((run / "args.json").read_text())
-    flags = (
-        "model",
-        "dataset",
-        "reward_funcs",
-        "reward_weights",
-        "num_generations",
-        "learning_rate",
-        "seed",
-        "use_vllm",
-    )
-    machine = dict.fromkeys(("cpu", "cores", "memory_gib", "gpus"), value)
-    for other in (
-        {"args": content["args"] | dict.fromkeys(flags, value)},
-        {"hardware": machine, "plan": {"world_size": value, "total_steps": value}},
-        {
-            "hardware": machine | {"gpus": ["G"]},
-            "world_size": value,
-            "plan": value,
-            "versions": value,
-            "command": value,
-        },
-    ):
-        (run / "args.json").write_text(json.dumps(content | other))
-        [folder] = find_runs([run])
-        log = MetricLog(run)
-        log.refresh()
-        assert parts.facts(folder) and parts.cost(folder, log)["hours"] and folder.problems == []
-        parts.command(folder)
 
 
 def test_seeds_are_one_curve_and_other_flags_another(tmp_path: Path) -> None:
@@ -373,9 +301,3 @@ def test_what_is_right_and_what_a_difference_is_worth() -> None:
     )
     assert mean_shares([none, found["sums"]])["sums/eval:0"] == 0.5
     assert difference(none, {"other": 1.0}) is None
-
-
-def test_a_file_that_cannot_be_written_whole_leaves_nothing(tmp_path: Path) -> None:
-    with pytest.raises(UnicodeEncodeError):
-        write_whole(tmp_path / "report.html", "half a pair: \ud800")
-    assert list(tmp_path.iterdir()) == []

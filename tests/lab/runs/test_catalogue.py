@@ -9,7 +9,7 @@ from swift_r1.record.events import Kind
 from swift_r1.record.recorded import FIELDS
 from swift_r1.record.token_record import _COMPLETION, _TOKENS
 from swift_r1.training.checkpoint.resume import RunSummary
-from tests.lab.runs.entries import RUN, undescribed
+from tests.lab.runs.entries import RUN
 
 OF = {one["path"]: one.get("fields", {}) for one in RUN}
 
@@ -21,18 +21,3 @@ def test_fields_are_those_that_are_written() -> None:
     columns = ["step", *_COMPLETION, "prompt_token_ids", *_TOKENS, "routes"]
     assert [*OF["tokens/step-<N>.parquet"]] == columns
     assert OF["events.jsonl"]["kind"] == ", ".join(f"`{kind}`" for kind in get_args(Kind))
-
-
-def test_a_file_without_an_entry_is_named() -> None:
-    known = [
-        "args.json",
-        "spans/rank-0.jsonl",
-        "checkpoint-5/state/run.json",
-        "tokens/step-000012.parquet",
-        "last",
-    ]
-    assert undescribed([*known, "new.json", "spans", "spans/a/b.jsonl"]) == [
-        "new.json",
-        "spans",
-        "spans/a/b.jsonl",
-    ]

@@ -219,15 +219,6 @@ def test_lines_that_only_one_of_two_parsers_takes(tmp_path):
         assert table.columns[:3] == ["step", "completion", "a\0b"] and "late" in table.columns
 
 
-def test_what_could_not_be_judged_is_judged_later(run, table, monkeypatch):
-    with monkeypatch.context() as closed:
-        closed.setattr(
-            "os.open", lambda *_: (_ for _ in ()).throw(OSError(24, "Too many open files"))
-        )
-        assert table.failure_classes() == []
-    assert sum(row[name] for row in table.failure_classes() for name in FAILURES) == 64
-
-
 def test_very_long_completions(tmp_path):
     """Parsed several at a time they must fit into DuckDB's memory."""
     path = tmp_path / "completions.jsonl"

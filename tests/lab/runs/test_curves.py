@@ -13,7 +13,6 @@ from swift_r1.lab.runs.curves import (
     QUESTIONS,
     Panel,
     RunGroup,
-    about,
     constant,
     curves,
     panels,
@@ -63,14 +62,6 @@ def test_the_band_of_seeds_goes_from_the_lowest_to_the_highest(tmp_path: Path) -
     assert line.band[0] == (1, pytest.approx(0.1), pytest.approx(0.3))
 
 
-def test_answers_are_learned_by_their_loss(tmp_path: Path) -> None:
-    row = {"loss": 2.0, "token_accuracy": 0.5, "grad_norm": 1.0, "eval/held/perplexity": 3.0}
-    group = RunGroup("run", (), [log(tmp_path / "run", row, row | {"loss": 1.0})])
-    asked = {one.title: one.question for one in panels([group])}
-    learning = {title for title, question in asked.items() if question == LEARNING}
-    assert learning == {"Held-out perplexity: held", "Loss", "Token accuracy"}
-
-
 def test_what_does_not_change_is_a_line_of_text_unless_it_tells_whether_the_run_learns(
     tmp_path: Path,
 ) -> None:
@@ -83,28 +74,3 @@ def test_what_does_not_change_is_a_line_of_text_unless_it_tells_whether_the_run_
     assert found[0].question == LEARNING
     order = [QUESTIONS.index(one.question) for one in found]
     assert order == sorted(order)
-
-
-def test_colours_are_runs_and_strokes_are_metrics_where_there_are_several(tmp_path: Path) -> None:
-    rows = [{"completions/mean_length": 10.0 + n, "completions/max_length": 20.0} for n in (1, 2)]
-    groups = [RunGroup(name, (), [log(tmp_path / name, *rows)]) for name in ("one", "other")]
-    drawn = panel(panels(groups), "Completion length")
-    found = curves(drawn, groups)
-    assert [(one.label, one.colour, one.dash) for one in found] == [
-        ("one", 0, 0),
-        ("one · longest", 0, 1),
-        ("other", 1, 0),
-        ("other · longest", 1, 1),
-    ]
-    assert about(drawn, groups) == "tokens; mean solid, longest dashed"
-    assert [one.group for one in found] == [0, 0, 1, 1]
-
-
-def test_tasks_share_a_chart_of_their_rewards(tmp_path: Path) -> None:
-    rows = [{"reward": 0.5, "tasks/b/reward": 0.9, "tasks/a/reward": 0.1, "tasks/a/prompts": 3}] * 2
-    group = RunGroup("run", (), [log(tmp_path / "run", *rows)])
-    assert panel(panels([group]), "Reward by task").metrics == {
-        "tasks/a/reward": "a",
-        "tasks/b/reward": "b",
-    }
-    assert panel(panels([group], everything=True), "tasks/a/prompts")

@@ -2,13 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import os
-import subprocess
-import sys
-import time
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
 import pytest
 
@@ -18,15 +13,6 @@ from swift_r1.lab.runs.query import CompletionQuery
 from swift_r1.record import lines
 from swift_r1.record.lines import GrowingFile, json_rows, read_rows
 from tests.lab.runs.made import completions, write_rows
-
-# Writes its standard input to a file, some bytes at a time.
-WRITE = """
-import sys
-data = sys.stdin.buffer.read()
-with open(sys.argv[1], "ab", buffering=0) as file:
-    for place in range(0, len(data), 777):
-        file.write(data[place:place + 777])
-"""
 
 
 def everything(file: GrowingFile, most: int) -> list[bytes]:
@@ -72,33 +58,6 @@ def test_a_file_that_cannot_be_read(tmp_path):
     assert read_rows(tmp_path / "file") == ([], ["file cannot be read: Is a directory"])
     os.mkfifo(tmp_path / "pipe")
     assert read_rows(tmp_path / "pipe") == ([], ["pipe cannot be read: not a regular file"])
-
-
-def test_while_another_process_writes(tmp_path):
-    pytest.importorskip("duckdb")
-    path = Path(tmp_path / "completions.jsonl")
-    rows = list(completions(40, 8, 8, 20))
-    data = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows).encode()
-    with (
-        CompletionTable(path) as table,
-        subprocess.Popen(
-            [sys.executable, "-c", WRITE, str(path)], stdin=subprocess.PIPE
-        ) as process,
-    ):
-        assert process.stdin is not None
-        process.stdin.write(data)
-        process.stdin.close()
-        counts, deadline = [0], time.monotonic() + 60
-        while counts[-1] < len(rows):
-            assert time.monotonic() < deadline
-            table.refresh()
-            counts.append(table.count(CompletionQuery()))
-            shown = table.page(CompletionQuery(), max(0, counts[-1] - 3), 3)
-            expected = rows[max(0, counts[-1] - 3) : counts[-1]]
-            assert [row["completion"] for row in shown] == [row["completion"] for row in expected]
-        assert counts == sorted(counts)
-        assert table.problems == []
-        assert process.wait(60) == 0
 
 
 def test_several_threads_ask_while_it_grows(tmp_path):

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import json
 
-import pyarrow as pa
 import pytest
-from pyarrow import parquet
 
 from swift_r1.record.token_reader import TokenRecord
 from tests.lab.runs.made import VOCABULARY, make_run, recorded, token_ids
@@ -80,17 +78,3 @@ def test_what_is_missing_or_damaged(run, tmp_path):
     (tokens / "step-000003.parquet").write_bytes(whole)
     assert len(record.completions(3)) == 4
     assert record.problems == []
-
-
-def test_bytes_that_are_no_text(run):
-    """As flipped bits leave them: a damaged file is still a Parquet file."""
-    path = run / "tokens" / "step-000003.parquet"
-    bad = pa.BinaryArray.from_buffers(pa.string(), 1, pa.array([b"\xff"]).buffers())
-    parquet.write_table(pa.table({"step": pa.array([3], pa.int32()), "request_id": bad}), path)
-    record = TokenRecord(run)
-    assert (record.completions(3), [one.step for one in record.completion(3, "run/1/0", 0)]) == (
-        [],
-        [4],
-    )
-    [problem] = record.problems
-    assert problem.startswith("tokens/step-000003.parquet cannot be read: ")

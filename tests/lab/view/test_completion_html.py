@@ -20,7 +20,7 @@ from swift_r1.lab.view.completion_html import (
     reasons_of,
     rows_table,
 )
-from swift_r1.lab.view.message_html import Look, prompt_block, shown
+from swift_r1.lab.view.message_html import Look, prompt_block
 
 TEXT = some.text(some.characters(), max_size=20) | some.sampled_from(
     ["<script>x</script>", '"><img src=x>', "'", "\x00"]
@@ -143,12 +143,6 @@ def test_the_searched_words_are_in_view_and_marked() -> None:
     assert html.count("…") == 2
 
 
-def test_values_are_short() -> None:
-    assert [shown(one) for one in (None, 0.123456, float("nan"), 3, [1, "é"], "x")] == [
-        *("–", "0.1235", "invalid", "3", '[1, "é"]', "x")
-    ]
-
-
 def test_conditions() -> None:
     assert read_conditions(
         'reward>=0.5; finish_reason = length;nums contains 25; a != "1"; b=null;'
@@ -171,17 +165,6 @@ def test_conditions() -> None:
         read_conditions("a=1; reward>=")
 
 
-@settings(max_examples=200, deadline=None)
-@given(some.text(max_size=60))
-def test_any_condition_is_read_or_refused(text: str) -> None:
-    try:
-        found = read_conditions(text)
-    except UsageError as error:
-        assert "\n" not in str(error)
-    else:
-        assert all(len(one) == 3 for one in found)
-
-
 def test_reasons_belong_to_their_completion() -> None:
     row = {"request_id": "r/0", "number": 1, "completion": "same"}
     rows = [
@@ -189,17 +172,3 @@ def test_reasons_belong_to_their_completion() -> None:
         {"request_id": "r/0/11", "cause": "not"},
     ]
     assert [one.get("cause") for one in reasons_of(row, rows)] == ["mine"]
-
-
-def test_a_prompt_s_completions_by_step() -> None:
-    pytest.importorskip("nicegui", reason="pip install 'swift-r1[view]'")
-    from swift_r1.lab.view.pages.prompt import in_groups, mean_reward
-
-    rows = [
-        {"step": 5, "number": 1, "reward": None},
-        {"step": 5, "number": 0, "reward": 1.0},
-        {"step": 2, "reward": 0.5},
-    ]
-    numbers = {step: [row.get("number") for row in own] for step, own in in_groups(rows).items()}
-    assert numbers == {2: [None], 5: [0, 1]}
-    assert mean_reward(rows) == 0.75 and mean_reward(rows[:1]) is None

@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-from pyarrow import parquet
 
-from swift_r1.lab.report import colours
-from swift_r1.lab.view.coloured import LEVELS, scale_of, values_of
-from tests.lab.runs.made import make_run, write_rows, write_tokens
+from tests.lab.runs.made import make_run, write_rows
 
 HOSTILE = "<script>document.title = 'taken'</script><img src=x onerror=\"document.title='taken'\">\x00\x1b[31m\u202e"
 Tab = Callable[..., Any]
@@ -26,101 +22,6 @@ def run(tmp_path: Path) -> Path:
 
 def lines(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_text().splitlines()]
-
-
-def rgb(colour: str) -> str:
-    return "rgb({}, {}, {})".format(*(int(colour[place : place + 2], 16) for place in (1, 3, 5)))
-
-
-def recorded(run: Path, step: int, number: int) -> dict[str, Any]:
-    rows = parquet.read_table(run / "tokens" / f"step-{step:06d}.parquet").to_pylist()
-    return next(row for row in rows if row["number"] == number)
-
-
-def test_tokens_have_the_colours_of_their_numbers(viewer: Any, tab: Tab, run: Path) -> None:
-    page, url, row = tab(theme="dark"), viewer(run).url, recorded(run, 3, 2)
-    row["mask"][10:14] = [False] * 4
-    write_tokens(run / "tokens" / "step-000003.parquet", [row])
-    request = row["request_id"].replace("/", "%2F")
-    for colour in ("ratio", "entropy", "advantage"):
-        page.goto(f"{url}/tokens?run=made&step=3&request={request}&number=2&colour={colour}")
-        page.wait_for_selector(".tokens.text i")
-        shown = page.eval_on_selector_all(
-            ".tokens.text i",
-            "all => all.map((one) => [getComputedStyle(one).backgroundColor, one.textContent])",
-        )
-        assert len(shown) == len(row["token_ids"])
-        assert (
-            "".join(text for _, text in shown).replace("·", " ").replace("‥", "").count("<answer>")
-            <= 1
-        )
-        values = values_of(row, colour)
-        assert values is not None
-        scale = scale_of(colour, values)
-        for (background, _), value, trained in zip(shown, values, row["mask"], strict=True):
-            if not trained:
-                assert background == "rgba(0, 0, 0, 0)"  # it is striped
-                continue
-            share = (value - scale.low) / (scale.high - scale.low)
-            share = max(0.0, min(1.0, share))
-            if scale.colouring.kind == "diverging":
-                share = 2 * share - 1
-            wanted = colours.diverging(round(share * LEVELS) / LEVELS, dark=True)
-            assert background == rgb(wanted), (colour, value)
-    page.hover(".tokens.text i:nth-of-type(5)")
-    said = page.inner_text(".token-panel")
-    assert f"id {row['token_ids'][4]}" in said and f"5 of {len(row['token_ids'])}" in said
-    assert f"advantages {row['advantages'][4]:.5g}" in said
-    assert f"probability {100 * math.exp(row['rollout_logps'][4]):.3g} %" in said
-    page.focus(".tokens.text")
-    page.keyboard.press("ArrowRight")
-    page.wait_for_function("document.querySelector('.token-panel').innerText.includes('6 of')")
-
-
-@pytest.mark.long
-def test_another_colour_is_in_the_address_and_the_next_completion_a_key_away(
-    viewer: Any, tab: Tab, run: Path
-) -> None:
-    page, url = tab(), viewer(run).url
-    page.goto(f"{url}/tokens?run=made&step=3&colour=version")
-    page.wait_for_selector(".tokens.text i.d0")
-    page.get_by_label("colour").click()
-    page.get_by_text("clipping", exact=True).click()
-    page.wait_for_function("location.search.includes('colour=clipped')")
-    page.wait_for_selector(".tokens.text i.d-16")
-    page.reload()
-    page.wait_for_selector(".tokens.text i.d-16")
-    page.keyboard.press("j")
-    page.wait_for_function(
-        "location.search.includes('number=1') && location.search.includes('colour=clipped')"
-    )
-
-
-@pytest.mark.long
-def test_each_sequence_of_an_episode_is_a_page(viewer: Any, tab: Tab, run: Path) -> None:
-    row = recorded(run, 3, 2)
-    own = [
-        row | {"sequence": number, "token_ids": [97 + number] * len(row["token_ids"])}
-        for number in range(3)
-    ]
-    for step in (3, 4):  # two optimizer steps trained on it
-        write_tokens(
-            run / "tokens" / f"step-{step:06d}.parquet", [one | {"step": step} for one in own]
-        )
-    page, url = tab(), viewer(run).url
-    page.goto(
-        f"{url}/tokens?run=made&step=3&request={row['request_id'].replace('/', '%2F')}&number=2"
-    )
-    for number in range(3):
-        page.wait_for_selector(f"text=Completion {number + 1} of 3 recorded at step 3")
-        page.wait_for_function(
-            f"document.querySelector('.tokens.text').innerText.startsWith('{'abc'[number] * 3}')"
-        )
-        if number < 2:
-            page.get_by_title("next completion").click()
-    page.get_by_label("optimizer step").click()
-    page.get_by_role("option").nth(1).wait_for()
-    assert page.get_by_role("option").all_inner_texts() == ["3", "4"]
 
 
 def test_the_table_shows_the_rows_of_the_file(viewer: Any, tab: Tab, run: Path) -> None:
@@ -271,22 +172,3 @@ def test_a_prompt_over_time_and_what_changed(viewer: Any, tab: Tab, run: Path) -
     assert texts[:2] == [first["completion"], second["completion"]]
     assert page.locator(".versions .card").nth(1).locator("ins").count() > 0
     assert page.locator(".versions script, .versions img").count() == 0
-
-
-@pytest.mark.long
-def test_a_prompt_of_two_runs_side_by_side(viewer: Any, tab: Tab, run: Path) -> None:
-    make_run(run.parent / "other", steps=2, seed=1)
-    page, url = tab(), viewer(run.parent).url
-    page.goto(f"{url}/prompt?run=made&run=other&prompt=countdown:5")
-    page.wait_for_selector(".versions .card")
-    assert page.locator(".versions .of-run").all_inner_texts() == ["made", "other"]
-    cards = page.locator(".versions .card")
-    assert cards.count() == 4 and cards.nth(3).inner_text().split() == ["step", "5", "none"]
-    link = cards.nth(2).get_by_role("link").first.get_attribute("href")
-    assert link.startswith("/group?run=other&run=made&step=1")
-    other = next(
-        row["completion"]
-        for row in lines(run.parent / "other" / "completions.jsonl")
-        if row["prompt_id"] == "countdown:5"
-    )
-    assert other in page.locator(".versions pre").all_text_contents()

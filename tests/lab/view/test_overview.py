@@ -7,7 +7,6 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
-from urllib.parse import parse_qs, urlsplit
 
 import pytest
 
@@ -27,13 +26,6 @@ def rows(run: Path) -> list[dict[str, Any]]:
 
 def logged(run: Path, name: str) -> list[list[float]]:
     return [[row["step"], row[name]] for row in rows(run) if row.get(name) is not None]
-
-
-def query(page: Any) -> dict[str, str]:
-    return {
-        name: values[0]
-        for name, values in parse_qs(urlsplit(page.evaluate("location.href")).query).items()
-    }
 
 
 @pytest.fixture
@@ -80,71 +72,6 @@ def test_the_page_follows_a_run_that_trains_and_shows_what_its_files_say(
         training.wait(60)
 
 
-@pytest.mark.long
-def test_zoom_and_scroll_stay_while_a_run_grows_and_a_link_restores_them(
-    viewer: Callable[..., Viewer], tab: Callable[..., Any], made: Path
-) -> None:
-    page, url = tab(), viewer(made).url
-    page.goto(url)
-    until(lambda: series(page, "Reward"))
-    place = page.locator(".view-chart[aria-label=Reward][data-ready]")
-    place.scroll_into_view_if_needed()
-    box = place.bounding_box()
-    page.mouse.move(box["x"] + 150, box["y"] + 120)
-    page.mouse.down()
-    page.mouse.move(box["x"] + 250, box["y"] + 125, steps=5)
-    page.mouse.up()
-    asked = until(lambda: "from" in (found := query(page)) and found)
-    low, high = float(asked["from"]), float(asked["to"])
-    assert 0 < low < high < 30
-    # all charts of the page follow
-    assert zoom(page, "Loss") == pytest.approx((low, high), rel=1e-4)
-    page.evaluate("window.scrollTo(0, 60)")
-    with (made / "logging.jsonl").open("a") as file:
-        file.write(json.dumps({"step": 31, "loss": 5, "reward": 0.5}) + "\n")
-    until(lambda: series(page, "Loss")["loss"][-1] == [31, 5])
-    assert zoom(page, "Loss") == pytest.approx((low, high), rel=1e-4)
-    assert page.evaluate("window.scrollY") == 60
-    other = tab()
-    other.goto(page.url)
-    until(lambda: series(other, "Reward"))
-    assert zoom(other, "Reward") == pytest.approx((low, high), rel=1e-4)
-
-
-def zoom(page: Any, title: str) -> tuple[float, float]:
-    found = page.evaluate(
-        """(title) => {
-          const place = [...document.querySelectorAll(".view-chart")].find((one) => one.ariaLabel === title);
-          const { startValue, endValue } = getElement(place.id.slice(1)).chart.getOption().dataZoom[0];
-          return [startValue, endValue];
-        }""",
-        title,
-    )
-    return found[0], found[1]
-
-
-@pytest.mark.long
-def test_what_a_control_changes_is_in_the_link(
-    viewer: Callable[..., Viewer], tab: Callable[..., Any], made: Path
-) -> None:
-    page = tab()
-    page.goto(viewer(made).url)
-    until(lambda: series(page, "Entropy of the policy"))
-    raw = series(page, "Entropy of the policy")["entropy"]
-    page.locator(".q-slider__track-container").press("ArrowRight")
-    until(lambda: query(page).get("smooth") == "0.01")
-    page.locator(".q-slider__track-container").press("ArrowLeft")
-    until(lambda: "smooth" not in query(page))
-    other = tab()
-    other.goto(page.url + "?smooth=0.6")
-    smooth = until(lambda: series(other, "Entropy of the policy"))["entropy"]
-    assert [x for x, _ in smooth] == [step for step, _ in raw]
-    mean = share = 0.0
-    for (_, value), (_, shown) in zip(raw, smooth, strict=True):
-        mean, share = 0.6 * mean + 0.4 * value, 0.6 * share + 0.4
-        assert shown == pytest.approx(mean / share)
-
-
 def test_an_address_that_names_nothing_says_so_within_the_frame(
     viewer: Callable[..., Viewer], tab: Callable[..., Any], made: Path
 ) -> None:
@@ -157,28 +84,6 @@ def test_an_address_that_names_nothing_says_so_within_the_frame(
         assert page.inner_text(".view-problem") == said
         page.get_by_role("link", name="Overview").click()
         until(lambda: series(page, "Reward"))
-
-
-def test_damage_is_said_in_one_line(
-    viewer: Callable[..., Viewer], tab: Callable[..., Any], made: Path
-) -> None:
-    with (made / "logging.jsonl").open("a") as file:
-        file.write('\0\0\0\n{"step": 31, "loss": 1}\n{"step": 32, "lo')
-    page = tab()
-    page.goto(viewer(made).url)
-    until(lambda: series(page, "Loss")["loss"][-1] == [31, 1])
-    assert page.locator(".view-problem").all_inner_texts() == [
-        "a run: logging.jsonl: 1 damaged line is left out",
-        "a run: logging.jsonl: the last line is half-written, and left out",
-    ]
-    with (made / "logging.jsonl").open("a") as file:
-        file.write('ss": 2}\n')
-    until(
-        lambda: (
-            page.locator(".view-problem").all_inner_texts()
-            == ["a run: logging.jsonl: 1 damaged line is left out"]
-        )
-    )
 
 
 def test_the_verdict_is_the_headline_and_follows_the_run(

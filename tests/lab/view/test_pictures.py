@@ -15,17 +15,13 @@ from tests.conftest import until
 from tests.lab.diagnosis.recorded import run_folder
 from tests.lab.runs.made import make_run
 from tests.lab.runs.timed import write_spans
-from tests.lab.view.conftest import Viewer, series
+from tests.lab.view.conftest import Viewer
 
 SIZES = ((1440, 900), (390, 844), (1920, 1080))
 THEMES = ("light", "dark")
 _PAGES = ("/", "/completions", "/group?step=1&group=0", "/prompt", "/tokens?step=1")
 PAGES = (*_PAGES, "/time", "/nosuchpage")
 _IS_DARK = "document.body.classList.contains('body--dark')"
-_IN_VIEW = """() => [...document.querySelectorAll(".view-chart")].filter((one) => {
-  const { top, bottom, left, right } = one.getBoundingClientRect();
-  return top >= 0 && left >= 0 && bottom <= innerHeight && right <= innerWidth;
-}).length"""
 _CONTROLS = """() => {
   const wanted = "a[href], button, input, summary, [tabindex='0']";
   const known = [...document.querySelectorAll(wanted)].filter((one) => one.getClientRects().length && !one.disabled
@@ -43,25 +39,6 @@ def runs(tmp_path: Path) -> Path:
     for name, recorded in (("rising", "demo, seed 0"), ("silent", "impossible problems")):
         run_folder(tmp_path / "runs" / name, recorded)
     return tmp_path / "runs"
-
-
-@pytest.mark.long
-def test_the_first_screen_has_the_headline_and_the_curves(
-    viewer: Callable[..., Viewer], tab: Callable[..., Any], runs: Path
-) -> None:
-    url = viewer(runs).url
-    page = tab()
-    for width, height, least in ((1440, 900, 6), (1920, 1080, 6), (390, 844, 1)):
-        page.set_viewport_size({"width": width, "height": height})
-        page.goto(f"{url}/?run=rising")
-        until(lambda: series(page, "Reward"))
-        until(lambda least=least: page.evaluate(_IN_VIEW) >= least, 10)
-        headline = page.get_by_role("region", name="verdict").bounding_box()
-        first = page.locator(".view-chart").first.bounding_box()
-        assert headline["y"] >= 0 and headline["y"] + headline["height"] <= first["y"]
-    page.set_viewport_size({"width": 1440, "height": 900})
-    page.goto(f"{url}/?run=rising&run=silent")
-    until(lambda: page.evaluate(_IN_VIEW) >= 6, 10)
 
 
 @pytest.mark.long

@@ -53,19 +53,6 @@ def test_a_signal_ends_it_at_once_while_a_browser_looks(
     assert list((made.parent.parent / "where it is started").iterdir()) == []
 
 
-def test_a_browser_with_the_key_sees_the_page_and_one_without_it_nothing(
-    viewer: Callable[..., Viewer], tab: Callable[..., Any], made: Path
-) -> None:
-    shown = viewer(made, environ={"SWIFT_API_KEY": "secret"})
-    assert "secret" not in shown.said
-    with pytest.raises(urllib.error.HTTPError, match="401"):
-        urllib.request.urlopen(shown.url, timeout=10)
-    page = tab()
-    page.goto(f"{shown.url}/?key=secret")
-    until(lambda: series(page, "Reward"))
-    assert "secret" not in page.evaluate("location.href")
-
-
 def test_what_is_wrong_is_said_before_anything_is_loaded(
     viewer: Callable[..., Viewer], made: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

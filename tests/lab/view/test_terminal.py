@@ -11,7 +11,6 @@ from pathlib import Path
 import pytest
 
 from swift_r1.errors import UsageError
-from swift_r1.lab.report.parts import sparkline
 from swift_r1.lab.view.text import show_text
 from swift_r1.record.folder import find_runs
 from tests.lab.diagnosis.recorded import run_folder
@@ -66,31 +65,6 @@ def test_an_overview_and_the_last_groups(tmp_path, capsys):
             assert line.split()[:2] == [str(row["number"]), reward]
             assert row["completion"][:20] in line
     assert places == sorted(places) and lines[-1] == "1 more groups: --step 7"
-
-
-def test_a_row_of_metrics_is_one_line(tmp_path, capsys):
-    run = make_run(tmp_path / "run", steps=60)
-    log = run / "logging.jsonl"
-    rows = [json.loads(line) for line in log.read_text().splitlines()]
-    write_rows(
-        log,
-        [
-            row | {"completions/clipped_ratio": 0.15625, "rollout/logp_diff": 2.3211e-07}
-            for row in rows
-        ],
-    )
-    lines = shown(capsys, run)
-    assert [line for line in lines if line and set(line) <= set("▁▂▃▄▅▆▇█ ")] == []
-
-
-def test_each_task_of_a_mixture_has_a_row(tmp_path, capsys):
-    run = make_run(tmp_path / "run", steps=4)
-    log = run / "logging.jsonl"
-    rows = [json.loads(line) for line in log.read_text().splitlines()]
-    write_rows(log, [row | {"tasks/sums/reward": 0.5, "tasks/sums/prompts": 2} for row in rows])
-    assert ["tasks/sums/reward", "▁▁▁▁", "0.5", "0.5"] in [
-        line.split() for line in shown(capsys, run)
-    ]
 
 
 def test_an_agents_calls_are_shown(tmp_path, capsys):
@@ -195,13 +169,3 @@ def test_piped_without_colours_and_closed_early(tmp_path):
     done = subprocess.run(command, capture_output=True, timeout=120, text=True)
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr == f"swift view: {tmp_path}/no: there is no such folder\n"
-
-
-def test_sparkline():
-    def curve(*values: float) -> str:
-        return sparkline(values, 4)
-
-    assert curve() == ""
-    assert curve(1.0, 1.0) == "▁▁"
-    assert curve(0, 7, float("nan"), float("inf")) == "▁█  "
-    assert curve(0, 0, 1, 1, 2, 2, 7, 7) == "▁▂▃█"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import re
 from html.parser import HTMLParser
@@ -12,10 +11,8 @@ import pytest
 from swift_r1.lab.report import colours
 from swift_r1.lab.view.coloured import (
     COLOURINGS,
-    LEVELS,
     classes,
     legend_html,
-    numbers_json,
     scale_of,
     token_css,
     tokens_html,
@@ -125,24 +122,6 @@ def test_colours_are_those_of_the_numbers(colour: str, wanted: list[str]) -> Non
     assert COLOURINGS[colour].title in legend_html(scale_of(colour, values))
 
 
-def test_the_scale_ends_at_the_99th_percentile() -> None:
-    values = [0.3] * 999 + [50.0]
-    scale = scale_of("advantage", values)
-    assert (scale.low, scale.high) == (-0.5, 0.5)
-    assert scale.level(50.0) == f"d{LEVELS}" and scale.level(None) == "x"
-
-
-def test_missing_columns_are_left_out() -> None:
-    assert values_of({"token_ids": [1], "logps": [0.0]}, "ratio") is None
-    assert values_of({"token_ids": [1], "logps": [0.0], "rollout_logps": None}, "logp_diff") is None
-    assert classes(None, None, [True, False]) == ["x", "x m"]
-    said = json.loads(numbers_json(ROW, ["a", "b", "", "\n"]))
-    assert (
-        said["id"] == ROW["token_ids"] and said["token"][3] == r"'\n'" and "ref_logps" not in said
-    )
-    assert said["advantages"] == [-1.5, 0.0, None, "nan"]
-
-
 def test_each_level_has_its_colour_and_text_that_can_be_read() -> None:
     rules = dict(re.findall(r"^(\S+ ?\S* ?\.d-?\d+) \{ background: (#\w+)", token_css(), re.M))
     assert rules[".tokens .d16"] == colours.diverging(1.0)
@@ -150,12 +129,3 @@ def test_each_level_has_its_colour_and_text_that_can_be_read() -> None:
     assert rules[".tokens .d0"] == colours.PAGE_LIGHT  # what most tokens are does not stand out
     for background, text in re.findall(r"background: (#\w+); color: (#\w+)", token_css()):
         assert colours.contrast(background, text) >= 4.5
-
-
-def test_many_tokens_stand_in_blocks_that_end_with_a_line() -> None:
-    pieces = ["\n" if place % 50 == 49 else " tok" for place in range(30_000)] + [" tok"] * 2768
-    html = tokens_html(pieces, [False] * len(pieces), ["d3"] * len(pieces))
-    assert html.count("<i ") == 32_768 and len(html) < 2_000_000
-    blocks = html.removesuffix("</div>").split("</div>")
-    assert [block.count("<i ") for block in blocks] == [200] * 150 + [2_000, 768]
-    assert all(block.endswith("⏎\n</i>") for block in blocks[:150])
