@@ -136,11 +136,6 @@ WORDS = "--rlhf_type grpo --model m --dataset d --reward_funcs format --num_gene
             "--eval_unit has no effect without --eval_steps",
         ),
         (
-            "--eval_steps 1 --eval_datasets gsm9k=f.jsonl",
-            "there is no benchmark gsm9k: did you mean gsm8k?",
-        ),
-        ("--eval_steps 1 --eval_datasets gsm8k gsm8k#2", "has two of the name gsm8k"),
-        (
             "--eval_steps 1 --save_steps 1 --eval_unit rollout --metric_for_best_model accuracy",
             "--metric_for_best_model needs --eval_unit step",
         ),
