@@ -1,7 +1,6 @@
 """Formulas of distillation against slow loops in float64, and what they must not depend on."""
 
 import math
-from itertools import pairwise
 
 import pytest
 import torch
@@ -44,19 +43,6 @@ def test_reverse_kl_equals_the_formula(seed, vocab, top, fewer):
     assert coarse.dtype == torch.float32
     # the logarithm of a small tail
     torch.testing.assert_close(coarse.double(), found, rtol=1e-4, atol=1e-2)
-
-
-def test_all_tokens_give_the_whole_kl_and_fewer_give_less():
-    student, teacher = two(1, 12)
-    whole = (student.exp() * (student - teacher)).sum(-1)
-    kls = []
-    for top in range(1, 13):
-        tops, ids = teacher.topk(top)
-        kls.append(reverse_kl(student.gather(-1, ids), tops))
-    torch.testing.assert_close(kls[-1], whole, rtol=1e-5, atol=1e-5)
-    for less, more in pairwise(kls):
-        assert (less <= more + 1e-4).all()
-    assert (kls[0] >= -1e-9).all()
 
 
 def test_gradient_by_finite_differences():

@@ -75,14 +75,6 @@ def test_equals_the_formula(seed: int, weighted: bool) -> None:
     assert found[:8].abs().max() > 0.1
 
 
-def test_certain_tokens_have_the_baseline_of_the_group() -> None:
-    """Where no completion has moved off the likeliest path, all count alike; the one that goes on alone has none."""
-    mask = torch.tensor([[True, True, True], [True, True, False]])
-    zeros = torch.zeros(2, 3)
-    found = token_advantages(torch.tensor([1.0, 0.0]), zeros, zeros + 1, mask, 2)
-    torch.testing.assert_close(found, torch.tensor([[0.5, 0.5, 0.0], [-0.5, -0.5, 0.0]]))
-
-
 @pytest.mark.parametrize(
     ("flags", "message"),
     [

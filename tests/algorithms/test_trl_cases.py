@@ -68,13 +68,6 @@ def _ours(settings: dict[str, Any], pieces: int = 1) -> tuple[list[LossOutput], 
     return outputs, logps.grad
 
 
-def test_the_cases_are_trl_1_16_0_and_cover_the_losses() -> None:
-    assert DOCUMENT["versions"]["trl"] == "1.16.0"
-    assert {case["settings"]["loss_type"] for case in DOCUMENT["cases"].values()} == {
-        "grpo", "bnpo", "dapo", "dr_grpo", "cispo", "sapo",
-    }  # fmt: skip
-
-
 @pytest.mark.parametrize("name", AGREEING)
 def test_loss_and_gradient_agree_with_trl(name: str) -> None:
     case = DOCUMENT["cases"][name]
@@ -118,15 +111,6 @@ def test_the_gradient_of_the_entropy_bonus_agrees_with_trl(name: str) -> None:
     assert grad.min() < -1e-3
 
 
-def test_the_clipping_cases_do_clip() -> None:
-    for name in ("grpo", "grpo_sequence", "dapo", "dr_grpo"):
-        metrics = DOCUMENT["cases"][name]["metrics"]
-        assert metrics["clip_ratio/low_mean"] > 0 and metrics["clip_ratio/high_mean"] > 0, name
-    losses = {name: case["loss"] for name, case in DOCUMENT["cases"].items()}
-    assert losses["grpo_delta"] != losses["grpo"]
-    assert losses["cispo_cap"] != losses["cispo"]
-
-
 def test_bnpo_differs_from_trl_by_not_depending_on_the_cut() -> None:
     settings = DOCUMENT["cases"]["bnpo_two_micro_batches"]["settings"]
     whole, whole_grad = _ours(settings)
@@ -135,9 +119,3 @@ def test_bnpo_differs_from_trl_by_not_depending_on_the_cut() -> None:
     assert total == pytest.approx(whole[0].loss.item(), rel=1e-6)
     torch.testing.assert_close(parts_grad, whole_grad, rtol=1e-5, atol=1e-8)
     assert abs(total - DOCUMENT["cases"]["bnpo_two_micro_batches"]["loss"]) > 1e-3
-
-
-def test_cispo_default_cap_is_five_where_trl_takes_epsilon() -> None:
-    explicit, _ = _ours({"loss_type": "cispo", "epsilon_high": 5.0})
-    default, _ = _ours({"loss_type": "cispo"})
-    assert default[0].loss.item() == explicit[0].loss.item()
