@@ -107,14 +107,8 @@ def test_an_unknown_flag(good: dict[str, str], tmp_path: Path) -> None:
             "--reward_funcs: there is no reward function external_countdwn: did you mean external_countdown?",
         ),
         ({"dataset": "cuntdown"}, "unknown dataset cuntdown: "),
-        ({"dataset": "gone.jsonl"}, "--dataset gone.jsonl: file not found"),
         ({"model": "models/gone"}, "--model models/gone"),
         ({"model": "./gone"}, "--model ./gone: there is no such folder (looked in {cwd})"),
-        (
-            {"model": "empty"},
-            "--model empty is not a model folder: it lacks config.json, weights (*.safetensors), a",
-        ),
-        ({"model": "raises.py"}, "--model raises.py is a file"),
         (
             {"model": "fp8"},
             "--model fp8 is stored quantized (fp8), which cannot be trained: save it in 16 bits first",
@@ -233,34 +227,10 @@ def test_rollout_with_a_port_that_is_taken(model: Path, tmp_path: Path) -> None:
             ["--model", "{model}", "--host", "192.0.2.1", "--api_key", "k"],
             "cannot listen on 192.0.2.1 port 8000",
         ),
-        (
-            ["--model", "{model}", "--vllm_max_lora_rank", "16"],
-            "--vllm_max_lora_rank has no effect without --vllm_enab",
-        ),
-        (
-            ["--model", "{model}", "--vllm_enable_lora", "true", "--vllm_max_lora_rank", "12"],
-            "--vllm_max_lora_rank must be one of 8, 16,",
-        ),
         (["--model", "{model}", "--port", "0"], "--port must be at least 1, not 0"),
         (
             ["--model", "{model}", "--infer_backend", "sglang"],
             "--infer_backend must be vllm, not 'sglang': generation",
-        ),
-        (
-            ["--model", "{model}", "--vllm_engine_kwargs", '{"max_model_len": 9}'],
-            "--vllm_engine_kwargs holds 'max_mod",
-        ),
-        (
-            ["--model", "{model}", "--vllm_engine_kwargs", '{"quantization": "fp8"}'],
-            "--vllm_engine_kwargs holds 'quantization', which is ours: weights come from the trainer as it has them",
-        ),
-        (
-            ["--model", "{model}", "--vllm_engine_kwargs", '{"logprobs_mode": "raw_logits"}'],
-            "--vllm_engine_kwargs holds 'logprobs_mode', which is ours: the trainer needs",
-        ),
-        (
-            ["--model", "{model}", "--vllm_engine_kwargs", '{"data_parallel_size": 2}'],
-            "--vllm_engine_kwargs holds 'data_parallel_size': use --vllm_data_parallel_size",
         ),
     ],
 )

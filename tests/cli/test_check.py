@@ -11,9 +11,6 @@ from typing import Any
 
 import pytest
 
-from swift_r1.data.sampler import Sampler, samplers
-from swift_r1.flags.rlhf import CheckArguments
-from swift_r1.launch.checks import sampler as checking_sampler
 from tests import forks
 
 REPO = Path(__file__).resolve().parents[2]
@@ -246,21 +243,6 @@ FAULTS = (
     "--prompt_sampler half: Half.__init__ must call super().__init__(rows, args)",
     "--prompt_sampler forgets chooses other rows when it is run again or resumed: state_dict must have all",
 )
-
-
-class Stuck(Sampler):
-    def next(self, count: int) -> list[int]:
-        while True:
-            pass
-
-
-@pytest.mark.long
-def test_a_sampler_that_never_returns(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(samplers, "stuck", Stuck)
-    monkeypatch.setattr(checking_sampler, "_SECONDS", 0.2)
-    args = CheckArguments(prompt_sampler="stuck")
-    (fault,) = checking_sampler.sampler_faults(args, [{"query": "1 + 1?"}])
-    assert fault.startswith("--prompt_sampler: Stuck.next failed: UsageError: no answer for 0.2 s")
 
 
 def test_the_count_of_rows_left_out(plugin: Path) -> None:
@@ -496,23 +478,6 @@ def test_rewards_see_what_the_prompt_begins(plugin: Path, thinking_base: Path) -
         assert right["values"]["right"] == form["values"]["right"] == [1.0, 1.0]
 
 
-@pytest.mark.long
-def test_arguments_of_the_template(plugin: Path, tiny_model: Path) -> None:
-    words = (
-        "--dataset",
-        "sums",
-        "--reward_funcs",
-        "right",
-        "--model",
-        str(tiny_model),
-        "--chat_template_kwargs",
-    )
-    [fault] = check(plugin.parent, *words, '{"thinks": true}', code=2)["faults"]
-    assert fault.startswith(
-        "the chat template does not read thinks, so it would have no effect: leave it out"
-    )
-
-
 @pytest.mark.parametrize(
     ("words", "fault"),
     [
@@ -608,20 +573,6 @@ def test_the_prompt_as_the_model_sees_it(plugin: Path) -> None:
     )
 
 
-@pytest.mark.long
-def test_an_unknown_reward_gets_the_plugins_names_before_rows_are_prepared(plugin: Path) -> None:
-    plugin.write_text(
-        "from swift_r1 import DatasetMeta, orms, register_dataset\n"
-        "def load():\n"
-        "    raise SystemExit('rows are prepared')\n"
-        "orms['last_number'] = lambda completions, **kwargs: [0.0] * len(completions)\n"
-        "register_dataset(DatasetMeta(dataset_name='sums', loader=load))\n"
-    )
-    done, _ = rlhf(plugin.parent, "no_such_reward")
-    assert "no reward function no_such_reward: known are last_number, accuracy, " in done.stderr
-    assert "rows are prepared" not in done.stderr
-
-
 def rlhf(folder: Path, *rewards: str) -> tuple[subprocess.CompletedProcess[str], float]:
     """Ends at the model, which is no model: everything before it is checked."""
     words = [
@@ -710,67 +661,3 @@ def test_golds_that_a_reward_cannot_read_are_counted_and_named(tmp_path: Path) -
     said = "cannot read the solution of {} of 5 rows, whose own answer it calls wrong: sums:1 (He has 3 apples"
     assert first.startswith("math " + said.format(1))
     assert second.startswith("gsm8k " + said.format(3)) and "sums:3 (about ten); sums:4 (" in second
-
-
-@pytest.mark.long
-def test_what_is_odd_is_said_once_with_its_row(tmp_path: Path, tiny_model: Path) -> None:
-    (tmp_path / "plugin.py").write_text(
-        "from swift_r1 import orms\n"
-        "def short(completions, **kwargs):\n"
-        "    return [0.5 - (len(text) > 5) for text in completions]\n"
-        "orms['short'] = short\n"
-    )
-    rows: list[dict[str, Any]] = [{"question": f"{n} + 0?", "solution": str(n)} for n in range(20)]
-    rows[1]["solution"], rows[15] = None, {"question": "x " * 2000, "solution": "3"}
-    del rows[2]["question"]
-    (tmp_path / "sums.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    words = (
-        "--model",
-        str(tiny_model),
-        "--dataset",
-        "sums.jsonl",
-        "--reward_funcs",
-        "gsm8k",
-        "short",
-    )
-    done = swift("check", "--external_plugins", "plugin.py", *words, cwd=tmp_path)
-    said = done.stdout + done.stderr
-    assert said.count("sums.jsonl:3: no prompt") == 1
-    assert (
-        "gsm8k: every completion: row sums:1: ValueError: the gold answer is not a number" in said
-    )
-    assert "short: gives an empty completion 0.5" in said
-    assert "1 of 19 training prompts left out: longer than 512 tokens" in said
-
-
-@pytest.mark.long
-def test_a_column_that_a_row_lacks_is_one_line(tmp_path: Path) -> None:
-    rows = [{"question": "1?", "solution": "1"}, {"question": "2?"}]
-    (tmp_path / "sums.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    words = ("--dataset", "sums.jsonl", "--reward_funcs", "gsm8k", "--gold", "{solution}")
-    [fault] = check(tmp_path, *words, code=2, plugins=())["faults"]
-    assert "needs the column solution, which the row sums:1 lacks" in fault
-
-
-@pytest.mark.long
-def test_a_reward_that_scores_nothing_is_called_for_one_row(plugin: Path) -> None:
-    """Each call of one that hangs takes its whole time limit: its group and its completions, and no more rows."""
-    words = ["--dataset", "sums", "--reward_funcs", "stuck", "right", "--reward_timeout", "0.2"]
-    stuck, right = check(plugin.parent, *words, code=2)["rewards"]
-    assert (
-        stuck["problems"][0].startswith("every completion: row sums:0: no answer within")
-        and not stuck["ok"]
-    )
-    assert right["ok"] and right["values"]["right"] == [1.0, 1.0]
-    assert 1 <= (plugin.parent / "stuck.txt").read_text().count("called") <= 7
-
-
-@pytest.mark.parametrize("name", ["right", "slow", "leaves"])
-@pytest.mark.long
-def test_rlhf_is_silent_and_never_waits_for_a_reward(plugin: Path, name: str) -> None:
-    done, seconds = rlhf(plugin.parent, name)
-    assert [line for line in done.stderr.splitlines() if "reward" in line] == []
-    assert "./gone" in done.stderr
-    assert done.stdout.count("noise") == 1  # the plugin's own, when it loads here
-    # of the hour that the slow one takes; the rest is Python starting on a busy machine
-    assert seconds < 60

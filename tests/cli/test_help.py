@@ -34,21 +34,6 @@ def test_the_first_example_is_a_whole_command(command: str) -> None:
     parse_arguments(cls, shlex.split(first)[2:], {})
 
 
-def test_differing_defaults_are_named(capsys: pytest.CaptureFixture[str]) -> None:
-    main(["rlhf", "--help"])
-    text = capsys.readouterr().out.partition("Defaults that are not ms-swift's:")[2]
-    expected = [
-        "train_type full",
-        "gradient_accumulation_steps 1",
-        "temperature 1 ",
-        "top_p 1 ",
-        "top_k -1",
-        "beta 0 ",
-    ]
-    for default in expected:
-        assert f"--{default}" in text
-
-
 def test_swift_without_a_command(capsys: pytest.CaptureFixture[str]) -> None:
     assert main([]) == 2
     assert main(["--help"]) == 0
