@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 
-from swift_r1.cli.demo import eval_every
 from tests import forks
 
 REPO = Path(__file__).resolve().parents[2]
@@ -21,20 +20,6 @@ import task  # noqa: E402
 import tiny_model  # noqa: E402
 
 TRACE = "<think>4+6*5=4+30=34n,4*6+5=24+5=29y</think><answer>4*6+5</answer>"
-
-
-@pytest.mark.parametrize(
-    ("expression", "worked"),
-    [
-        ("4+6*5", "4+6*5=4+30=34"),
-        ("4*6*5", "4*6*5=24*5=120"),
-        ("4-6-5", "4-6-5=-2-5=-7"),
-        ("1-9*9", "1-9*9=1-81=-80"),
-        ("2-2+7", "2-2+7=0+7=7"),
-    ],
-)
-def test_work_shows_each_step(expression: str, worked: str) -> None:
-    assert task.work(expression) == worked
 
 
 def test_candidate_values_agree_with_the_grader() -> None:
@@ -97,20 +82,6 @@ def test_tokenizer_gives_back_the_exact_text(folder: Path) -> None:
     )
     assert tokenizer.decode(tokenizer("4 6 5>29\n")["input_ids"]) == "4 6 5>29\n"
     assert tokenizer.unk_token_id not in tokenizer(TRACE + "4 6 5>29\n")["input_ids"]
-
-
-def test_model_loads_and_its_seed_decides_it(folder: Path) -> None:
-    import torch
-    from transformers import AutoModelForCausalLM
-
-    model = AutoModelForCausalLM.from_pretrained(folder)
-    assert model.dtype == torch.float32
-    assert model.config.head_dim >= 32
-    assert model.config.max_position_embeddings >= 256
-    assert model.lm_head.weight is model.model.embed_tokens.weight
-    same, other = tiny_model.make_model(1).state_dict(), tiny_model.make_model(2).state_dict()
-    assert all(torch.equal(value, same[name]) for name, value in model.state_dict().items())
-    assert not torch.equal(same["lm_head.weight"], other["lm_head.weight"])
 
 
 def test_plugin_rows_and_reward() -> None:
@@ -178,12 +149,3 @@ def test_the_warm_start_learns(tmp_path: Path) -> None:
     log = [json.loads(line) for line in (tmp_path / "run/logging.jsonl").read_text().splitlines()]
     assert log[9]["loss"] < log[0]["loss"] - 1.5
     assert (tmp_path / "run/checkpoint-10/model.safetensors").is_file()
-
-
-@pytest.mark.parametrize(
-    ("steps", "a_round", "every"), [(6, 1, 6), (24, 1, 6), (48, 2, 12), (12, 2, 12), (500, 1, 125)]
-)
-def test_a_short_demo_is_evaluated_before_and_after_alone(
-    steps: int, a_round: int, every: int
-) -> None:
-    assert eval_every(steps, a_round) == every
