@@ -23,11 +23,10 @@ import yaml
 from _pytest.mark.structures import ParameterSet
 
 from swift_r1.cli.main import main
-from swift_r1.fleet.run_file import read_run_file
 from tests.conftest import ServerProcess, save_tiny_model, start_tiny_server, wait_until_serving
 from tests.docs.lookup import filled, look_up
 from tests.docs.shown import ROOT, Fence, Shown, commands, fences, files, pages
-from tests.docs.ways import DRY, RESOLVED_TRAININGS, Way, way_of
+from tests.docs.ways import DRY, Way, way_of
 from tests.lab.runs.made import make_run
 from tests.ms_swift.scripts import ScriptCommand
 from tests.ms_swift.test_scripts import hub, run_commands  # noqa: F401  a fixture
@@ -139,17 +138,6 @@ def fill(tmp_path: Path, model: Path) -> None:
 def test_every_command_is_known(page: str) -> None:
     unknown = [str(command) for command in shown_on(page) if way_of(command) is None]
     assert unknown == [], "tests/docs/ways.py says of each command whether it runs"
-
-
-@pytest.mark.long
-def test_no_reason_is_left_over() -> None:
-    words = {
-        word
-        for page in WITH_COMMANDS
-        for command in shown_on(page)
-        for word in (*command.words, *command.environ)
-    }
-    assert RESOLVED_TRAININGS.keys() - words == set()
 
 
 @EVERY_PAGE
@@ -306,13 +294,6 @@ OTHERS = [
     for fence in fences(page)
     if fence.language in ("python", *READ)
 ]
-
-
-@pytest.mark.long
-def test_the_run_file_on_the_page_is_read(folder: Path) -> None:
-    [shown, *_] = [fence.text for fence in fences("docs/launch.md") if fence.language == "yaml"]
-    (folder / "shown.yaml").write_text(shown)
-    assert read_run_file("shown.yaml").roles.keys() == {"train", "rollout"}
 
 
 @pytest.mark.parametrize("fence", OTHERS, ids=lambda fence: f"{fence.page}:{fence.line}")

@@ -20,7 +20,6 @@ pytestmark = pytest.mark.long
 PAGE = "docs/first-hour.md"
 SHOWN = [one for fence in fences(PAGE) if fence.language == "bash" for one in commands(fence)]
 OF_THE_TASK = [one for one in SHOWN if "shop" in str(one) or "--compare" in one.words]
-SALES = "SELECT count(*) FROM sales"
 
 
 @pytest.fixture(scope="module")
@@ -41,19 +40,6 @@ def plugin(folder: Path) -> Iterator[dict[str, Any]]:
         yield vars(loaded.module)
 
 
-def test_held_out_questions_name_what_no_training_question_names(plugin: dict[str, Any]) -> None:
-    train, held_out = ([*plugin["questions"](split)] for split in ("train", "eval"))
-    assert (len(train), len(held_out)) == (472, 304)
-
-    def named(rows: list[dict[str, str]]) -> set[str]:
-        cities = "|".join(plugin["CITIES"] + plugin["HELD_OUT"])
-        return {one for row in rows for one in re.findall(rf"\d+|{cities}", row["question"])}
-
-    assert named(train).isdisjoint(named(held_out))
-    assert all(named([row]) for row in held_out)
-    assert len({row["question"] for row in train + held_out}) == 776
-
-
 def test_the_reward_tells_right_queries_from_all_others(plugin: dict[str, Any]) -> None:
     rows = [*plugin["questions"]("eval")][::9]
     reward = orms["same_rows"]()
@@ -67,30 +53,6 @@ def test_the_reward_tells_right_queries_from_all_others(plugin: dict[str, Any]) 
         for value, one, other in zip(reward(nearly, answer=answers), answers, nearly, strict=True)
         if one != other
     )
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        "",
-        "Here is the query:",
-        "DELETE FROM sales",
-        "ATTACH 'file.db' AS other",
-        "PRAGMA user_version = 3",
-        f"{SALES}; {SALES}",
-        f"{SALES}, sales AS b, sales AS c",
-        "WITH RECURSIVE n(x) AS (SELECT 1 UNION ALL SELECT x + 1 FROM n) SELECT count(*) FROM n",
-        "SELECT length(zeroblob(1000000000))",
-        "SELECT load_extension('x.so')",
-    ],
-)
-def test_what_is_no_short_reading_query_earns_nothing(
-    plugin: dict[str, Any], text: str, folder: Path
-) -> None:
-    before = sorted(folder.iterdir())
-    assert orms["same_rows"]()([text], answer=[SALES]) == [0.0]
-    assert plugin["results"](plugin["TABLES"][0], [text])[0] in (None, [])
-    assert sorted(folder.iterdir()) == before
 
 
 @pytest.mark.parametrize("command", [one for one in OF_THE_TASK if one.words[1] == "rlhf"], ids=str)

@@ -50,13 +50,3 @@ def test_a_flag_is_found_by_its_name_and_before_longer_ones() -> None:
         "--num_generations_eval",
         "--n, --num_generations (eval)",
     ]
-
-
-def test_every_flag_of_a_run_has_an_address() -> None:
-    from swift_r1.flags import RlhfArguments
-    from swift_r1.flags.fields import flag_specs
-
-    page = (ROOT / "docs" / "flags.md").read_text()
-    assert [
-        name for name in flag_specs(RlhfArguments) if f'<a id="--{name}"></a>' not in page
-    ] == []
