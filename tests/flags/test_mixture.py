@@ -108,16 +108,6 @@ FAULTS: dict[str, tuple[Any, list[str], str]] = {
     ),
     "weight 0": ({"one": ONE | {"weight": 0}}, [], "task one: weight must be more than 0, not 0"),
     "negative weight": ({"one": ONE | {"weight": -1}}, [], "weight must be more than 0, not -1"),
-    "no prompts": (
-        {"one": ONE | {"prompts": 0}},
-        [],
-        "task one: prompts must be at least 1, not 0",
-    ),
-    "both shares": (
-        {"one": ONE | {"prompts": 1, "weight": 1}},
-        [],
-        "task one: give either prompts or weight, not both",
-    ),
     "prompts of some": (
         {"one": ONE | {"prompts": 2}, "two": TWO},
         [],
@@ -138,48 +128,6 @@ FAULTS: dict[str, tuple[Any, list[str], str]] = {
         {"one": ONE | {"max_turns": 3, "tools": ["add"]}},
         ["--max_turns", "4"],
         "--max_turns is given for the run and by task one: keep one",
-    ),
-    "two spellings": (
-        {"one": {"dataset": "d", "agent": "a", "env": "trl:x.py"}},
-        [],
-        "give either --env or --agent, not both",
-    ),
-    "one of each": (
-        {"one": {"dataset": "d", "agent": "a"}},
-        ["--env", "trl:x.py"],
-        "give either --env or --agent, not both",
-    ),
-    "dataset": ({"one": ONE}, ["--dataset", "d"], "give either --mixture or --dataset, not both"),
-    "a sandbox without a shell": (
-        {"one": ONE | {"sandbox_limits": {"seconds": 5}}, "two": TWO | {"tools": ["shell"]}},
-        [],
-        "task one: --sandbox_limits has no effect",
-    ),
-    "read by none": (
-        {"one": ONE, "two": TWO},
-        ["--agent_timeout", "3"],
-        "--agent_timeout has no effect without --agent",
-    ),
-    "not read by this one": (
-        {"one": ONE | {"max_turns": 3}, "two": TWO},
-        [],
-        "task one: --max_turns has no effect without --multi_turn_scheduler",
-    ),
-    "a teacher beside an agent": (
-        {"one": {"dataset": "d", "agent": "a"}, "two": TWO},
-        ["--teacher_model", "t"],
-        "task one: --teacher_model does not go with --agent",
-    ),
-    "epochs": (
-        {"one": ONE},
-        ["--save_strategy", "epoch"],
-        "--save_strategy epoch does not go with",
-    ),
-    "max_epochs": ({"one": ONE}, ["--max_epochs", "2"], "--max_epochs does not go with --mixture"),
-    "drop_last": (
-        {"one": ONE},
-        ["--dataloader_drop_last", "true"],
-        "--dataloader_drop_last does not go with --mixture",
     ),
     "names of evaluations": (
         {"one": ONE, "two": TWO | {"eval_datasets": ["one.jsonl#2"]}},

@@ -1,16 +1,13 @@
 """The plan: what the batch flags come to."""
 
-import io
 import shlex
 from dataclasses import replace
 
 import pytest
-from rich.console import Console
 
 from swift_r1.errors import UsageError
 from swift_r1.flags import RlhfArguments, make_plan, parse_arguments
-from swift_r1.flags.forecast import ForecastArguments
-from swift_r1.flags.plan import evaluation_of, plan_table, rollouts_from
+from swift_r1.flags.plan import plan_table, rollouts_from
 
 ISSUE = shlex.split("""
     --rlhf_type grpo --model models/smollm2-135m --external_plugins plugins/countdown.py --reward_funcs
@@ -147,58 +144,3 @@ def test_the_table_shows_the_numbers() -> None:
     assert "1,234 prompts" in text
     assert "1 prompt x 8 completions = 8" in text
     assert "this process" in text
-
-
-def test_the_table_says_what_is_evaluated_and_when() -> None:
-    base = "--per_device_train_batch_size 8 --eval_steps 5"
-    assert evaluation_of(arguments(*base.split())) == (
-        "held out (at most 64 prompts x 8 completions); every 5 optimizer steps, at the end; "
-        "1 completion per process at once"
-    )
-    once = evaluation_of(
-        arguments(*["--eval_steps", "1", "--eval_limit", "1", "--num_generations_eval", "1"])
-    )
-    assert once.startswith(
-        "held out (at most 1 prompt x 1 completion); every optimizer step, at the end; "
-    )
-    epochs = evaluation_of(
-        arguments("--per_device_train_batch_size", "8", "--eval_strategy", "epoch")
-    )
-    assert "; after each pass over the data, at the end; " in epochs
-    words = f"{base} --eval_unit rollout --eval_on_start true --eval_datasets gsm8k aime24#9 --num_generations_eval 4"
-    words += " --use_vllm true --vllm_server_host 127.0.0.1"
-    assert evaluation_of(arguments(*words.split())) == (
-        "gsm8k (all questions x 4 completions), aime24 (9 questions x 4 completions); "
-        "at the start, every 5 rounds, at the end"
-    )
-
-
-def test_an_empty_dataset_has_no_plan() -> None:
-    with pytest.raises(ValueError, match="empty"):
-        make_plan(arguments("--per_device_train_batch_size", "8"), 1, 0)
-
-
-@pytest.mark.parametrize(
-    ("flags", "answers"),
-    [
-        (
-            "--num_prompts 0",
-            "100 prompts x 16 answers = 1,600, 32 at a time, at most 76,800 new tokens",
-        ),
-        ("--num_prompts 5", "5 prompts x 16 answers = 80, 32 at a time, at most 3,840 new tokens"),
-        (
-            "--num_prompts 1 --num_completions 2",
-            "1 prompt x 2 answers = 2, 2 at a time, at most 96 new tokens",
-        ),
-    ],
-)
-def test_a_plan_of_a_forecast_says_its_answers(flags, answers) -> None:
-    words = (
-        "--rlhf_type grpo --model m --dataset d --reward_funcs a "
-        f"--per_device_train_batch_size 32 --max_completion_length 48 {flags}"
-    )
-    args = parse_arguments(ForecastArguments, words.split(), {})
-    plan = make_plan(args, 1, 100)
-    console = Console(file=io.StringIO(), width=200)
-    console.print(plan_table(plan, args))
-    assert answers in console.file.getvalue()

@@ -63,39 +63,7 @@ RLHF = (
                 '{"judges": [{"headers": {"Authorization": "pl4nted"}}]}',
             ),
         ),
-        (
-            RlhfArguments,
-            (
-                *RLHF,
-                "--env",
-                "verifiers:x",
-                "--env_args",
-                '{"database": "postgres://me:pl4nted@h/x"}',
-            ),
-        ),
-        (
-            RlhfArguments,
-            (
-                *(*RLHF[:4], "--max_steps", "1", "--mixture"),
-                '{"t": {"env": "verifiers:x", "env_args": {"api_key": "pl4nted"}}}',
-            ),
-        ),
-        (RlhfArguments, (*RLHF, "--agent_command", "node agent.js --api-key pl4nted")),
-        (RlhfArguments, (*RLHF, "--agent_command", "env SEARCH_TOKEN=pl4nted node agent.js")),
-        (RlhfArguments, (*RLHF, "--agent_command", "node agent.js http://me:pl4nted@h")),
         (RolloutArguments, ("--model", "m", "--vllm_engine_kwargs", '{"hf_token": "pl4nted"}')),
-        (RolloutArguments, ("--model", "m", "--chat_template_kwargs", '{"api_key": "pl4nted"}')),
-        (
-            EvalArguments,
-            (
-                "--model",
-                "m",
-                "--benchmarks",
-                "b",
-                "--chat_template_kwargs",
-                '{"api_key": "pl4nted"}',
-            ),
-        ),
         (EvalArguments, ("--model", "https://me:pl4nted@h/v1", "--benchmarks", "gsm8k")),
     ],
 )
