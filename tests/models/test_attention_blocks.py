@@ -64,16 +64,3 @@ def test_more_blocks_keep_no_more_for_the_backward_pass(
         return sum(storages.values())
 
     assert kept(8) < 1.3 * kept(64)
-
-
-def test_completions_that_are_all_empty_are_no_completions() -> None:
-    """FlashAttention takes no call without a query."""
-    states = [torch.randn(1, heads, 7, 8) for heads in (4, 2, 2)]
-    out = []
-    for lengths in ([], [0, 0]):
-        row = attention.packed_row(segments([(7, lengths)]), torch.device("cpu"))
-        assert row.spans.far == ()
-        out.append(
-            attention.packed_attention(torch.nn.Identity(), *states, None, packed_row=row)[0]
-        )
-    assert torch.equal(*out)

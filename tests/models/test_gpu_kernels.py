@@ -243,16 +243,6 @@ def test_the_head_of_every_form(wide, form):
         torch.testing.assert_close(one.double(), other, rtol=1e-4, atol=5e-5)
 
 
-def test_the_likeliest_tokens():
-    hidden, weight, _, targets, _ = head(torch.float32)
-    out = selective_logprobs(hidden, weight, targets, chunk_size=8, top=5, squares=True)
-    logps = (hidden @ weight.t()).log_softmax(-1)
-    assert torch.equal(out.likeliest[:, 1:], logps.topk(5).indices)
-    assert torch.equal(out.likeliest[:, 0], targets)
-    near(out.logps, logps.gather(-1, out.likeliest).double(), 1e-5)
-    near(out.squares, (2 * logps).exp().sum(-1).double(), 1e-5)
-
-
 def test_the_head_in_bf16():
     hidden, weight, _, targets, slopes = head(torch.bfloat16, rows=20, width=64, words=3000)
     chosen, entropies, gradients = exact_head(hidden, weight, None, targets, slopes, 1.0)
@@ -280,14 +270,3 @@ def test_no_rows_and_large_logits():
     near((largest + log_total)[:2], logits[:2].double().logsumexp(-1), 1e-6)
     near(entropy[:2], torch.tensor([2.0, 3.0], device=DEVICE).double().log(), 1e-6)
     assert log_total[2].isnan() and entropy[2].isnan()
-
-
-def test_the_same_twice():
-    hidden, weight = random(torch.bfloat16, 300, 64), random(torch.bfloat16, 64, seed=1)
-    slope = random(torch.bfloat16, 300, 64, seed=2).detach()
-    first, second = (
-        with_gradients(lambda *x: gpu_kernels.rms_norm(*x, 1e-3), hidden, weight, slope=slope)
-        for _ in range(2)
-    )
-    for one, other in zip(first, second, strict=True):
-        assert torch.equal(one, other)

@@ -72,22 +72,6 @@ def test_the_model_may_be_given(tiny_model, tmp_path):
     assert main([*words, "--model", str(tiny_model)]) == 2  # something is in the way
 
 
-def test_no_adapters(tiny_model, tmp_path, capsys):
-    assert main(["merge-lora", "--adapters", str(tiny_model)]) == 2
-    assert "holds no adapters" in capsys.readouterr().err
-
-
-def test_one_that_fails_leaves_no_folder(tiny_model, tmp_path, monkeypatch):
-    adapted(tiny_model, tmp_path / "checkpoint", None)
-
-    def full(*_: object) -> None:
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr("swift_r1.models.merging.copy_processor", full)
-    assert main(["merge-lora", "--adapters", str(tmp_path / "checkpoint")]) != 0
-    assert [one.name for one in tmp_path.iterdir()] == ["checkpoint"]
-
-
 @pytest.mark.parametrize("module", ["experts.0.gate_proj", "experts"])
 def test_adapters_of_experts_are_refused_for_what_they_are(tmp_path, capsys, module):
     """Not as those of another model: it has these experts, in one tensor a layer."""
@@ -109,13 +93,6 @@ def test_adapters_of_experts_are_refused_for_what_they_are(tmp_path, capsys, mod
     given = AdapterArguments(train_type="lora", adapters=[str(folder)], **flags)
     with pytest.raises(UsageError, match=f"^--adapters {folder}: gate_proj: the experts"):
         load_model(model, None, False, given)
-
-
-def test_what_stays_out_of_4_bits_is_told(tmp_path, caplog):
-    model = load_model(save_mixture(tmp_path), "bfloat16", False, quantization=Quantization())
-    left = sum(one.numel() for name, one in model.named_parameters() if ".experts." in name)
-    assert left == 2 * 4 * 3 * 16 * 32
-    assert f"{left:,} of the weights stay in bfloat16: experts" in caplog.text
 
 
 def save_mixture(folder):

@@ -12,7 +12,7 @@ from torch.nn.functional import linear
 from swift_r1.errors import UsageError
 from swift_r1.models.attention import use_packed_attention
 from swift_r1.models.policy import ModelInputs, Policy
-from swift_r1.models.routing import RouteShape, routing_of
+from swift_r1.models.routing import routing_of
 from swift_r1.serving.engines.transformers import TransformersEngine
 from swift_r1.wire.protocol import RolloutRequest, RoutesAsked, SamplingParams
 from swift_r1.wire.routes import routes_of
@@ -184,11 +184,6 @@ def test_other_models_are_refused_by_name(family, why):
     model = family_model(family, VOCAB)
     with pytest.raises(UsageError, match=f"{family}.*{why}"), routing_of(model).noting():
         logps_of(model, some_inputs())
-
-
-def test_routes_of_many_experts_are_wider():
-    assert RouteShape(2, 8, 255).dtype == torch.uint8 and RouteShape(2, 8, 255).unknown == 255
-    assert RouteShape(2, 8, 256).dtype == torch.int16 and RouteShape(2, 8, 256).unknown == 32767
 
 
 IN_THE_ENGINE = [

@@ -88,13 +88,6 @@ def test_the_language_model_of_a_multimodal_one(tmp_path: Path) -> None:
     load_model(str(tmp_path), None, False, flag="--ref_model")
 
 
-def test_a_config_without_files_and_a_head_of_its_own(tmp_path: Path) -> None:
-    save_tiny_model(tmp_path, tied=False)
-    load_model(claim(tmp_path, False), None, False)
-    (tmp_path / "model.safetensors").unlink()
-    assert shape_of(claim(tmp_path, True)).total
-
-
 def test_a_head_that_is_missing_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"its weights lack lm_head\.weight"):
         load_model(claim(save_tiny_model(tmp_path), False), None, False)

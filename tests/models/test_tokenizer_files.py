@@ -14,7 +14,6 @@ from swift_r1.cli.main import main
 from swift_r1.data.prompts import Wording, tokenizer_of_run
 from swift_r1.flags.adapters import AdapterArguments
 from swift_r1.models.loading import load_model, load_tokenizer
-from swift_r1.models.tokenizer_files import tokenizer_files
 from swift_r1.runtime.ranks import Ranks
 from swift_r1.training.backends.local import LocalBackend
 from swift_r1.training.checkpoint.saving import CRITIC, Saver
@@ -94,28 +93,6 @@ def test_a_changed_template_alone_replaces_the_sources(older: Path, tmp_path: Pa
     before, after = (json.loads((one / NAMES[1]).read_text()) for one in (older, checkpoint))
     assert before.pop("chat_template") == CHAT_TEMPLATE and before == after
     assert (checkpoint / NAMES[0]).read_bytes() == (older / NAMES[0]).read_bytes()
-
-
-def test_several_templates_and_an_older_file_of_one(older: Path) -> None:
-    about = json.loads((older / NAMES[1]).read_text())
-    texts = {"default": "{{ messages }}", "tool_use": "{{ tools }}"}
-    about["chat_template"] = [{"name": name, "template": text} for name, text in texts.items()]
-    (older / NAMES[1]).write_text(json.dumps(about))
-    tokenizer = load_tokenizer(str(older))
-    assert tokenizer_files(tokenizer).keys() == set(NAMES)
-    tokenizer.chat_template = texts | {"default": "{{ tools }}"}
-    files = tokenizer_files(tokenizer)
-    assert files.keys() - set(NAMES) == {
-        "chat_template.jinja",
-        "additional_chat_templates/tool_use.jinja",
-    }
-
-    del about["chat_template"]
-    (older / NAMES[1]).write_text(json.dumps(about))
-    (older / "chat_template.json").write_text(json.dumps({"chat_template": CHAT_TEMPLATE}))
-    files = tokenizer_files(load_tokenizer(str(older)))
-    assert files["chat_template.jinja"].decode() == CHAT_TEMPLATE
-    assert "chat_template.json" not in files
 
 
 def test_adapters_alone_name_the_class_that_their_models_config_implies(

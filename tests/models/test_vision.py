@@ -10,7 +10,6 @@ import torch
 from transformers import AutoModelForMultimodalLM
 
 from swift_r1.data.vision import VisionProcessor
-from swift_r1.errors import RunFailed
 from swift_r1.flags.adapters import AdapterArguments
 from swift_r1.models.loading import load_model, load_tokenizer
 from swift_r1.models.multimodal import part_of_model, placeholders
@@ -127,22 +126,6 @@ def test_logprobs_and_gradients_are_the_models_own(seeing: Seeing) -> None:
             torch.testing.assert_close(
                 parameter.grad / scale, expected[name] / scale, atol=1e-3, rtol=0
             )
-
-
-def test_the_cut_of_a_batch_changes_nothing(seeing: Seeing) -> None:
-    batch = round_batch(seeing.rows, [0.0] * 5)
-    whole = collate(batch, [(i,) for i in range(5)], Form(), CPU, vision=seeing.vision).inputs
-    with torch.no_grad():
-        together = seeing.backend.logprobs(whole, 1.0).logps
-        alone = [
-            seeing.backend.logprobs(
-                collate(batch, [(i,)], Form(), CPU, vision=seeing.vision).inputs, 1.0
-            ).logps
-            for i in range(5)
-        ]
-    torch.testing.assert_close(torch.cat(alone), together, atol=NOISE, rtol=0)
-    with pytest.raises(RunFailed, match="a row has images, and the run began without"):
-        collate(batch, [(0,)], Form(), CPU)
 
 
 def test_the_embedded_engine_samples_what_the_trainer_scores(seeing: Seeing) -> None:
