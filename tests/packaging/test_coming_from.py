@@ -3,11 +3,8 @@ accepted, and rewards are carried over as the pages say."""
 
 from __future__ import annotations
 
-import os
 import re
 import shlex
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -100,37 +97,3 @@ def test_our_defaults_are_those_in_brackets(page: str) -> None:
                 assert str(default).lower() == said, (flag, default)
             compared += 1
     assert compared > 10
-
-
-@pytest.mark.parametrize("page", PAGES)
-def test_the_translated_command_is_accepted(page: str) -> None:
-    parsed = 0
-    for fence in fences(PAGES[page], "bash"):
-        words = words_of(fence)
-        environ = {}
-        while "=" in words[0]:
-            name, _, environ[name] = words.pop(0).partition("=")
-        if words[1] in ("rlhf", "rollout"):
-            parse_arguments(COMMANDS[words[1]], words[2:], environ)
-            parsed += words[1] == "rlhf"
-    assert parsed == 1
-
-
-@pytest.mark.parametrize("page", PAGES)
-def test_their_reward_function_passes_the_check(page: str, tmp_path: Path) -> None:
-    for code in fences(PAGES[page], "python"):
-        (tmp_path / re.findall(r"^# (\w+\.py)", code)[0]).write_text(code)
-    (data,) = fences(PAGES[page], "json")
-    (tmp_path / "rows.jsonl").write_text(data)
-    (check,) = (fence for fence in fences(PAGES[page], "bash") if fence.startswith("swift check"))
-    done = subprocess.run(
-        [sys.executable, "-m", "swift_r1", *words_of(check)[1:]],
-        capture_output=True,
-        text=True,
-        cwd=tmp_path,
-        timeout=240,
-        check=False,
-        env={**os.environ, "PYTHONPATH": str(DOCS.parent)},
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert "all good" in done.stdout

@@ -90,20 +90,6 @@ def test_a_plugin_is_tested_as_the_page_says(tmp_path: Path) -> None:
     assert done.returncode == 0 and "1 passed" in done.stdout, done.stdout
 
 
-def test_every_flag_on_our_side_of_the_tables_exists() -> None:
-    ours = [line.split("|")[2] for line in MIGRATING.splitlines() if line.startswith("| ")]
-    flags = {flag for cell in ours for flag in re.findall(r"--([a-z_]+[a-z])(?![\w*])", cell)}
-    assert len(flags) > 30
-    assert flags <= KNOWN, flags - KNOWN
-    same = [
-        line.split("|")[1]
-        for line in MIGRATING.splitlines()
-        if line.startswith("| ") and "| the same" in line
-    ]
-    unknown = {name for cell in same for name in re.findall(r"`(\w+)(?:=[^`]*)?`", cell)} - KNOWN
-    assert unknown == set()
-
-
 @pytest.mark.parametrize("page", [PLUGINS, CHECKPOINTS, EVALUATION, SEEING])
 def test_every_flag_on_the_page_exists(page: str) -> None:
     flags = set(re.findall(r"--([a-z_]+[a-z])(?![\w*])", page))

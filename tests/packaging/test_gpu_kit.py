@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
-import runpy
-import shutil
-import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -21,7 +17,6 @@ import pytest
 
 from swift_r1.flags import RlhfArguments, RolloutArguments, parse_arguments
 from swift_r1.flags.plan import make_plan
-from tests.conftest import until
 
 ROOT = Path(__file__).resolve().parents[2]
 KIT = ROOT / "scripts" / "gpu"
@@ -124,91 +119,6 @@ def test_a_budget_that_is_too_small_leaves_out_later_parts_and_a_second_run_adds
         second["passes"]["figures"] == {"TFLOP/s": 788.5} and second["last"]["state"] == "not run"
     )
     assert run(kit, tmp_path, 60.0, 0.2)["last"]["state"] == "passed"
-
-
-@pytest.mark.long
-def test_without_a_registry_what_needs_packages_is_skipped(
-    kit: dict[str, ModuleType], tmp_path: Path
-) -> None:
-    for name in ("pyproject.toml", "uv.lock", "scripts/install.sh", "scripts/allocator.sh"):
-        (tmp_path / name).parent.mkdir(exist_ok=True)
-        shutil.copy(ROOT / name, tmp_path / name)
-    base = Path(sys.base_prefix) / "bin" / "python3"
-    offline = {"PIP_NO_INDEX": "1", "PIP_FIND_LINKS": "", "PIP_CONFIG_FILE": os.devnull}
-    environ = os.environ | offline | {"DEVICE": "gpu", "PYTHON": str(base)}
-    machine = kit["runner"].Machine(
-        str(tmp_path / ".venv" / "bin" / "python"), tmp_path, environ, 1
-    )
-    report = kit["report"].Report.open(tmp_path / "out", "chip", "abc")
-    chosen = [one for one in kit["parts"].PARTS if one.name in ("install", "machine", "colocate")]
-    kit["runner"].run_parts(chosen, machine, 300.0, report)
-    assert {name: one.state for name, one in report.outcomes.items()} == {
-        "install": "failed",
-        "machine": "skipped",
-        "colocate": "skipped",
-    }
-    assert "failed at: 1/3 uv" in report.outcomes["install"].why
-    assert (
-        report.outcomes["colocate"].why
-        == "not installed: torch, transformers, pydantic, fastapi, vllm"
-    )
-
-
-def test_a_kit_that_is_ended_leaves_nothing_running(tmp_path: Path) -> None:
-    words = [
-        sys.executable,
-        str(KIT),
-        "--rehearse",
-        "--python",
-        sys.executable,
-        "--out",
-        str(tmp_path),
-    ]
-    kit = psutil.Popen([*words, "--parts", "machine"], stdout=subprocess.DEVNULL)
-    parts: list[psutil.Process] = []
-
-    def started() -> list[psutil.Process]:
-        with contextlib.suppress(psutil.NoSuchProcess):  # one that ends while it is looked at
-            # Between fork and exec a child has its parent's words.
-            return [
-                one
-                for one in kit.children()
-                if "machine" in (own := one.cmdline()) and "--parts" not in own
-            ]
-        return []
-
-    try:
-        parts = until(started, 120)
-        kit.terminate()
-        assert kit.wait(60) == 128 + signal.SIGTERM
-        until(lambda: not parts[0].is_running(), 10)
-    finally:
-        for one in (kit, *parts):
-            if one.is_running():
-                one.kill()
-
-
-def test_without_git_the_commit_is_unknown(
-    kit: dict[str, ModuleType], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("PATH", "")
-    assert runpy.run_path(str(KIT / "__main__.py"))["commit"]() == "unknown"
-
-
-@pytest.mark.long
-def test_a_server_that_does_not_start_is_not_waited_for(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    monkeypatch.syspath_prepend(str(KIT))
-    monkeypatch.setenv("GPU_REHEARSAL", "1")
-    engine = runpy.run_path(str(KIT / "engine.py"))
-    for name in ("shapes", "chip", "weight_sync"):
-        del sys.modules[name]
-    with (
-        pytest.raises(SystemExit, match="swift rollout ended with 2"),
-        engine["server"]("no model", "bfloat16"),
-    ):
-        pass
 
 
 def test_every_layout_can_be_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:

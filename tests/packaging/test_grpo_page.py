@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import io
 import re
 import runpy
@@ -31,14 +30,3 @@ def test_the_example_computes_what_its_comments_say(tmp_path: Path) -> None:
     wanted = [number for comment in said for number in numbers(comment)]
     assert len(said) == 8
     assert numbers(printed.getvalue()) == pytest.approx(wanted, abs=6e-5)
-
-
-def test_the_functions_are_where_the_page_says() -> None:
-    places = re.findall(r"((?:`\w+`(?: and )?)+) in `([\w/]+)\.py`", PAGE)
-    assert len(places) >= 7
-    for functions, module in places:
-        there = importlib.import_module(f"swift_r1.algorithms.{module.replace('/', '.')}")
-        assert all(callable(getattr(there, name)) for name in re.findall(r"`(\w+)`", functions)), (
-            functions,
-            module,
-        )

@@ -97,13 +97,3 @@ def test_what_is_wrong_is_said(
 ) -> None:
     assert main(words) == EXIT_USAGE
     assert said in capsys.readouterr().err
-
-
-def test_the_folder_may_be_this_one(tmp_path: Path) -> None:
-    (tmp_path / "notes.txt").write_text("mine")
-    done = swift(tmp_path, "init", "maths")
-    assert done.returncode == EXIT_OK, done.stderr
-    assert (
-        ".: data.jsonl, plugin.py, run.yaml\n" in done.stdout
-        and "\nnext: swift rlhf run.yaml\n" in done.stdout
-    )

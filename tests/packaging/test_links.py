@@ -58,13 +58,6 @@ def test_targets_of_make(page: Path) -> None:
     } <= TARGETS
 
 
-def test_the_matrix_of_the_weekly_workflow() -> None:
-    matrix = yaml.safe_load((ROOT / ".github/workflows/long.yml").read_text())["jobs"]["make"][
-        "strategy"
-    ]["matrix"]
-    assert set(matrix["target"]) <= TARGETS
-
-
 def test_the_version_is_the_same_everywhere() -> None:
     version = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
     assert yaml.safe_load((ROOT / "CITATION.cff").read_text())["version"] == version
@@ -83,25 +76,3 @@ def test_every_page_is_in_the_navigation_of_the_site() -> None:
         "mkdocs.yml: there is no docs/gone.md",
         "mkdocs.yml: README.md is there twice",
     ]
-
-
-def test_links_of_the_site_lead_to_the_pages_of_sources() -> None:
-    files = frozenset(
-        {
-            "docs/a.md",
-            "examples/x/run.sh",
-            "examples/x/README.md",
-            "plugins/p.py",
-            "docs/images/i.png",
-        }
-    )
-    shown = (
-        "[run](../examples/x/run.sh) `plugins/p.py` [recipe](../examples/x/README.md#a) ![i](images/i.png) `p.py`\n"
-        "```bash\ncat `plugins/p.py`\n```\n"
-    )
-    assert SITE["with_links"]("docs/a.md", shown, files) == (
-        "[run](../examples/x/run.sh.md) [`plugins/p.py`](../plugins/p.py.md) [recipe](../examples/x/README.md#a) "
-        "![i](images/i.png) `p.py`\n```bash\ncat `plugins/p.py`\n```\n"
-    )
-    assert SITE["sources"]("docs/a.md", shown, files) == {"examples/x/run.sh", "plugins/p.py"}
-    assert SITE["with_links"]("examples/x/README.md", "`run.sh`", files) == "[`run.sh`](run.sh.md)"

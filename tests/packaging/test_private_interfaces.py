@@ -228,15 +228,6 @@ def test_what_is_relied_on_is_there(feature: str) -> None:
     assert not gone, f"breaks: {feature}: {'; '.join(gone)}"
 
 
-def test_what_is_gone_is_named() -> None:
-    assert missing(
-        "torch", "distributed/elastic/multiprocessing/api.py", "PContext.close(grace) PContext.gone"
-    ) == [
-        "torch/distributed/elastic/multiprocessing/api.py: PContext.close takes no grace",
-        "torch/distributed/elastic/multiprocessing/api.py has no PContext.gone",
-    ]
-
-
 def test_packages_of_which_that_is_used_have_an_upper_bound() -> None:
     assert {package for parts in RELIED_ON.values() for package, _, _ in parts} == {
         one.lower() for one in CAPPED

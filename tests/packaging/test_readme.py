@@ -38,7 +38,3 @@ def test_the_plugin_runs(tmp_path: Path) -> None:
     subprocess.run(
         [sys.executable, "-c", USE_PLUGIN, tmp_path / "sums.py"], cwd=ROOT, check=True, timeout=60
     )
-
-
-def test_the_tests_are_right_under_the_demo_with_their_minutes() -> None:
-    assert re.search(r"^make demo .*minutes$\n^make test .*\d+ minutes", README, re.MULTILINE)

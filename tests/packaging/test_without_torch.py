@@ -95,24 +95,3 @@ def test_a_server_without_vllm_ends_at_once(tmp_path: Path) -> None:
         f"swift rollout: vLLM is not installed: {GET_VLLM}" in done.stderr
         and "Traceback" not in done.stderr
     )
-
-
-def test_an_engine_beside_the_trainer_without_vllm_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "plugins").symlink_to(ROOT / "plugins")
-    words = (
-        "--rlhf_type",
-        "grpo",
-        *PLUGIN,
-        "--model",
-        ".",
-        "--use_vllm",
-        "true",
-        "--vllm_mode",
-        "colocate",
-    )
-    done = swift(tmp_path, "rlhf", *words, missing="vllm")
-    assert done.returncode == EXIT_USAGE, done.stderr
-    assert (
-        f"swift rlhf: vLLM is not installed: {GET_VLLM}" in done.stderr
-        and "Traceback" not in done.stderr
-    )
