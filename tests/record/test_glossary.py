@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from swift_r1.record.glossary import GROUPS, metric, unknown
+from swift_r1.record.glossary import metric, unknown
 
 
 @pytest.mark.parametrize(
@@ -30,8 +30,3 @@ def test_a_key_without_a_meaning_is_named() -> None:
     assert unknown(["reward", "rewards", "loss/new", "eval/x/avg@n", "agent/other"]) == [
         *("agent/other", "eval/x/avg@n", "loss/new", "rewards"),
     ]
-
-
-def test_names_are_there_once() -> None:
-    names = [one.name for group in GROUPS.values() for one in group]
-    assert len(set(names)) == len(names)

@@ -2,13 +2,11 @@
 
 import io
 import json
-import logging
 import math
 import os
 import sqlite3
 import subprocess
 import sys
-from types import SimpleNamespace
 
 import psutil
 import pytest
@@ -16,9 +14,9 @@ import pytest
 from swift_r1.errors import UsageError
 from swift_r1.plugins import load_plugins, ms_swift
 from swift_r1.record import reporters
-from swift_r1.record.console import RunConsole, progress_bar
+from swift_r1.record.console import RunConsole
 from swift_r1.record.metrics import JsonLines, merged, read_json_lines
-from swift_r1.record.recorder import RunRecorder, draw_curves
+from swift_r1.record.recorder import RunRecorder
 from swift_r1.record.reporters import (
     TrackerFlags,
     chosen_trackers,
@@ -26,14 +24,6 @@ from swift_r1.record.reporters import (
     tracker_faults,
 )
 from swift_r1.runtime.terminal import Terminal
-from swift_r1.runtime.visible import _Visible
-
-
-def test_a_line_in_a_pipe_is_not_cut_at_80_columns(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("COLUMNS", raising=False)
-    out = io.StringIO()
-    Terminal(file=out).print("word " * 30)
-    assert out.getvalue().count("\n") == 1
 
 
 def test_every_line_is_standard_json(tmp_path):
@@ -78,21 +68,6 @@ def test_a_window_gives_means_maxima_and_latest_values():
     assert math.isnan(found["kl"])
 
 
-def test_without_a_terminal_long_work_is_a_line_a_minute(monkeypatch):
-    text, clock = io.StringIO(), SimpleNamespace(now=100.0)
-    monkeypatch.setattr(
-        "swift_r1.record.console.time", SimpleNamespace(monotonic=lambda: clock.now)
-    )
-    shown = RunConsole(5, Terminal(file=text, width=200))
-    shown.phase("evaluating", 400)
-    for now in (130, 161, 170, 222):
-        clock.now = now
-        shown.phase_advance(50)
-    assert text.getvalue().splitlines() == [
-        f"evaluating: {count} of 400 completions" for count in (100, 200)
-    ]
-
-
 def test_the_line_of_a_step_has_what_changed_and_what_is_left():
     text = io.StringIO()
     shown = RunConsole(4, Terminal(file=text, width=200))
@@ -113,13 +88,6 @@ def test_the_line_of_a_step_has_what_changed_and_what_is_left():
     assert "step 4/4 · loss 1.5000 · tokens right 75%" in text.getvalue()
 
 
-def test_rewards_are_compared_with_the_run_s_first_line_also_after_a_resume():
-    text = io.StringIO()
-    console = RunConsole(4, Terminal(file=text, width=200), first_reward=0.25)
-    console.logged(3, {"reward": 0.5})
-    assert text.getvalue() == "step 3/4 · reward 0.500 (+0.250)\n"
-
-
 def test_a_replay_says_how_far_the_policy_moved_and_nothing_of_rises():
     text = io.StringIO()
     console = RunConsole(4, Terminal(file=text, width=200), replays=True)
@@ -129,16 +97,6 @@ def test_a_replay_says_how_far_the_policy_moved_and_nothing_of_rises():
         "step 1/4 · recorded reward 0.250",
         "step 2/4 · recorded reward 0.500 · moved 0.012",
     ]
-
-
-def test_log_lines_say_who_speaks_where_that_is_a_library(capsys):
-    formatter = _Visible("%(who)s%(message)s")
-    said = [
-        formatter.format(logging.LogRecord(name, level, "", 0, "text", (), None))
-        for name in ("swift_r1.training", "vllm.engine")
-        for level in (logging.INFO, logging.WARNING)
-    ]
-    assert said == ["text", "warning: text", "vllm.engine: text", "vllm.engine: text"]
 
 
 def test_a_recorder_averages_between_log_lines_and_flushes_the_last(tmp_path):
@@ -182,17 +140,6 @@ def test_a_recorder_averages_between_log_lines_and_flushes_the_last(tmp_path):
     }
     shown = text.getvalue()
     assert "step 4/5" in shown and "held-out accuracy 0.500 on d" in shown and "p[red]" in shown
-
-
-def test_curves_skip_missing_values(tmp_path):
-    rows = [
-        {"step": 1, "reward": 0.1},
-        {"step": 2, "reward": None},
-        {"step": 3, "eval/a/accuracy": 0.5},
-    ]
-    files = draw_curves(rows, tmp_path)
-    assert sorted(path.name for path in files) == ["eval.png", "reward.png"]
-    assert all(path.read_bytes().startswith(b"\x89PNG") for path in files)
 
 
 def test_wandb_without_a_key_is_offline_and_does_not_ask(tmp_path, monkeypatch):
@@ -320,13 +267,3 @@ def test_a_tracker_that_is_not_there_is_named(tmp_path, caplog):
     reporter.close()
     assert list((tmp_path / "t").glob("events*")) and plugin in caplog.text
     assert "swanlab" not in chosen_trackers(["all"]) and chosen_trackers(["none"]) == []
-
-
-def test_a_step_of_minutes_has_an_estimate_of_what_is_left():
-    bar = progress_bar(Terminal(file=io.StringIO(), force_terminal=True))
-    now = 0.0
-    bar.get_time = lambda: now
-    steps = bar.add_task("steps", total=5)
-    for now in (100.0, 200.0, 300.0):
-        bar.update(steps, completed=now / 100)
-    assert bar.tasks[0].time_remaining == 200
