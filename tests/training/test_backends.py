@@ -246,21 +246,6 @@ def test_ppo_of_other_backends_equals_one_process(train, backend, case):
     assert_same(train(backend, ranks=2, cuts="150 40s 70", **{"ppo": PPO} | case), expected)
 
 
-@pytest.mark.long
-@pytest.mark.parametrize(("backend", "ranks"), [("local", 1), ("zero3", 2)])
-def test_a_critic_in_bf16_keeps_small_updates(train, backend, ranks):
-    """Twenty steps of 1e-4 move bf16 weights as they move float32 ones: the sign is right and the size too."""
-    cuts = " ".join(["150"] * 20)
-    weights = train(backend, ranks=ranks, cuts=cuts, dtype="bfloat16", rate=1e-4, ppo=PPO)[1]
-    start = train(backend, ranks=ranks, cuts="150", dtype="bfloat16", rate=1e-9, ppo=PPO)[1]
-    exact = train("local", cuts=cuts, rate=1e-4, ppo=PPO)[1]
-    for name, expected in exact.items():
-        if name.startswith("critic.") and name.endswith("proj.weight"):
-            wanted = expected - start[name]
-            moved = ((weights[name] - start[name]) * wanted.sign()).mean()
-            assert moved > 0.5 * wanted.abs().mean(), name
-
-
 @pytest.mark.parametrize(
     ("backend", "ranks", "case"),
     [
@@ -458,11 +443,6 @@ def test_frozen_weights_stay(train, tiny_model, backend, ranks):
     start = load_file(tiny_model / "model.safetensors")
     for name, value in start.items():
         assert torch.equal(weights[name], value) == name.startswith("model.layers.0."), name
-
-
-@pytest.mark.long
-def test_checkpointing_computes_the_same(train):
-    assert_same(train("zero2", ranks=2, checkpointing=True), train("local"))
 
 
 UNEVEN = (

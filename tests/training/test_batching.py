@@ -72,23 +72,6 @@ def test_every_completion_is_dealt_once_within_the_budget(step, form, budget):
         assert len({lengths.teaches(unit) for unit in units}) == 1
 
 
-def test_similar_lengths_share_a_micro_batch():
-    lengths = RowLengths([1] * 8, [1, 9, 2, 8, 1, 9, 2, 8], range(8))
-    plan = plan_micro_batches(lengths, Form(), world_size=2, budget=20)
-    assert [
-        [sorted(lengths.completions[u[0]] for u in units) for units in rank] for rank in plan
-    ] == [
-        [[8, 9], [1, 2]],
-        [[8, 9], [1, 2]],
-    ]
-
-
-def test_short_completions_fill_up_a_micro_batch():
-    lengths = RowLengths([1] * 6, [19, 4, 4, 4, 4, 1], range(6))
-    (plan,) = plan_micro_batches(lengths, Form(), world_size=1, budget=20)
-    assert plan == [[(0,)], [(1,), (2,), (3,), (4,)], [(5,)]]
-
-
 def test_groups_stay_whole_where_ranks_and_budget_allow():
     form = Form(packed=True, shared=True)
     lengths = RowLengths([10] * 8, [5] * 8, [i // 4 for i in range(8)])

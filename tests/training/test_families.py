@@ -10,19 +10,18 @@ from typing import Any, NamedTuple
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import AutoConfig
 
 from swift_r1.errors import UsageError
 from swift_r1.flags.adapters import AdapterArguments
 from swift_r1.models.attention import takes_packed_rows
 from swift_r1.models.expected import as_in_checkpoint, expected_weights
 from swift_r1.models.loading import load_model
-from swift_r1.models.multimodal import NEVER, decoder_of, kept_on_disk, placeholders
+from swift_r1.models.multimodal import decoder_of, kept_on_disk, placeholders
 from swift_r1.models.weights import policy_weights
 from swift_r1.rollout.remote import own_logprobs
 from swift_r1.rollout.trajectory import TokenSequence
 from swift_r1.runtime.ranks import Ranks
-from swift_r1.serving.engines.checks import check_engine, narrowed
+from swift_r1.serving.engines.checks import check_engine
 from swift_r1.serving.engines.transformers import TransformersEngine
 from swift_r1.training import prefixes
 from swift_r1.training.backends.local import LocalBackend
@@ -243,24 +242,6 @@ def test_every_tensor_of_a_hub_folder_is_in_a_checkpoint(tmp_path):
         ), name
 
 
-def test_positions_of_text_are_of_one_dimension(tmp_path):
-    """Multimodal rope over text is plain rope: Qwen2.5-VL's language model is a Qwen2."""
-    from transformers import AutoModelForCausalLM
-
-    model = load_model(save_family(tmp_path, "qwen2_5_vl"), "float32", False).eval()
-    fields = model.config.get_text_config().to_dict()
-    del fields["model_type"], fields["rope_parameters"]["mrope_section"]
-    plain = AutoModelForCausalLM.from_config(AutoConfig.for_model("qwen2", **fields))
-    names = {
-        name.replace("model.language_model.", "model."): tensor
-        for name, tensor in model.state_dict().items()
-    }
-    plain.load_state_dict(names)
-    ids = torch.tensor([PROMPTS[0]])
-    known = plain(ids).logits.index_fill(-1, torch.tensor(placeholders(model.config)), NEVER)
-    torch.testing.assert_close(model(ids).logits, known, atol=1e-4, rtol=0)
-
-
 def test_placeholders_are_never_drawn(tmp_path):
     """However likely the model itself has made them."""
     model = load_model(save_family(tmp_path, "gemma3", tie_word_embeddings=False), "float32", False)
@@ -314,20 +295,6 @@ def test_experts_get_no_adapters_and_are_trained_in_full_training(tmp_path):
         )
 
 
-def test_the_output_head_gets_no_adapter(tiny_model):
-    with pytest.raises(
-        UsageError, match="--target_modules q_proj lm_head: the output head gets no adapter"
-    ):
-        load_model(
-            tiny_model,
-            "float32",
-            False,
-            AdapterArguments(
-                train_type="lora", lora_rank=4, lora_alpha=8, target_modules=["q_proj", "lm_head"]
-            ),
-        )
-
-
 def test_zero3_trains_experts_and_keeps_buffers(jobs, tmp_path):
     """Two ranks, whose parameters are partitioned, end with the weights of one that has them whole."""
     folder = save_family(tmp_path, "glm4_moe")
@@ -365,14 +332,6 @@ def test_dropout_is_off_and_stays_in_the_config(tmp_path, caplog):
     ids = torch.tensor([PROMPTS[0]])
     assert torch.equal(model(ids).logits, model(ids).logits)
     assert model.config.attn_pdrop == 0.1
-
-
-def test_windows_are_narrow_only_while_a_model_is_tried(tmp_path):
-    model = load_model(save_family(tmp_path, "cohere2", sliding_window=4096), "float32", False)
-    layer = model.model.layers[0].self_attn
-    with narrowed(model):
-        assert model.config.sliding_window == layer.sliding_window < 8
-    assert model.config.sliding_window == layer.sliding_window == 4096
 
 
 def test_an_attention_that_forgets_its_window_is_found(tmp_path, monkeypatch):

@@ -15,19 +15,6 @@ from swift_r1.training.backends.host_block import HostBlock
 CPU = torch.device("cpu")
 
 
-def test_parts_are_of_one_block_which_is_used_again() -> None:
-    block = HostBlock(CPU)
-    first, second, empty = block.parts([100, 30, 0])
-    assert (len(first), len(second), len(empty)) == (100, 30, 0)
-    assert (
-        first.untyped_storage().nbytes() == 128 + 64 and second.data_ptr() - first.data_ptr() == 128
-    )
-    assert first.untyped_storage().data_ptr() == second.untyped_storage().data_ptr()
-    assert second.view(torch.bfloat16).fill_(1.5).sum() == 15 * 1.5
-    assert block.parts([192])[0].data_ptr() == first.data_ptr()
-    assert block.parts([193])[0].untyped_storage().nbytes() == 256
-
-
 def test_what_the_host_has_no_room_for_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(available=1000))
     assert HostBlock(CPU).parts([1000 // 64 * 64])

@@ -15,15 +15,12 @@ from swift_r1.flags import RlhfArguments, parse_arguments
 from swift_r1.flags.adapters import AdapterArguments
 from swift_r1.models.attention import use_packed_attention
 from swift_r1.models.loading import load_model
-from swift_r1.models.weights import policy_weights
-from swift_r1.rollout.trajectory import TokenSequence
 from swift_r1.runtime.ranks import Ranks
 from swift_r1.training.backends.local import LocalBackend
-from swift_r1.training.batching import Batching, collate, round_batch, split_step
+from swift_r1.training.batching import Batching
 from swift_r1.training.grpo import (
     advantages_of_tokens,
     before_training,
-    needs_old_policy,
     rewards_after_kl,
     split_round,
 )
@@ -155,30 +152,6 @@ def test_experts_answers_change_neither_by_how_they_are_cut(backends, cut):
         assert (gradient - cut_up[name]).norm() / both["grad_norm"] < 1e-5
 
 
-def test_the_loss_of_real_is_that_of_the_groups(backends):
-    """After one step the next is on the same round: the loss is no longer that of an unmoved policy."""
-    backend, _ = backends["llama"]
-    config = LossConfig(loss_type="real", num_generations=worker.GROUP, real_tau=0.3)
-    batch, moved = worker.ragged_round(), []
-    drifted = worker.drifted
-    try:
-        worker.drifted = lambda micro: moved.append(micro) or drifted(micro)
-        metrics = worker.step_on(batch, backend, None, config, "40", ALONE)
-    finally:
-        worker.drifted = drifted
-    scores = torch.zeros(len(batch))
-    for micro in moved:
-        places = torch.arange(micro.mask.shape[1]) + 7 * micro.samples[:, None]
-        scores[micro.samples] = -(0.3 * torch.sin(places) * micro.mask).sum(1) / micro.mask.sum(1)
-    groups = zip(scores.split(worker.GROUP), batch.rewards.split(worker.GROUP), strict=True)
-    expected = 0.0
-    for own, rewards in groups:
-        for label in (1, -1):
-            side = (rewards > rewards.mean()) == (label == 1)
-            expected += torch.log1p(torch.exp(-label * own[side] / 0.3).sum()).item() / 4
-    assert metrics["loss"] == pytest.approx(expected, rel=1e-5)
-
-
 def models_and_losses():
     """Every loss, filtered or not, on one model, and two losses on the others; all of them in the long tests."""
     for model in ("llama", "qwen2", "qwen3", "lora"):
@@ -221,37 +194,6 @@ def test_cuts_packing_and_shared_prompts_change_neither_loss_nor_gradient(
         for name, gradient in gradients.items():
             difference = (found[name] - gradient).norm() / expected["grad_norm"]
             assert difference < 1e-5, (name, difference)
-
-
-def test_the_entropy_filter_keeps_its_share_of_the_whole_step(backends):
-    """Tokens with a policy loss are those above the quantile of all micro-batches, not of each."""
-    backend, _ = backends["llama"]
-    config = LossConfig(loss_type="dapo", top_entropy_quantile=0.25)
-    threshold = worker.step_on(worker.ragged_round(), backend, None, config, "40", ALONE)[
-        "entropy/threshold"
-    ]
-    units = [(sample,) for sample in range(worker.COMPLETIONS)]
-    micro = collate(worker.ragged_round(), units, Form(), torch.device("cpu"))
-    with torch.no_grad():
-        entropies = backend.logprobs(micro.inputs, 0.9).entropies
-    assert threshold == pytest.approx(entropies.quantile(0.75).item(), rel=1e-5)
-
-
-@pytest.mark.parametrize("loss_type", ["grpo", "dapo"])
-def test_a_filtered_completion_has_no_gradient(backends, loss_type):
-    """The gradient is that of zero advantages for the truncated completions; `dapo` divides by the tokens left."""
-    backend, _ = backends["llama"]
-    batch, config = worker.ragged_round(), LossConfig(loss_type=loss_type)
-    worker.step_on(batch, backend, None, config, "70", ALONE, overlong_filter=True)
-    filtered = backend.gradients
-    cut = batch.truncated.bool()
-    batch.rewards[cut] = 0.0
-    worker.step_on(batch, backend, None, config, "70", ALONE)
-    scale = 1.0
-    if loss_type == "dapo":
-        scale = batch.completion_lengths.sum() / batch.completion_lengths[~cut].sum()
-    for name, gradient in backend.gradients.items():
-        torch.testing.assert_close(filtered[name], gradient * scale, rtol=1e-4, atol=1e-6)
 
 
 @pytest.mark.parametrize("cut", ["40", "70p", "100s"])
@@ -321,49 +263,6 @@ def test_advantages_of_tokens_do_not_depend_on_the_cut(backends):
     assert 1e-4 < difference.median() < 1
 
 
-def test_an_extra_forward_pass_only_where_something_needs_it():
-    assert not needs_old_policy(
-        RlhfArguments(beta=0.1, rollout_importance_sampling_mode="token_mask"), 1
-    )
-    assert needs_old_policy(RlhfArguments(), 2)
-    assert needs_old_policy(RlhfArguments(beta=0.1, kl_in_reward=True), 1)
-    assert needs_old_policy(RlhfArguments(top_entropy_quantile=0.9), 1)
-    assert needs_old_policy(RlhfArguments(loss_type="clip_cov"), 1)
-    assert needs_old_policy(RlhfArguments(advantage_estimator="optimal_token_baseline"), 1)
-
-
-def test_adapters_off_is_the_model_as_loaded_and_merged_is_the_policy(backends, tiny_model):
-    backend, reference = backends["lora"]
-    units = [(sample,) for sample in range(worker.COMPLETIONS)]
-    inputs = collate(worker.ragged_round(), units, Form(), torch.device("cpu")).inputs
-    config = OptimizerConfig(1e-3, 0.1, 0.9, 0.95, 1e-8, 1.0)
-    plain = LocalBackend(load_model(tiny_model, "float32", gradient_checkpointing=False), config)
-    off = reference.logprobs(inputs, 0.9).logps
-    with torch.no_grad():
-        torch.testing.assert_close(off, plain.logprobs(inputs, 0.9).logps, rtol=1e-5, atol=1e-5)
-        trained = backend.logprobs(inputs, 0.9).logps
-        assert (trained - off).abs().mean() > 0.01
-        merged = {weight.name: weight.value() for weight in policy_weights(backend.model)}
-        plain.model.load_state_dict(merged, strict=False)
-        assert merged.keys() == dict(plain.model.named_parameters()).keys()
-        torch.testing.assert_close(plain.logprobs(inputs, 0.9).logps, trained, rtol=1e-5, atol=1e-5)
-    assert backend.logprobs(inputs, 0.9).logps.requires_grad  # switched on again
-
-
-def test_the_reference_moves_by_its_share(backends, tiny_model):
-    backend = LocalBackend(
-        load_model(tiny_model, "bfloat16", False), OptimizerConfig(1e-3, 0, 0.9, 0.95, 1e-8, 1.0)
-    )
-    reference = backend.reference()
-    before = {name: value.clone() for name, value in reference.policy.model.named_parameters()}
-    with torch.no_grad():
-        for parameter in backend.model.parameters():
-            parameter.add_(1)
-    reference.mix_in_policy(0.25)
-    for name, value in reference.policy.model.named_parameters():
-        torch.testing.assert_close(value.float(), before[name].float() + 0.25, rtol=0.01, atol=0.01)
-
-
 @pytest.mark.parametrize("name", ["llama", "qwen3", "lora"])
 def test_beginnings_in_common_change_neither_loss_nor_gradient(backends, name):
     """A tree of several levels, in float64: of float32 Adam and a large KL would make more than the tolerance."""
@@ -403,15 +302,6 @@ def test_a_shared_prompt_goes_through_the_model_once(backends):
         computed["1000s"]
         == batch.completion_lengths.sum() + batch.prompt_lengths[:: worker.GROUP].sum()
     )
-
-
-def test_prompts_are_shared_where_it_saves_enough(backends):
-    """24 of 100 tokens saved are too few for a quarter, and enough for less."""
-    rows = [TokenSequence.of_answer([5] * 8, [one] * 17) for one in range(4)]
-    batch = round_batch(rows, [0.0] * 4)
-    for share_from, form in ((0.25, Form()), (0.24, SHARED), (None, Form())):
-        (micro,) = split_step(batch, range(4), Batching(Form(), 4, 4, None, share_from), ALONE)
-        assert micro.inputs.token_ids.numel() == (76 if form.shared else 100)
 
 
 def test_a_leak_is_found_in_bf16_too():

@@ -8,23 +8,16 @@ import torch
 
 from swift_r1.cli.rank import known_end
 from swift_r1.errors import EXIT_RUN_FAILED
-from swift_r1.flags import World
 from swift_r1.flags.adapters import AdapterArguments
 from swift_r1.flags.rlhf import RlhfArguments
-from swift_r1.models.loading import load_model
 from swift_r1.models.lora import add_lora
 from swift_r1.models.shape import KEPT_CHUNKS, LOGITS_BYTES, shape_of
 from swift_r1.training.memory import (
     GIB,
-    advice,
     changes,
     estimate,
     flags_that_fit,
-    out_of_memory,
-    peak_bytes,
-    zero_of,
 )
-from tests.vision import write_tiny
 
 HALF_B = {
     "model_type": "llama",
@@ -182,34 +175,6 @@ def test_parts_are_what_tensors_take(shape):
     assert frozen["optimizer"] == 12 * shape.head
 
 
-def test_flags_that_help_are_those_that_save_most(shape):
-    args = args_of(per_device_train_batch_size=64, gradient_checkpointing=False)
-    peaks = {flag: estimate(other, shape, 1, libraries=0.0).peak for flag, other in changes(args)}
-    best = sorted(peaks, key=peaks.__getitem__)[:2]
-    line = advice(args, shape, World(), None)
-    found = estimate(args, shape, 1, libraries=0.0)
-    assert f"the largest part is {found.largest} (" in line
-    assert line.index(best[0]) < line.index(best[1])
-
-
-def test_what_would_be_shown_as_nothing_is_no_advice(shape):
-    args = args_of(per_device_train_batch_size=1, gradient_checkpointing=False)
-    found = estimate(args, shape, 1, libraries=0.0)
-    savings = [
-        found.peak - estimate(other, shape, 1, libraries=0.0).peak for _, other in changes(args)
-    ]
-    assert found.peak / 20 < max(savings) < 0.005 * GIB
-    assert advice(args, shape, World(), None).endswith("; no flag would save much")
-
-
-def test_stages_are_read_from_the_config():
-    assert zero_of(args_of()) == (None, (False, False))
-    assert zero_of(args_of(fsdp="fsdp2")) == (3, (False, False))
-    assert zero_of(args_of(deepspeed="zero3_offload")) == (3, (True, True))
-    none = '{"zero_optimization": {"stage": 2, "offload_optimizer": {"device": "none"}}}'
-    assert zero_of(args_of(deepspeed=none)) == (2, (False, False))
-
-
 def test_a_run_out_of_memory_says_what_helps(tiny_model, capsys):
     with pytest.raises(RuntimeError) as caught:
         torch.empty(2**60, dtype=torch.int8)
@@ -224,41 +189,6 @@ def test_a_run_out_of_memory_says_what_helps(tiny_model, capsys):
         in line
     )
     assert "what would help most: --" in line
-
-
-def test_kinds_of_running_out():
-    gpu = torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.50 GiB. GPU 0 has")
-    assert out_of_memory(gpu) == "2.50 GiB more did not fit on the GPU"
-    assert out_of_memory(MemoryError()) == "Python got no more memory"
-    assert out_of_memory(RuntimeError("shapes differ")) is None
-    assert peak_bytes(torch.device("cpu")) > 100 * 2**20
-
-
-def test_what_reads_images_is_counted_where_rows_have_some(tmp_path, capsys):
-    from swift_r1.cli.main import main
-
-    model = write_tiny("qwen2_5_vl", tmp_path / "model")
-    text = shape_of(str(model))
-    whole = shape_of(str(model), towers=True)
-    sizes = {
-        name: parameter.numel()
-        for name, parameter in load_model(model, "float32", False, towers=True).named_parameters()
-    }
-    assert dict(whole.weights) == sizes and text.tower == 0
-    assert whole.tower == whole.total - text.total > 0
-    frozen = parts(whole)
-    assert frozen["weights"] == 2 * whole.total
-    assert frozen["gradients"] == parts(text)["gradients"] == 4 * text.total
-    trained = parts(whole, freeze_vit=False, freeze_aligner=False)
-    assert trained["gradients"] == 4 * whole.total
-    words = ["--model", str(model), "--dataset", "d", "--reward_funcs", "format", "--rlhf_type"]
-    words += ["grpo", "--freeze_vit", "false", "--freeze_aligner", "false", "--estimate", "true"]
-    assert main(["rlhf", *words]) == 0
-    millions = f"{whole.tower / 1e6:,.1f} million"
-    assert (
-        f"with the {millions} numbers of what reads them, {millions} of them trained"
-        in " ".join(capsys.readouterr().out.split())
-    )
 
 
 def test_the_critic_and_an_offloaded_reference_are_counted(shape):

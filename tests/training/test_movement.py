@@ -92,9 +92,3 @@ def test_the_prompt_s_images_are_seen_after_a_resume_too(tmp_path: Path) -> None
         backend, batching, ALONE,
     )  # fmt: skip
     assert blind.logps != movement.logps
-
-
-def test_a_round_in_which_the_policy_wrote_nothing_is_no_measure(tiny_model: Path) -> None:
-    batch = round_batch([row([7], [False])], [0.0])
-    movement = Movement.of_round(batch, backend_of(tiny_model), BATCHING, ALONE)
-    assert movement.logps == () and not movement.due(2)

@@ -37,10 +37,6 @@ AFTER_WARMUP = {
 }
 
 
-def test_every_name_is_here():
-    assert set(flag_specs(RlhfArguments)["lr_scheduler_type"].info.choices) == set(AFTER_WARMUP)
-
-
 @pytest.mark.parametrize("name", AFTER_WARMUP)
 def test_the_course(name):
     """By the schedules' own formulas."""
@@ -57,13 +53,6 @@ def test_the_course(name):
     again = LearningRate(name, PEAK, WARMUP, TOTAL, kwargs)
     again.go_to(5)
     assert again.value == values[5]
-
-
-@pytest.mark.parametrize("name", AFTER_WARMUP)
-def test_all_steps_may_be_warm_up(name):
-    rate = LearningRate(name, PEAK, TOTAL, TOTAL, AFTER_WARMUP[name][0])
-    for _ in range(TOTAL):
-        rate.advance()
 
 
 def test_lora_plus_has_a_rate_of_its_own_for_b():

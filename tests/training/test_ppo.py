@@ -17,8 +17,7 @@ from swift_r1.models.policy import Critic
 from swift_r1.runtime.ranks import Ranks
 from swift_r1.training.backends.local import LocalBackend
 from swift_r1.training.batching import Batching
-from swift_r1.training.micro_batches import SHARED, Form
-from swift_r1.training.model_checks import choose_batching, why_not_packed
+from swift_r1.training.micro_batches import Form
 from swift_r1.training.optimizer import OptimizerConfig
 from swift_r1.training.setup import check_tokens
 
@@ -232,16 +231,6 @@ def test_only_the_critic_learns_while_it_warms_up(tiny_model):
     assert not torch.equal(states[0][0], states[1][0])
 
 
-def test_a_step_of_a_filtered_or_invalid_round_is_finite(tiny_model):
-    """Nothing is left to train: no reward is valid."""
-    ppo, batch = make(tiny_model), a_round()
-    batch.rewards[:] = torch.nan
-    metrics, targets, policy, critic = gradients_of(ppo, batch, "60s")
-    assert targets.values.count_nonzero() == 0 and not targets.valid.any()
-    assert metrics["value_loss"] == 0 and metrics["loss"] == 0
-    assert all(gradient.count_nonzero() == 0 for gradient in (*policy.values(), *critic.values()))
-
-
 def test_a_new_critic_says_0_and_a_saved_one_what_it_said(tiny_model, tmp_path):
     inputs = worker_inputs()
     fresh = LocalBackend(load_critic(tiny_model, None, False), OPTIMIZER, wrap=Critic)
@@ -263,31 +252,6 @@ def test_a_new_critic_says_0_and_a_saved_one_what_it_said(tiny_model, tmp_path):
 
 def worker_inputs():
     return worker.collate_all(worker.ragged_round())
-
-
-def test_values_of_bf16_are_finer_than_its_spacing(tiny_model):
-    critic = LocalBackend(
-        with_opinions(load_critic(tiny_model, "bfloat16", False)), OPTIMIZER, wrap=Critic
-    )
-    values = critic.values(worker_inputs())
-    assert values.dtype == torch.float32 and not torch.equal(values, values.bfloat16().float())
-
-
-def test_a_critic_that_lets_packed_samples_see_each_other_is_found(tiny_model):
-    backend = LocalBackend(load_model(tiny_model, "float32", False), OPTIMIZER)
-    critic = LocalBackend(load_critic(tiny_model, "float32", False), OPTIMIZER, wrap=Critic)
-    args = parse_arguments(
-        RlhfArguments,
-        f"--rlhf_type ppo --model {tiny_model} --dataset a.jsonl --reward_funcs format "
-        "--per_device_train_batch_size 8".split(),
-    )
-    assert choose_batching(args, backend, critic).share_from is not None
-    critic.model.base_model.register_forward_pre_hook(
-        lambda module, given, kwargs: (given, kwargs | {"position_ids": None}), with_kwargs=True
-    )
-    why = why_not_packed(critic, SHARED)
-    assert "LlamaForSequenceClassification lets a packed completion see its neighbours" in why
-    assert choose_batching(args, backend, critic).share_from is None
 
 
 def test_a_critic_of_other_tokens_is_refused(tiny_model, tmp_path):

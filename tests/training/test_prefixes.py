@@ -76,12 +76,6 @@ def test_a_segment_saves_so_many_tokens(monkeypatch: pytest.MonkeyPatch) -> None
     assert in_order(same).common == (0, 11)
 
 
-def test_of_a_prompts_completions_the_longest_comes_first() -> None:
-    tokens = [[9, one, *[one] * length] for one, length in ((1, 2), (2, 5), (3, 5), (4, 0))]
-    rows = [RowTokens(np.array(one), 1, 0) for one in tokens]
-    assert in_order(rows).rows == (1, 2, 0, 3)
-
-
 @settings(max_examples=100, deadline=None)
 @given(
     st.lists(st.lists(st.integers(0, 1), min_size=2, max_size=9), min_size=1, max_size=12),

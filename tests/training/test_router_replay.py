@@ -16,7 +16,7 @@ from swift_r1.rollout.trajectory import TokenSequence
 from swift_r1.runtime.ranks import Ranks
 from swift_r1.training import grpo, prefixes
 from swift_r1.training.backends.local import LocalBackend
-from swift_r1.training.batching import Batching, RoundBatch, collate, round_batch
+from swift_r1.training.batching import Batching, collate, round_batch
 from swift_r1.training.micro_batches import Form
 from swift_r1.training.model_checks import check_routing
 from swift_r1.training.optimizer import OptimizerConfig
@@ -72,32 +72,12 @@ def test_tokens_have_their_experts_in_every_form(form, units):
         assert found.tolist() == expected.tolist()
 
 
-def test_what_several_rows_begin_with_has_the_experts_of_the_first():
-    batch = a_round(salts=(0, 1, 2, 3))
-    micro = collate(batch, [(0, 1, 2, 3)], FORMS[2], CPU)
-    ids, routes = micro.inputs.token_ids[0].tolist(), micro.inputs.routes[0]
-    first = ids.index(BEGINNING[-1])
-    assert ids.count(BEGINNING[-1]) == 1
-    assert routes[: first + 1].tolist() == chosen_for(BEGINNING, 0).tolist()
-    assert routes[ids.index(51)].tolist() == chosen_for([51], 3)[0].tolist()
-
-
 def test_a_row_that_no_engine_wrote_chooses_by_itself():
     known = TokenSequence([3, 4], [5, 6], [0.0] * 2, [True] * 2, routes=chosen_for([3, 4, 5]))
     batch = round_batch([TokenSequence.of_answer([3], [9, 8]), known], [0.0, 1.0])
     assert batch.of_routes.flatten(1).eq(255).all(1).tolist() == [True] * 3 + [False] * 3 + [True]
     assert a_round(routed=False).of_routes is None
     assert collate(a_round(routed=False), [(0,)], Form(), CPU).inputs.routes is None
-
-
-def test_experts_of_two_bytes_go_through_the_flat_form():
-    wide = [row for row in (chosen_for(BEGINNING).astype(np.int16) + 300,)]
-    row = TokenSequence(BEGINNING[:-1], BEGINNING[-1:], [0.0], [True], routes=wide[0][:-1])
-    batch = round_batch([row], [1.0])
-    sent = RoundBatch(*[tensor.clone() for tensor in batch.tensors().values()])
-    assert sent.routes.dtype == torch.uint8 and sent.of_routes.dtype == torch.int16
-    assert sent.of_routes[:-1].numpy().tolist() == wide[0][:-1].tolist()
-    assert sent.of_routes[-1].eq(32767).all()
 
 
 def recorded(folder, batch, routed=True):

@@ -12,7 +12,6 @@ from swift_r1.models import invariant
 from swift_r1.models.attention import takes_packed_rows
 from swift_r1.models.loading import load_model
 from swift_r1.rollout.trajectory import TokenSequence
-from swift_r1.serving.engines.decoding import packed_weights
 from swift_r1.serving.engines.invariant import InvariantEngine
 from swift_r1.serving.engines.transformers import TransformersEngine
 from swift_r1.training import prefixes
@@ -135,11 +134,3 @@ def test_other_families_are_refused(family, tmp_path):
     backend = backend_of(save_family(tmp_path, family))
     with pytest.raises(UsageError, match="of another kind than those that are proven"):
         InvariantEngine(backend.model, None, (2,), 0)
-
-
-def test_the_engine_multiplies_by_the_weights_as_they_are():
-    layer = torch.nn.Linear(400, 400)
-    with invariant.invariant_forward(), packed_weights(layer, 4):
-        assert "forward" not in vars(layer)
-    with packed_weights(layer, 4):
-        assert "forward" in vars(layer)

@@ -20,7 +20,6 @@ from transformers import (
 )
 
 from swift_r1.flags.adapters import AdapterArguments
-from swift_r1.lab.report.card import model_card
 from swift_r1.models.loading import Quantization, load_model
 from swift_r1.models.weights import added_weights, policy_weights
 from swift_r1.runtime.ranks import Ranks
@@ -263,43 +262,3 @@ def test_adapters_over_4_bits_are_saved_as_they_were_gathered(
     # all can read it
     assert len({path.stat().st_mode for path in (tmp_path / "checkpoint-1").glob("adapter_*")}) == 1
     assert model.hf_quantizer is not None
-
-
-def test_weights_for_nccl_stay_on_their_device() -> None:
-    """A tensor without memory cannot be copied to the host."""
-    with torch.device("meta"):
-        model = AutoModelForCausalLM.from_config(CONFIGS["llama"])
-    backend = LocalBackend(model, OptimizerConfig(1e-3, 0.0, 0.9, 0.95, 1e-8, 1.0))
-    sent = [
-        tensor
-        for bucket in backend.weight_buckets(policy_weights(model), on_host=False)
-        for _, tensor in bucket
-    ]
-    assert {tensor.device.type for tensor in sent} == {"meta"}
-    with pytest.raises(NotImplementedError):
-        list(backend.weight_buckets(policy_weights(model)))
-
-
-@pytest.mark.parametrize("content", [None, "{", "[]", '{"args": {}}'])
-def test_a_damaged_args_json_costs_the_model_card_and_no_checkpoint(
-    tiny_model: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture, content: str | None
-) -> None:
-    if content is not None:
-        (tmp_path / "args.json").write_text(content)
-    backend = LocalBackend(
-        load_model(tiny_model, None, False), OptimizerConfig(1e-3, 0.0, 0.9, 0.95, 1e-8, 1.0)
-    )
-    saver = Saver(
-        tmp_path,
-        backend,
-        None,
-        AutoTokenizer.from_pretrained(tiny_model),
-        Ranks(0, 1, CPU, None),
-        keep=1,
-        with_state=False,
-        model_card=model_card,
-    )
-    saver.save(1, STATE, {}, False)
-    assert (tmp_path / "checkpoint-1" / "model.safetensors").exists()
-    assert not (tmp_path / "checkpoint-1" / "README.md").exists()
-    assert "checkpoint-1 has no model card" in caplog.text

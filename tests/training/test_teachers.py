@@ -257,12 +257,3 @@ def test_servers_say_what_the_model_itself_does(student, teachers, top):
         RunFailed, match=r"d:2: level 2 is of no teacher of --teacher_model_server \(0, 1\)"
     ):
         few.teach(scored, batch, local)
-
-
-def test_a_hint_that_is_no_text(student, teachers):
-    tokenizer = AutoTokenizer.from_pretrained(teachers["llama"])
-    scored = scored_round(tokenizer, True)
-    scored.trained[2].prompt.columns["teacher_prompt"] = ["no", "text"]
-    teacher = LocalTeacher(ALONE, PromptEncoder(tokenizer), 1.0, 0, 9, None, None, True)
-    with pytest.raises(RunFailed, match="d:1: teacher_prompt must be text"):
-        teacher.teach(scored, batch_of_round(scored, ALONE), [])
