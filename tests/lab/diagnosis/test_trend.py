@@ -5,8 +5,6 @@ from __future__ import annotations
 import random
 from pathlib import Path
 
-import pytest
-
 from swift_r1.algorithms.rewards import standard_error
 from swift_r1.lab.diagnosis.trend import Trend
 from tests.lab.diagnosis.test_detectors import diagnosed
@@ -97,12 +95,3 @@ def test_an_older_log_has_no_standard_errors(tmp_path: Path) -> None:
         assert verdict is not None
         changes += verdict.reward.kind in ("rises", "falls")
     assert changes <= 6
-
-
-def test_standard_error_of_groups() -> None:
-    independent = [[0.0, 1.0], [1.0, 0.0], [0.0, 1.0]]
-    assert standard_error(independent) == 0.0  # means of groups are equal
-    alike = [[1.0] * 8, [0.0] * 8, [1.0] * 8, [0.0] * 8]
-    assert standard_error(alike) == pytest.approx((1 / 3) ** 0.5 / 2)  # four observations, not 32
-    assert standard_error([[0.0, 1.0, 0.0, 1.0]]) == pytest.approx((1 / 3) ** 0.5 / 2)
-    assert standard_error([[], [1.0, 2.0]]) == pytest.approx(0.5)

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import json
-import threading
-import time
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from swift_r1.errors import ServerUnreachable
-from tests.conftest import KillableServer, ServerProcess, start_tiny_server
 from tests.lab.evaluation.conftest import rows_of
 from tests.vision import picture, write_tiny
 
@@ -41,44 +38,3 @@ def test_images_are_asked_about(
     file.write_text("".join(json.dumps(row) + "\n" for row in rows))
     answered = rows_of(swift_eval(url, benchmarks=[file], reward_func="accuracy", n=1))
     assert len(answered) == 2 and all(row["tokens"] for row in answered)
-
-
-@pytest.mark.long
-def test_our_server_may_die_on_the_way(
-    swift_eval: Evaluate, tiny_model: Path, gsm8k_file: Path, tmp_path: Path
-) -> None:
-    """It is waited for, and asked again for what it had not answered."""
-
-    def start(model: Path, port: int | None) -> ServerProcess:
-        return start_tiny_server(tmp_path / "server", model, port)
-
-    server = KillableServer(start, tiny_model)
-    server.wait()
-    path = tmp_path / "eval" / "completions.jsonl"
-    written: list[int] = []
-
-    def kill() -> None:
-        end = time.monotonic() + 120
-        while time.monotonic() < end and not (path.is_file() and path.stat().st_size):
-            time.sleep(0.01)
-        server.kill()
-        written.append(len(path.read_text().splitlines()))
-        server.start()
-
-    killer = threading.Thread(target=kill)
-    killer.start()
-    try:
-        folder = swift_eval(
-            server.url,
-            benchmarks=[f"gsm8k={gsm8k_file}"],
-            n=4,
-            max_completion_length=300,
-            vllm_server_timeout=90,
-        )
-    finally:
-        killer.join(130)
-        server.server.stop()
-    assert 0 < written[0] < 48
-    assert [(row["prompt_id"], row["index"]) for row in rows_of(folder)] == [
-        (f"gsm8k:{question}", index) for question in range(12) for index in range(4)
-    ]

@@ -18,7 +18,6 @@ from swift_r1.flags.parser import parse_arguments
 from swift_r1.lab.evaluation.server import ServedModel
 from swift_r1.rewards.graders import grade_gsm8k
 from swift_r1.rewards.orm import orms
-from swift_r1.training.evaluation.questions import evaluation_seeds
 from tests.lab.evaluation.conftest import rows_of
 
 Evaluate = Callable[..., Path]
@@ -63,13 +62,6 @@ def test_a_finished_evaluation_is_shown_again_without_a_model(
     first = (swift_eval(tiny_model, **flags) / "report.json").read_text()
     monkeypatch.setattr(ServedModel, "start", lambda self: pytest.fail("the model was loaded"))
     assert (swift_eval(tiny_model, **flags) / "report.json").read_text() == first
-
-
-def test_every_completion_has_a_seed_of_its_own() -> None:
-    """More completions of a question begin with those that fewer have."""
-    prompts = [(seed, prompt) for seed in (1, 2) for prompt in ("a:0", "a:1", "b:0")]
-    assert len({one for seed, prompt in prompts for one in evaluation_seeds(seed, prompt, 8)}) == 48
-    assert evaluation_seeds(1, "a:0", 8)[:3] == evaluation_seeds(1, "a:0", 3)
 
 
 @pytest.mark.parametrize(

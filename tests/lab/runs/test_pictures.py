@@ -67,12 +67,6 @@ def test_a_line_makes_nothing_read_any_other_file(image: ImageFile, tmp_path: Pa
     assert pictures_of({"images": other}) == pictures_of({"images": "x"}) == pictures_of({}) == []
 
 
-def test_a_broken_image_is_said(tmp_path: Path) -> None:
-    cut = image_file(tmp_path, picture()[:-40], (28, 28))
-    [shown] = pictures_of(line(**cut.stored()))
-    assert shown.url is None and shown.title.endswith(": it cannot be decoded")
-
-
 def test_pages_and_reports_show_it_with_its_completions(image: ImageFile, tmp_path: Path) -> None:
     gone = {"path": "<img src=x>", "sha256": "0", "width": 1, "height": 1}
     rows = [row | {"images": [image.stored(), gone]} for row in completions(4, 2, 4, 8)]
