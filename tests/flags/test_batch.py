@@ -117,16 +117,6 @@ def test_the_newest_checkpoint_that_can_be_read_says_what_the_run_began_with(tmp
             ["224 completions, 7 times as many: use 28 or 35 for", "--num_generations 8 or 4;"],
         ),
         (
-            "--num_generations 7 --per_device_train_batch_size 4",
-            8,
-            ["224 completions, 7 times as many: use 7 for", "--gradient_accumulation_steps 7"],
-        ),
-        (
-            "--num_generations 16 --per_device_train_batch_size 12",
-            1,
-            ["48 completions, 4 times as many: use 16 for", "--num_generations 12 or 24;"],
-        ),
-        (
             "--rlhf_type ppo --num_generations 8 --per_device_train_batch_size 7",
             1,
             ["56 completions, 8 times as many: use 8 for", "--num_generations 7 or 14;"],
@@ -155,22 +145,3 @@ def test_what_ms_swift_takes_is_taken(tmp_path):
         if step % groups == 0:
             words = f"--per_device_train_batch_size {size} --num_generations {groups}"
             assert parse(tmp_path, words, processes).completions_per_step <= step
-
-
-@pytest.mark.parametrize(
-    ("words", "line"),
-    [
-        (
-            "--num_generations 8 --per_device_train_batch_size 20",
-            "it has 40, 2 times as many; for less, use 16 or 24 for --per_device_train_batch_size",
-        ),
-        (
-            "--num_generations 8 --per_device_train_batch_size 32 --gradient_accumulation_steps 8 --generation_batch_size "
-            "32",
-            "256 completions, 8 times as many",
-        ),
-    ],
-)
-def test_a_batch_that_grows_is_said_with_its_factor(tmp_path, words, line):
-    (said,) = parse(tmp_path, words, 1).chosen
-    assert line in said

@@ -301,35 +301,6 @@ def test_ms_swifts_words_for_values(tmp_path: Path) -> None:
             "--gradient_accumulation_steps 16: a micro-batch of 1 has no whole groups of 8",
         ),
         (
-            "--num_generations 12",
-            1,
-            24,
-            24,
-            "--gradient_accumulation_steps 24: a micro-batch of 1 has no",
-        ),
-        ("--per_device_train_batch_size 4 --deepspeed zero2", 2, 1, 8, None),
-        (
-            "--per_device_train_batch_size 3 --deepspeed zero2",
-            2,
-            4,
-            24,
-            "--gradient_accumulation_steps 4",
-        ),
-        (
-            "--num_generations 4 --generation_batch_size 4 --gradient_accumulation_steps 8",
-            1,
-            8,
-            8,
-            "4 micro-batches were",
-        ),
-        (
-            "--num_generations 2 --steps_per_generation 4 --gradient_accumulation_steps 8",
-            1,
-            8,
-            8,
-            "4 micro-batches were",
-        ),
-        (
             "--num_generations 2 --steps_per_generation 8 --gradient_accumulation_steps 4",
             1,
             4,
@@ -355,17 +326,6 @@ def test_the_batch_where_the_flags_leave_it_open(
     assert [one for one in args.about_flags if line is not None and one.startswith(line)] == list(
         args.chosen
     )
-
-
-def test_defaults_that_depend_on_others() -> None:
-    args = parse("--gradient_accumulation_steps", "2", "--seed", "7", "--temperature", "0.8")
-    assert (args.steps_per_generation, args.generation_batch_size) == (2, 16)
-    assert args.data_seed == args.data_flags.seed == 7
-    assert args.eval_temperature == 0.8
-    assert args.reward_weights == [1.0]
-    assert args.output_dir == "output/m"
-    assert parse("--generation_batch_size", "32").steps_per_generation == 4
-    assert parse("--report_to", "none").report_to == []
 
 
 @pytest.mark.parametrize(
