@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from swift_r1.algorithms import PPOConfig, ppo_targets, whiten
+from swift_r1.algorithms import PPOConfig, ppo_targets
 
 
 def make(seed: int, rows: int, width: int) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
@@ -114,18 +114,3 @@ def test_explained_variance_of_a_perfect_a_constant_and_a_wrong_critic() -> None
     )
     assert "explained_variance" not in ppo_targets(torch.ones(2), right, mask, PPOConfig(lam=1))[1]
     assert "kl_penalty" not in found[0]
-
-
-def test_whitening_little() -> None:
-    values = torch.tensor([[0.1, 0.1, 9.0]])
-    mask = torch.tensor([[1, 1, 0]])
-    assert whiten(values, mask).tolist() == [[0, 0, 0]]
-    torch.testing.assert_close(
-        whiten(values, mask, shift_mean=False), torch.tensor([[0.1, 0.1, 0]])
-    )
-    assert (
-        ppo_targets(torch.tensor([torch.nan]), torch.ones(1, 2), torch.ones(1, 2), PPOConfig())[
-            0
-        ].values.sum()
-        == 0
-    )

@@ -17,7 +17,7 @@ REPO = Path(__file__).resolve().parents[2]
 COUNTDOWN = str(REPO / "plugins" / "countdown.py")
 
 PLUGIN = '''
-import os, random, re, time
+import random, re
 from swift.dataset import DatasetMeta, ResponsePreprocessor, register_dataset
 from swift.rewards import ORM, orms
 from swift.rollout import MultiTurnScheduler, multi_turns
@@ -67,12 +67,6 @@ def raises(completions, **kwargs):
     return [1 / 0 for text in completions]
 
 
-def stuck(completions, **kwargs):
-    with open("stuck.txt", "a") as calls:
-        calls.write("called\\n")
-    time.sleep(3600)
-
-
 orms |= {
     "right": Right,
     "evaluates": evaluates,
@@ -82,9 +76,6 @@ orms |= {
     "one_value": lambda completions, **kwargs: 1.0,
     "moody": lambda completions, **kwargs: [random.random() for _ in completions],
     "silent": lambda completions, **kwargs: [None] * len(completions),
-    "slow": lambda completions, **kwargs: time.sleep(3600),
-    "stuck": stuck,
-    "leaves": lambda completions, **kwargs: os._exit(3),
     "needs": lambda completions, colour, **kwargs: [1.0] * len(completions),
 }
 register_dataset(DatasetMeta(dataset_name="sums", loader=load, preprocess_func=ResponsePreprocessor()))
@@ -337,14 +328,6 @@ def runs(completions, query, **kwargs):
     return [float(result(text) == result(right)) for text, right in zip(completions, query)]
 
 
-def reaches(completions, **kwargs):
-    return [float(result(text) == [(2,)]) for text in completions]
-
-
-def any_text(completions, **kwargs):
-    return [float(len(text) < 1000) for text in completions]
-
-
 class Own:
     def __call__(self, completions, solution, **kwargs):
         return near(completions, solution)
@@ -374,7 +357,7 @@ class Right(Own):
     far = 0
 
 
-orms |= {"near": near, "runs": runs, "reaches": reaches, "any_text": any_text, "far": Far}
+orms |= {"near": near, "runs": runs, "far": Far}
 orms |= {"too_near": TooNear, "fails": Fails, "no_text": NoText, "really_right": Right}
 """
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import shlex
 import subprocess
 import sys
 from dataclasses import dataclass, replace
@@ -245,23 +244,3 @@ def test_swift_check_passes(
     assert all(one.rows == 2 for one in report.datasets) and report.rewards
     if "gsm8k" in recipe or (recipe, script) == ("math_dr_grpo", "run.sh"):
         assert all(one.tells_right for one in report.rewards)
-
-
-@pytest.mark.parametrize("recipe", RECIPES)
-def test_the_page_says_what_is_there(recipe: str) -> None:
-    """Flags on our side of the table exist; the commands at the end parse, and what curl sends is a chat request."""
-    from swift_r1.serving.openai_messages import ChatRequest
-
-    page = (EXAMPLES / recipe / "README.md").read_text()
-    rows = [re.split(r"(?<!\\)\|", line) for line in page.splitlines() if line.startswith("| ")]
-    flags = {flag for row in rows for flag in re.findall(r"--([a-z0-9_]+)", row[2])}
-    assert len(flags) > 2 and flags <= set(spellings(RlhfArguments)), flags - set(
-        spellings(RlhfArguments)
-    )
-    (block,) = re.findall(r"^```bash\n(.*?)^```", page, re.MULTILINE | re.DOTALL)
-    serve, ask = block.split("\n", 1)
-    parse_arguments(RolloutArguments, shlex.split(serve)[2:])
-    words = shlex.split(ask)
-    body = ChatRequest.model_validate_json(words[words.index("-d") + 1])
-    assert words[0] == "curl" and body.model in shlex.split(serve)
-    assert f"]({recipe}/README.md)" in (EXAMPLES / "README.md").read_text()

@@ -88,17 +88,6 @@ def test_the_line_of_a_step_has_what_changed_and_what_is_left():
     assert "step 4/4 · loss 1.5000 · tokens right 75%" in text.getvalue()
 
 
-def test_a_replay_says_how_far_the_policy_moved_and_nothing_of_rises():
-    text = io.StringIO()
-    console = RunConsole(4, Terminal(file=text, width=200), replays=True)
-    console.logged(1, {"reward": 0.25})
-    console.logged(2, {"reward": 0.5, "policy/moved": 0.0123})
-    assert text.getvalue().splitlines() == [
-        "step 1/4 · recorded reward 0.250",
-        "step 2/4 · recorded reward 0.500 · moved 0.012",
-    ]
-
-
 def test_a_recorder_averages_between_log_lines_and_flushes_the_last(tmp_path):
     text = io.StringIO()
     console = RunConsole(5, Terminal(file=text, width=200))

@@ -37,10 +37,3 @@ def test_on_a_terminal_a_wait_is_one_line_that_goes_away(monkeypatch):
         shown_on(master) == f"{clear}swift rlhf: 240 s left {clear}swift rlhf: 235 s␛[2J l{clear}"
         "swift rlhf: there\r\n"
     )
-
-
-def test_elsewhere_each_is_a_line(capsys):
-    with waiting("launch") as report:
-        report("one")
-        report("two")
-    assert capsys.readouterr().err.splitlines() == ["swift launch: one", "swift launch: two"]

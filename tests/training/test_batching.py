@@ -89,20 +89,6 @@ def test_groups_stay_whole_where_ranks_and_budget_allow():
     assert plan_micro_batches(lengths, form, 1, 60) == [[[(1, 2, 3), (0,)]]]
 
 
-def test_what_does_not_divide_leaves_some_ranks_with_less():
-    lengths = RowLengths([1] * 3, [1, 2, 3], range(3))
-    assert plan_micro_batches(lengths, Form(), 2, 4) == [[[(2,)], []], [[(1,)], [(0,)]]]
-    assert plan_micro_batches(lengths, Form(), 4, 10) == [[[(2,)]], [[(1,)]], [[(0,)]], [[]]]
-    # Parts of groups that leave the fullest rank the fewest tokens: whole groups of a long prompt, halves, or single
-    # completions.
-    for prompt, groups, parts in ((10, 2, [1, 1, 0]), (5, 4, [3, 3, 2]), (1, 2, [3, 3, 2])):
-        lengths = RowLengths(
-            [prompt] * 4 * groups, [5] * 4 * groups, [i // 4 for i in range(4 * groups)]
-        )
-        plan = plan_micro_batches(lengths, Form(packed=True, shared=True), 3, 60)
-        assert [sum(map(len, rank)) for rank in plan] == parts
-
-
 @pytest.mark.parametrize("form", FORMS)
 def test_a_micro_batch_without_completions_has_a_row_and_trains_nothing(form):
     batch, *_ = ragged([3, 1, 5], [2, 4, 1])

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from swift_r1.algorithms import Advantages, LossConfig, loss_normalizer, policy_loss
+from swift_r1.algorithms import Advantages, LossConfig
 from swift_r1.models.loading import load_model
 from swift_r1.models.policy import Policy
 from swift_r1.rollout.trajectory import TokenSequence
@@ -36,18 +36,6 @@ def batch():
         for prompt, ids in pairs
     ]
     return round_batch(sequences, [0.0, 1.0, 2.0, 2.0], owners=OWNERS)
-
-
-def test_rows_of_completions():
-    one = batch()
-    assert len(one) == 4
-    assert [list(one.rows(range(start, start + 2))) for start in (0, 2)] == [
-        [0, 1, 2],
-        [3, 4, 5, 6],
-    ]
-    assert one.of_completions(torch.arange(7)).tolist() == [1, 2, 3, 15]
-    values = torch.arange(float(one.completion_lengths.sum()))
-    assert one.padded(values)[one.token_mask()].tolist() == values.tolist()
 
 
 def test_a_completion_on_which_nothing_is_trained_has_no_advantage():
@@ -84,39 +72,6 @@ def test_every_row_is_trained_once_whatever_the_cut():
             assert sorted(found) == sorted(list(range(7)) * 3)
 
 
-@pytest.mark.parametrize("loss_type", ["grpo", "dr_grpo", "bnpo"])
-def test_a_completion_weighs_the_same_in_one_row_or_in_several(loss_type: str) -> None:
-    """The loss of completions that were cut into rows is that of whole ones, whatever the micro-batches."""
-    one, generator = batch(), torch.Generator().manual_seed(0)
-    logps = one.padded(torch.randn(int(one.completion_lengths.sum()), generator=generator))
-    advantages, config = (
-        torch.randn(4, generator=generator),
-        LossConfig(loss_type=loss_type, max_completion_length=9),
-    )
-    whole_logps = torch.zeros(4, 6)
-    whole_mask = torch.zeros(4, 6, dtype=torch.bool)
-    for owner in range(4):
-        tokens = torch.cat(
-            [logps[row, : one.completion_lengths[row]] for row in range(7) if OWNERS[row] == owner]
-        )
-        whole_logps[owner, : len(tokens)], whole_mask[owner, : len(tokens)] = tokens, True
-    expected = policy_loss(whole_logps, whole_logps - 0.1, advantages, whole_mask, config).loss
-    for budget in (4, 100):
-        batches = split_step(one, range(4), Batching(Form(), 1, 2, budget), ALONE)
-        normalizer = torch.stack(
-            [loss_normalizer(micro.trained, config, micro.shares) for micro in batches]
-        ).sum()
-        found = []
-        for micro in batches:
-            own = logps[micro.samples, : micro.mask.shape[1]]
-            of_rows, more = (
-                advantages[one.owners[micro.samples]],
-                {"shares": micro.shares, "normalizer": normalizer},
-            )
-            found.append(policy_loss(own, own - 0.1, of_rows, micro.trained, config, **more).loss)
-        torch.testing.assert_close(torch.stack(found).sum(), expected)
-
-
 GSPO: dict[str, Any] = {"importance_sampling_level": "sequence", "epsilon": 0.05}
 BY_COMPLETION: list[dict[str, Any]] = [
     GSPO,
@@ -132,6 +87,7 @@ BY_COMPLETION: list[dict[str, Any]] = [
     },
     {"off_policy_sequence_mask_delta": 0.05},
     {"loss_type": "gmpo", "epsilon": 0.05},
+    {"loss_type": "dr_grpo", "max_completion_length": 9},
 ]
 
 

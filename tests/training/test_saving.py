@@ -29,7 +29,6 @@ from swift_r1.training.checkpoint.state import Fingerprint, PromptState, RunStat
 from swift_r1.training.checkpoint.tensors import (
     ModelShards,
     SavedTensors,
-    one_each,
     write_stream,
     write_tensors,
 )
@@ -94,32 +93,6 @@ def test_shares_together_are_what_transformers_writes(
     )
     again = AutoModelForCausalLM.from_pretrained(ours).state_dict()
     assert all(torch.equal(again[name], tensor) for name, tensor in model.state_dict().items())
-
-
-def test_every_rank_has_something_to_write_at_the_same_time(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """Buckets and shares of the weights come to all ranks, and then a rank writes its own."""
-    monkeypatch.setattr("swift_r1.training.checkpoint.tensors.BUCKET_BYTES", 5_000)
-    did: list[str] = []
-
-    def buckets():
-        for number in range(7):
-            did.append("gather")
-            yield [("a", torch.zeros(1))] if number % 3 == 1 else []
-
-    for bucket in one_each(buckets(), 3):
-        did.append(f"has {len(bucket)}")
-    assert did == ["gather"] * 3 + ["has 1"] + ["gather"] * 3 + ["has 1", "gather", "has 0"]
-
-    model = AutoModelForCausalLM.from_config(CONFIGS["llama"], dtype=torch.float32)
-    backend = LocalBackend(model, OptimizerConfig(1e-3, 0.0, 0.9, 0.95, 1e-8, 1.0))
-    backend.ranks, owners, written = Ranks(1, 3, CPU, None), [], set()
-    real = backend.weight_buckets
-    backend.weight_buckets = lambda weights, to: owners.append(to) or real(weights, to)  # type: ignore[method-assign]
-    for _name, _tensor in ModelShards(model, policy_weights(model), backend.ranks).tensors(backend):
-        written.add(tuple(owners))
-    assert len(written) > 1 and all(one == (0, 1, 2) * (len(one) // 3) for one in written)
 
 
 def test_files_of_all_dtypes(tmp_path: Path) -> None:

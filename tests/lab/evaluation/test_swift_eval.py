@@ -198,44 +198,6 @@ def test_bad_commands(words: list[str], said: str) -> None:
     assert any(said in fault for fault in error.value.faults), error.value.faults
 
 
-def test_each_benchmark_has_its_own_form() -> None:
-    own = {
-        "dataset": "math500",
-        "name": "tagged",
-        "reward": "math_tag",
-        "num_generations": 4,
-        "system": "Think.",
-    }
-    args = parse_arguments(
-        EvalArguments,
-        [
-            "--model",
-            "m",
-            "--n",
-            "2",
-            "--eval_limit",
-            "50",
-            "--benchmarks",
-            "gsm8k",
-            "aime24#7",
-            json.dumps(own),
-        ],
-        {},
-    )
-    gsm8k, aime24, tagged = args.tasks()
-    assert (gsm8k.reward, gsm8k.limit, gsm8k.num_generations) == ("gsm8k", 50, 2)
-    assert (aime24.reward, aime24.limit, "boxed" in aime24.instruction) == ("math", 7, True)
-    assert (tagged.name, tagged.reward, tagged.num_generations, tagged.system) == (
-        "tagged",
-        "math_tag",
-        4,
-        "Think.",
-    )
-    # Who says how to answer in a system message needs no instruction of the benchmark.
-    words = ["--model", "m", "--benchmarks", "gsm8k", "--system", "Answer in tags."]
-    assert parse_arguments(EvalArguments, words, {}).tasks()[0].instruction == ""
-
-
 def test_a_benchmark_has_its_own_arguments_of_the_template() -> None:
     def asked(*words: str, **own: Any) -> dict[str, Any]:
         words = ("--model", "m", "--benchmarks", json.dumps({"dataset": "gsm8k", **own}), *words)

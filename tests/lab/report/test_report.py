@@ -114,16 +114,6 @@ def test_a_report_of_any_run(tmp_path: Path, how: str) -> None:
     )
 
 
-def test_what_is_wrong_with_a_run_is_said_as_swift_why_says_it(tmp_path: Path) -> None:
-    run = make_run(tmp_path / "v0-run", steps=4)
-    write_rows(
-        run / "logging.jsonl",
-        [{"step": step, "loss": 0.0, "frac_reward_zero_std": 1.0} for step in range(41)],
-    )
-    [table] = section(build(find_runs([run])), "Signs of trouble")
-    assert isinstance(table, Table) and table.rows[0][:3] == ["v0-run", "no signal", "1 to 16"]
-
-
 def test_the_result_comes_first_with_its_interval_and_why(tmp_path: Path) -> None:
     healthy = run_folder(tmp_path / "healthy", "demo, seed 0")
     alone = build(find_runs([healthy]))

@@ -110,7 +110,6 @@ def test_the_verdict_is_the_headline_and_follows_the_run(
     lines = headline.inner_text().splitlines()
     assert any(line.startswith("Why: no signal: 100%") for line in lines)
     assert any(line.startswith("Try: ") for line in lines)
-    assert page.evaluate(CONTRAST) >= 4.5
     assert page.evaluate("document.documentElement.scrollWidth") <= 400
 
     page.goto(f"{url}/?run=rising&run=silent")
@@ -122,19 +121,6 @@ def test_the_verdict_is_the_headline_and_follows_the_run(
     until(lambda: rows.filter(has_text="rising").inner_text() != before)
     row.get_by_role("link", name="silent").click()
     page.wait_for_url("**/?run=silent")
-
-
-CONTRAST = """() => {
-  const light = (text) => {
-    const parts = text.match(/[0-9.]+/g).slice(0, 3).map((part) => part / 255)
-      .map((part) => part <= 0.04045 ? part / 12.92 : ((part + 0.055) / 1.055) ** 2.4);
-    return 0.2126 * parts[0] + 0.7152 * parts[1] + 0.0722 * parts[2];
-  };
-  const frame = document.querySelector(".view-verdict");
-  const page = light(getComputedStyle(frame).backgroundColor);
-  const found = [...frame.querySelectorAll("h2, p, summary")].map((one) => light(getComputedStyle(one).color));
-  return Math.min(...found.map((ink) => (Math.max(ink, page) + 0.05) / (Math.min(ink, page) + 0.05)));
-}"""
 
 
 _POINT = """(number) => {

@@ -126,25 +126,6 @@ def test_the_verdict_is_first(tmp_path, capsys):
     assert lines[0].split(None, 1)[1] == "no verdict: it takes the rewards of two rounds"
 
 
-def test_what_is_missing(tmp_path, capsys):
-    run = make_run(tmp_path / "run")
-    assert shown(capsys, run)[-1] == "1 more groups: --step 3"
-    write_rows(
-        run / "events.jsonl", [{"time": 1e300, "step": 3, "kind": "saved", "text": "checkpoint-3"}]
-    )
-    with (run / "completions.jsonl").open("a") as file:
-        file.write('{"step": 3, "half')
-    assert (
-        shown(capsys, run)[-1] == "! completions.jsonl: the last line is half-written, and left out"
-    )
-    for name in ("completions.jsonl", "args.json"):
-        (run / name).unlink()
-    assert shown(capsys, run)[-2:] == [
-        "no completions yet",
-        "! args.json is missing: it is not known what was run",
-    ]
-
-
 def test_nothing_acts_on_the_terminal(tmp_path, capsys):
     run = make_run(tmp_path / "run", steps=2)
     row = json.loads((run / "completions.jsonl").read_bytes().splitlines()[0])
