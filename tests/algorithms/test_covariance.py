@@ -8,8 +8,6 @@ from torch import Tensor
 
 from swift_r1.algorithms import LossConfig
 from swift_r1.algorithms.losses import marked_tokens
-from swift_r1.errors import UsageError
-from swift_r1.flags import RlhfArguments, parse_arguments
 
 
 def step(seed: int = 0) -> tuple[Tensor, Tensor, Tensor]:
@@ -67,23 +65,3 @@ def test_nothing_is_chosen_where_nothing_is_trained(loss_type: str) -> None:
     logps, advantages, trained = step()
     marked = marked_tokens(logps, advantages, trained & False, LossConfig(loss_type=loss_type), 0)
     assert marked.shape == trained.shape and not marked.any()
-
-
-@pytest.mark.parametrize(
-    ("flags", "message"),
-    [
-        ("--loss_type kl_cov", "rounds have one: give --num_iterations or --steps_per_generation"),
-        (
-            "--loss_type clip_cov --importance_sampling_level sequence",
-            "weighs tokens by their own ratios",
-        ),
-        ("--clip_cov_ratio 0.1", "with --loss_type grpo"),
-    ],
-)
-def test_flags_that_do_not_go_together(flags: str, message: str) -> None:
-    base = "--rlhf_type grpo --model m --dataset d --reward_funcs accuracy "
-    with pytest.raises(UsageError, match=message):
-        parse_arguments(RlhfArguments, (base + flags).split())
-    parse_arguments(
-        RlhfArguments, (base + "--loss_type kl_cov --num_iterations 2 --kl_cov_ratio 0.1").split()
-    )

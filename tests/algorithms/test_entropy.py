@@ -9,8 +9,6 @@ import torch
 
 from swift_r1.algorithms import LossConfig, policy_loss
 from swift_r1.algorithms.entropy import EntropyConfig, EntropyState, after_step, entropy_coef
-from swift_r1.errors import UsageError
-from swift_r1.flags import RlhfArguments, parse_arguments
 
 
 def test_the_coefficient_rises_at_low_entropy_and_acts_only_there() -> None:
@@ -60,19 +58,3 @@ def test_the_bonus_is_a_gradient_of_the_entropies_alone() -> None:
     assert not output.loss.requires_grad or output.metrics["entropy/sum"] == 6.5
     with pytest.raises(ValueError, match="entropy_coef above 0 needs entropies"):
         policy_loss(nothing, nothing, torch.zeros(2), mask, LossConfig(entropy_coef=0.1))
-
-
-@pytest.mark.parametrize(
-    ("flags", "message"),
-    [
-        ("--entropy_target 0.4", "without --use_adaptive_entropy true"),
-        (
-            "--use_adaptive_entropy true --entropy_coef 0.3 --entropy_coef_max 0.2",
-            "give one from --entropy_coef_min 0 to --entropy_coef_max 0.2",
-        ),
-    ],
-)
-def test_flags_of_the_bonus(flags: str, message: str) -> None:
-    base = "--rlhf_type grpo --model m --dataset d --reward_funcs accuracy "
-    with pytest.raises(UsageError, match=message):
-        parse_arguments(RlhfArguments, (base + flags).split())

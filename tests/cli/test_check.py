@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import subprocess
-import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -546,7 +545,7 @@ def test_the_prompt_as_the_model_sees_it(plugin: Path) -> None:
     )
 
 
-def rlhf(folder: Path, *rewards: str) -> tuple[subprocess.CompletedProcess[str], float]:
+def rlhf(folder: Path, *rewards: str) -> subprocess.CompletedProcess[str]:
     """Ends at the model, which is no model: everything before it is checked."""
     words = [
         "--rlhf_type",
@@ -558,16 +557,15 @@ def rlhf(folder: Path, *rewards: str) -> tuple[subprocess.CompletedProcess[str],
         "--model",
         "./gone",
     ]
-    started = time.monotonic()
     done = swift(
         "rlhf", *words, "--per_device_train_batch_size", "8", "--reward_funcs", *rewards, cwd=folder
     )
     assert done.returncode == 2
-    return done, time.monotonic() - started
+    return done
 
 
 def test_rlhf_starts_with_it(plugin: Path) -> None:
-    done, _ = rlhf(plugin.parent, "right", "raises", "one_value", "no_empty")
+    done = rlhf(plugin.parent, "right", "raises", "one_value", "no_empty")
     faults = [line for line in done.stderr.splitlines() if "--reward_funcs" in line]
     assert len(faults) == 2
     assert (
@@ -582,7 +580,7 @@ def test_rlhf_refuses_a_reward_that_loops_for_ever(plugin: Path) -> None:
         PLUGIN
         + "\ndef loops(completions, **kwargs):\n    while True:\n        pass\n\norms['loops'] = loops\n"
     )
-    done, _ = rlhf(plugin.parent, "loops", "right", "--reward_timeout", "0.3")
+    done = rlhf(plugin.parent, "loops", "right", "--reward_timeout", "0.3")
     (fault,) = (line for line in done.stderr.splitlines() if "--reward_funcs" in line)
     assert (
         "--reward_funcs loops fails on every made-up completion (see `swift check`): no answer within 0.3 s"
@@ -592,10 +590,10 @@ def test_rlhf_refuses_a_reward_that_loops_for_ever(plugin: Path) -> None:
 
 def test_rlhf_says_that_no_reward_knows_the_right_answer(plugin: Path) -> None:
     warning = "no reward gives a right completion more than a wrong one"
-    assert warning in rlhf(plugin.parent, "same")[0].stderr
-    assert warning not in rlhf(plugin.parent, "same", "right")[0].stderr
+    assert warning in rlhf(plugin.parent, "same").stderr
+    assert warning not in rlhf(plugin.parent, "same", "right").stderr
     plugin.write_text(PLUGIN.replace("def gold(row):", "def gold(row):\n    row['gone']"))
-    assert "the plugin's gold(row) fails: KeyError: 'gone'" in rlhf(plugin.parent, "same")[0].stderr
+    assert "the plugin's gold(row) fails: KeyError: 'gone'" in rlhf(plugin.parent, "same").stderr
 
 
 def test_a_right_completion_for_built_in_rewards(tmp_path: Path) -> None:

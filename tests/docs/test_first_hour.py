@@ -9,12 +9,11 @@ from typing import Any
 
 import pytest
 
-from swift_r1.cli.main import main
 from swift_r1.plugins import load_plugins
 from swift_r1.rewards import orms
 from tests import forks
 from tests.conftest import save_tiny_model
-from tests.docs.shown import Shown, commands, fences, files
+from tests.docs.shown import commands, fences, files
 
 pytestmark = pytest.mark.long
 PAGE = "docs/first-hour.md"
@@ -53,16 +52,6 @@ def test_the_reward_tells_right_queries_from_all_others(plugin: dict[str, Any]) 
         for value, one, other in zip(reward(nearly, answer=answers), answers, nearly, strict=True)
         if one != other
     )
-
-
-@pytest.mark.parametrize("command", [one for one in OF_THE_TASK if one.words[1] == "rlhf"], ids=str)
-def test_check_takes_the_flags_of_the_run(
-    command: Shown, folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(folder)
-    words = list(command.words[2:])
-    words[words.index("--model") + 1] = "models/smollm2-135m"
-    assert main(["check", *words]) == 0
 
 
 @pytest.mark.long

@@ -166,32 +166,8 @@ def test_one_command_is_the_same_run(calls, recipe: str, monkeypatch: pytest.Mon
 @pytest.mark.parametrize(("size", "template"), VARIANTS)
 def test_dr_grpo(calls, size: str, template: str) -> None:
     found = calls("math_dr_grpo", "run.sh", size, template, "--seed", "3")
-    call, args = found["rlhf"], found["rlhf"].args
+    args = found["rlhf"].args
     assert args.seed == 3 and args.prompt_template == template
-    assert (args.loss_type, args.scale_rewards, args.beta, args.truncated_reward) == (
-        "dr_grpo",
-        "none",
-        0,
-        0,
-    )
-    assert (args.learning_rate, args.lr_scheduler_type, args.max_completion_length) == (
-        1e-6,
-        "constant",
-        3000,
-    )
-    assert (
-        call.plan.prompts_per_round,
-        args.num_generations,
-        call.plan.optimizer_steps_per_round,
-    ) == (128, 8, 8)
-    assert (args.eval_unit, args.eval_steps, args.eval_temperature) == ("rollout", 16, 0)
-    assert [task.name for task in args.eval_tasks()] == [
-        "aime24",
-        "amc23",
-        "math500",
-        "minerva",
-        "olympiad_bench",
-    ]
     assert args.stop_words == (["</answer>"] if template == "r1" else [])
     assert args.verifier == ("math_verify" if size == "7b" else "fast")
     parse_arguments(RolloutArguments, found["rollout"].words)

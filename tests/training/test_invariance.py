@@ -1,8 +1,6 @@
 """One optimizer step has one loss and one gradient, however it is cut into micro-batches, packed or padded."""
 
 import copy
-import importlib.util
-from pathlib import Path
 
 import pytest
 import torch
@@ -32,12 +30,7 @@ from swift_r1.training.model_checks import (
     why_not_packed,
 )
 from swift_r1.training.optimizer import OptimizerConfig
-
-_spec = importlib.util.spec_from_file_location(
-    "backend_worker", Path(__file__).with_name("backend_worker.py")
-)
-worker = importlib.util.module_from_spec(_spec)
-_spec.loader.exec_module(worker)
+from tests.training import backend_worker as worker
 
 ALONE = Ranks(0, 1, torch.device("cpu"), None)
 CUTS = ("1000", "120", "24", "1000p", "40p", "1000s", "60s", "24s")

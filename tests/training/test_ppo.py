@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import importlib.util
 import math
-from pathlib import Path
 
 import pytest
 import torch
@@ -20,12 +18,7 @@ from swift_r1.training.batching import Batching
 from swift_r1.training.micro_batches import Form
 from swift_r1.training.optimizer import OptimizerConfig
 from swift_r1.training.setup import check_tokens
-
-_spec = importlib.util.spec_from_file_location(
-    "backend_worker", Path(__file__).with_name("backend_worker.py")
-)
-worker = importlib.util.module_from_spec(_spec)
-_spec.loader.exec_module(worker)
+from tests.training import backend_worker as worker
 
 ALONE = Ranks(0, 1, torch.device("cpu"), None)
 OPTIMIZER = OptimizerConfig(1e-3, 0.0, 0.9, 0.95, 1e-8, 1e9)

@@ -1,8 +1,6 @@
 """What a teacher says of a round, against transformers' own log-probs; and what it must not depend on."""
 
-import importlib.util
 from dataclasses import replace
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -28,12 +26,7 @@ from swift_r1.training.grpo import (
 from swift_r1.training.optimizer import OptimizerConfig
 from swift_r1.training.teachers import LocalTeacher, ServerTeacher
 from swift_r1.wire.protocol import ScoreResponse
-
-_spec = importlib.util.spec_from_file_location(
-    "backend_worker", Path(__file__).with_name("backend_worker.py")
-)
-worker = importlib.util.module_from_spec(_spec)
-_spec.loader.exec_module(worker)
+from tests.training import backend_worker as worker
 
 ALONE = Ranks(0, 1, torch.device("cpu"), None)
 CUTS = ("1000", "120", "1000p", "90p", "1000s", "90s")

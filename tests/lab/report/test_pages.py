@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from html.parser import HTMLParser
 
 import pytest
 from markdown_it import MarkdownIt
@@ -24,6 +23,7 @@ from swift_r1.lab.report.figures import figure
 from swift_r1.lab.report.html import html
 from swift_r1.lab.report.markdown import markdown
 from swift_r1.lab.runs.curves import Curve
+from tests.lab.html import Reader
 
 HOSTILE = [
     "<script>alert(1)</script>",
@@ -59,24 +59,6 @@ def report(*texts: str) -> Report:
     ]
     passages = [Passages(text, [Passage(text, text)], prompt=text) for text in texts]
     return Report(texts[0], [*sections, Section("Completions", passages)], problems=texts)
-
-
-class Reader(HTMLParser):
-    """Tags, attributes and text of a page."""
-
-    def __init__(self, text: str) -> None:
-        super().__init__()
-        self.tags: list[str] = []
-        self.attributes: list[tuple[str, str | None]] = []
-        self.text = ""
-        self.feed(text)
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.tags.append(tag)
-        self.attributes += attrs
-
-    def handle_data(self, data: str) -> None:
-        self.text += data
 
 
 @pytest.mark.parametrize("text", HOSTILE)

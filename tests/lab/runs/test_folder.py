@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import subprocess
 import sys
 
@@ -109,25 +108,3 @@ def test_looking_does_not_release_the_own_lock(tmp_path):
             subprocess.run([sys.executable, "-c", other, str(tmp_path)], timeout=60).returncode == 1
         )
     assert not run_folder_is_held(tmp_path)
-
-
-def test_damaged_args(tmp_path):
-    run = make_run(tmp_path / "run")
-    for content, problem in (
-        ("{", "args.json is damaged: "),
-        ("[]", "args.json is damaged: not a JSON object"),
-    ):
-        (run / "args.json").write_text(content)
-        [found] = find_runs([run])
-        assert (found.args, found.command, found.plan, found.started) == ({}, [], {}, None)
-        [said] = found.problems
-        assert said.startswith(problem)
-    (run / "args.json").write_text(json.dumps({"args": [], "command": 3, "started": "now"}))
-    [found] = find_runs([run])
-    assert (found.args, found.command, found.plan, found.started) == ({}, [], {}, None)
-    (run / "args.json").unlink()
-    [found] = find_runs([run])
-    assert (found.args, found.problems) == (
-        {},
-        ["args.json is missing: it is not known what was run"],
-    )

@@ -137,14 +137,3 @@ def test_seeds_are_averaged_where_they_have_values() -> None:
         {"beta": 0.1, "seed": 2, "output_dir": "x"}
     )
     assert same_but_seed({"beta": 0.1}) != same_but_seed({"beta": 0})
-
-
-def test_numbers_that_no_run_writes_are_left_out(tmp_path: Path) -> None:
-    digits = "9" * 400
-    log = written(
-        tmp_path,
-        f'{{"step": {digits}}}\n{{"step": 1e300}}\n{{"step": 1, "loss": {digits}, "kl": 1e999}}\n',
-    )
-    log.refresh()
-    assert math.isnan(log.get("loss").values[0]) and math.isnan(log.get("kl").values[0])
-    assert log.problems == ["logging.jsonl: 2 damaged lines are left out"]

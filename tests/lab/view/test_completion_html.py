@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from html.parser import HTMLParser
 from typing import Any
 
 import pytest
@@ -21,6 +20,7 @@ from swift_r1.lab.view.completion_html import (
     rows_table,
 )
 from swift_r1.lab.view.message_html import Look, prompt_block
+from tests.lab.html import Reader
 
 TEXT = some.text(some.characters(), max_size=20) | some.sampled_from(
     ["<script>x</script>", '"><img src=x>', "'", "\x00"]
@@ -57,19 +57,6 @@ OURS = {
 } | {*("pre", "div", "details", "summary", "span", "mark")}
 
 
-class _Tags(HTMLParser):
-    def __init__(self, html: str) -> None:
-        super().__init__()
-        self.found: set[str] = set()
-        self.attributes: set[str] = set()
-        self.feed(html)
-        self.close()
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.found.add(tag)
-        self.attributes |= {name for name, _ in attrs}
-
-
 @settings(max_examples=200, deadline=None)
 @given(some.dictionaries(NAMES, VALUE, max_size=8), some.dictionaries(NAMES, VALUE, max_size=4))
 def test_any_row_is_shown_with_our_tags_alone(row: dict[str, Any], reason: dict[str, Any]) -> None:
@@ -85,11 +72,12 @@ def test_any_row_is_shown_with_our_tags_alone(row: dict[str, Any], reason: dict[
     html += card(row, [reason], {"tokens": "/tokens?a=b&c=d"}) + about_prompt(row)
     look = Look(whole=True, words="x")
     html += card(row, [], {}, look) + prompt_block(row, look)
-    found = _Tags(html)
-    assert found.found <= OURS
-    assert found.attributes <= {
-        *("class", "type", "href", "id", "tabindex", "aria-sort", "title", "open")
-    } | {name for name in found.attributes if name.startswith("data-")}
+    found = Reader(html)
+    names = {name for name, _ in found.attributes}
+    assert set(found.tags) <= OURS
+    assert names <= {*("class", "type", "href", "id", "tabindex", "aria-sort", "title", "open")} | {
+        name for name in names if name.startswith("data-")
+    }
     html.encode()
     assert is_long(row) in (True, False) and isinstance(data_columns(row), dict)
 

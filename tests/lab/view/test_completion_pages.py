@@ -71,17 +71,6 @@ def test_the_table_shows_the_rows_of_the_file(viewer: Any, tab: Tab, run: Path) 
     page.wait_for_selector(".cards .card:target .answer")
 
 
-def test_new_rows_of_a_run_that_trains_are_shown(viewer: Any, tab: Tab, run: Path) -> None:
-    tabs, url = [tab(), tab()], viewer(run).url
-    for page in tabs:
-        page.goto(f"{url}/completions?run=made&sort=step&desc=1")
-        page.wait_for_selector(".rows td")
-    row = lines(run / "completions.jsonl")[0]
-    write_rows(run / "completions.jsonl", [row | {"step": 99, "completion": "a new one"}])
-    for page in tabs:
-        page.wait_for_selector("text=a new one")
-
-
 def test_a_group_says_why_each_got_what_it_got(viewer: Any, tab: Tab, run: Path) -> None:
     rows = lines(run / "completions.jsonl")
     mine = [row for row in rows if (row["step"], row["group"]) == (3, 0)]

@@ -13,8 +13,9 @@ from hypothesis import strategies as some
 
 from swift_r1.lab.view.episode_html import episode_tree
 from swift_r1.lab.view.message_html import AS_WRITTEN, Look
+from tests.lab.html import Reader
 from tests.lab.runs.made import make_run, write_rows
-from tests.lab.view.test_completion_html import NAMES, OURS, VALUE, _Tags
+from tests.lab.view.test_completion_html import NAMES, OURS, VALUE
 from tests.record.test_episodes import ROW
 
 TOOLS = [{"name": "look", "arguments": '{"at": 1}', "outcome": "error", "content": "a door"}]
@@ -65,9 +66,9 @@ def test_any_row_is_a_tree_of_our_tags_alone(
 ) -> None:
     other = EPISODE | {"messages": [one | {name: value} for one in EPISODE["messages"]]}
     html = episode_tree(EPISODE | damage, times, AS_WRITTEN) + episode_tree(other, TIMES, Look())
-    found = _Tags(html)
+    found = Reader(html)
     html.encode()
-    assert found.found <= OURS | {"ol", "li"} and found.attributes <= {
+    assert set(found.tags) <= OURS | {"ol", "li"} and {name for name, _ in found.attributes} <= {
         "class",
         "title",
         "open",

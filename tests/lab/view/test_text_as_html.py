@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import re
-from html.parser import HTMLParser
 
 import pytest
 
@@ -19,6 +18,7 @@ from swift_r1.lab.view.coloured import (
     values_of,
 )
 from swift_r1.lab.view.markup import markup, token_markup, word_diff
+from tests.lab.html import Reader
 
 HOSTILE = (
     "<script>alert(1)</script>",
@@ -34,23 +34,6 @@ HOSTILE = (
 )
 
 
-class _Read(HTMLParser):
-    """The text and the tags of some HTML."""
-
-    def __init__(self, html: str) -> None:
-        super().__init__()
-        self.tags: list[tuple[str, list[tuple[str, str | None]]]] = []
-        self.text = ""
-        self.feed(html)
-        self.close()
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.tags.append((tag, attrs))
-
-    def handle_data(self, data: str) -> None:
-        self.text += data
-
-
 @pytest.mark.parametrize("text", HOSTILE)
 def test_hostile_text_is_shown_and_does_nothing(text: str) -> None:
     for html in (
@@ -60,22 +43,22 @@ def test_hostile_text_is_shown_and_does_nothing(text: str) -> None:
         word_diff("", text),
         word_diff(text, ""),
     ):
-        read = _Read(html)
-        assert {tag for tag, _ in read.tags} <= {"b", "i", "ins", "del", "wbr", "div"}
-        assert {name for _, attrs in read.tags for name, _ in attrs} <= {"class"}
+        read = Reader(html)
+        assert set(read.tags) <= {"b", "i", "ins", "del", "wbr", "div"}
+        assert {name for name, _ in read.attributes} <= {"class"}
         assert not re.search("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202e\u2066\u200b\u2028\ud800]", html)
         html.encode()
     plain = "<script>alert(1)</script>"
-    assert _Read(markup(plain)).text == plain
-    assert _Read(markup("\x1b[31m\x00\u202e")).text == "␛[31m␀U+202E"
+    assert Reader(markup(plain)).text == plain
+    assert Reader(markup("\x1b[31m\x00\u202e")).text == "␛[31m␀U+202E"
 
 
 def test_whitespace_of_tokens_is_visible() -> None:
-    assert _Read(token_markup(" a\tb\n")).text == "·a⇥b⏎\n"
+    assert Reader(token_markup(" a\tb\n")).text == "·a⇥b⏎\n"
 
 
 def test_a_long_text_is_cut() -> None:
-    read = _Read(markup("<" * 500_000))
+    read = Reader(markup("<" * 500_000))
     assert read.text.endswith("… 100,000 more characters") and read.text.count("<") == 400_000
 
 
