@@ -54,15 +54,6 @@ def test_gradient_by_finite_differences():
     )
 
 
-def test_a_student_equal_to_its_teacher_has_no_gradient():
-    for spread in (2.0, 40.0):  # the second leaves no tail
-        student, _ = two(3, 9, spread=spread)
-        logits = student.float().requires_grad_()
-        tops, ids = student.float().topk(3)
-        reverse_kl(logits.log_softmax(-1).gather(-1, ids), tops).sum().backward()
-        assert logits.grad.abs().max() < 1e-5
-
-
 def test_a_token_advantage_is_the_teachers_log_ratio():
     torch.manual_seed(0)
     old, teacher, mask = -torch.rand(3, 4), -torch.rand(3, 4), torch.rand(3, 4) < 0.7

@@ -173,6 +173,47 @@ def test_dr_grpo(calls, size: str, template: str) -> None:
     parse_arguments(RolloutArguments, found["rollout"].words)
 
 
+def test_the_exploration_study(calls, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each temperature once, a finished one not again, a table with the best, and a plot."""
+    monkeypatch.syspath_prepend(EXAMPLES / "gsm8k_ppo")
+    import exploration
+
+    asked = []
+
+    def run(words, env, check):
+        asked.append((Path(words[0]).name, env["TEMPERATURE"], env["SEED"], words[1:]))
+        folder = Path(env["OUTPUT"])
+        folder.mkdir(parents=True)
+        after = {"0.6": 0.4, "1.2": 0.6, "1.4": 0.5}[env["TEMPERATURE"]] + int(env["SEED"]) / 100
+        (folder / "summary.json").write_text(
+            json.dumps({"exit_code": 0, "eval_before": 0.3, "eval_after": after})
+        )
+        return subprocess.CompletedProcess(words, 0)
+
+    monkeypatch.setattr(exploration.subprocess, "run", run)
+    words = [
+        "exploration.py",
+        "--mini",
+        "--output_dir",
+        str(tmp_path / "study"),
+        "--seeds",
+        "0",
+        "2",
+    ]
+    monkeypatch.setattr(sys, "argv", [*words, "--temperatures", "0.6", "1.2"])
+    assert exploration.main() == 0
+    assert [one[:3] for one in asked] == [
+        ("mini.sh", t, s) for s in ("0", "2") for t in ("0.6", "1.2")
+    ]
+    assert asked[0][3] == ["--add_version", "false", "--resume_from_checkpoint", "last"]
+    monkeypatch.setattr(sys, "argv", [*words, "--temperatures", "0.6", "1.2", "1.4"])
+    assert exploration.main() == 0
+    assert [one[:3] for one in asked[4:]] == [("mini.sh", "1.4", "0"), ("mini.sh", "1.4", "2")]
+    scores = exploration.scores_in(tmp_path / "study")
+    assert "| 1.2 (best) | 0.300 | 0.610 | 0.600, 0.620 |" in exploration.table(scores)
+    assert (tmp_path / "study" / "exploration.png").stat().st_size > 0
+
+
 @pytest.fixture(scope="module")
 def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder for SWIFT_R1_DATA with a few rows of each set that the recipes train on."""

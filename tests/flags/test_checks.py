@@ -276,37 +276,16 @@ def test_ppo_flags_are_refused_with_grpo(words: str, part: str) -> None:
         ("--advantage_estimator rloo", "advantages come from the critic"),
         ("--scale_rewards none", "--scale_rewards has no effect"),
         ("--multi_objective_aggregation normalize_then_sum", "rewards are not compared in groups"),
-        ("--dynamic_sample true", "--dynamic_sample has no effect"),
-        ("--loss_type dapo", "--loss_type has no effect"),
         ("--importance_sampling_level sequence", "ratios, are of tokens"),
-        (
-            "--num_mini_batches 2 --steps_per_generation 2",
-            "either --num_mini_batches or --steps_per_generation",
-        ),
-        (
-            "--num_mini_batches 2 --generation_batch_size 16",
-            "either --num_mini_batches or --generation_batch_size",
-        ),
         ("--critic_warmup_steps 5 --max_steps 5", "leaves the policy no step of --max_steps 5"),
         (
             "--lr_scheduler_type polynomial --critic_learning_rate 1e-8",
             "--critic_learning_rate 1e-08 is not above the end",
         ),
-        ("--epsilon 0.1 --cliprange 0.2", "--cliprange is given twice, once as --epsilon"),
     ],
 )
 def test_flags_of_groups_are_refused_with_ppo(words: str, part: str) -> None:
     assert any(part in fault for fault in ppo_faults(words))
-
-
-def test_all_faults_of_both_kinds_together() -> None:
-    found = ppo_faults("--beta 0.1 --loss_type dapo --dynamic_sample true --run_name r")
-    assert [fault.split()[0] for fault in found] == [
-        "--beta",
-        "--loss_type",
-        "--dynamic_sample",
-        "--run_name",
-    ]
 
 
 def test_ppo_resolves_its_defaults() -> None:
@@ -363,12 +342,6 @@ def test_accepted(words: str) -> None:
             "a round of 6 completions",
         ),
         (
-            BATCH,
-            "--num_generations 5 --steps_per_generation 1",
-            {},
-            "groups of --num_generations 5",
-        ),
-        (
             ["--per_device_train_batch_size", "3"],
             "--deepspeed zero2 --gradient_accumulation_steps 1",
             TWO,
@@ -381,8 +354,6 @@ def test_accepted(words: str) -> None:
             "not a multiple of 8 (--per_device_train_batch_size 8 x 1 processes): use 8 or 16",
         ),
         (BATCH, "--steps_per_generation 3 --gradient_accumulation_steps 2", {}, "use 2 or 4"),
-        (BATCH, "--steps_per_generation 2 --gradient_accumulation_steps 3", {}, "use 3 for"),
-        (BATCH, "--steps_per_generation 1 --generation_batch_size 8", {}, "either"),
     ],
 )
 def test_a_round_must_divide(
@@ -451,29 +422,6 @@ def test_durations(text: str, seconds: float) -> None:
     assert faults(f"--max_runtime {text}") == ()
 
 
-def test_a_batch_of_evaluations_without_one_is_said_and_no_fault() -> None:
-    base = [
-        *[
-            "--rlhf_type",
-            "grpo",
-            "--model",
-            "m",
-            "--dataset",
-            "d",
-            "--reward_funcs",
-            "a",
-            "--per_device_train_batch_size",
-            "8",
-        ]
-    ]
-    given = [*base, "--per_device_eval_batch_size", "4"]
-    lines = parse_arguments(RlhfArguments, given, {}).about_flags
-    assert list(lines) == [
-        "--per_device_eval_batch_size has no effect without --eval_steps (or --eval_on_start true)"
-    ]
-    assert not list(parse_arguments(RlhfArguments, [*given, "--eval_steps", "5"], {}).about_flags)
-
-
 @pytest.mark.parametrize(
     ("words", "part"),
     [
@@ -534,13 +482,11 @@ def test_an_episode_may_take_its_time() -> None:
             "--max_turns 3",
             "--max_turns has no effect without --multi_turn_scheduler, --tools, --use_gym_env",
         ),
-        ("--context_manager b", "--context_manager has no effect without --use_gym_env true"),
         ("--use_gym_env false --gym_env a", "--gym_env has no effect without --use_gym_env true"),
         (
             "--use_gym_env true --reward_weights 1 2",
             "--reward_weights has 2 values for 3 reward functions",
         ),
-        ("--max_episode_seconds 5", "--max_episode_seconds has no effect without --multi_turn"),
     ],
 )
 def test_flags_of_several_turns(words: str, part: str) -> None:

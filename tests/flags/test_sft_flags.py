@@ -32,14 +32,11 @@ def test_a_step_is_of_rows() -> None:
     ("words", "fault"),
     [
         ("--reward_funcs format", "--reward_funcs is of sampling, rewards"),
-        ("--eval_temperature 0.3", "--eval_temperature is of sampling"),
         ("--loss_scale hermes", "--loss_scale hermes is not here: a token counts or does not"),
-        ("--truncation_strategy split", "--truncation_strategy split is not here"),
         (
             "--eval_steps 3 --metric_for_best_model reward",
             "one of loss, perplexity, token_accuracy",
         ),
-        ("--label_smoothing_factor 0.1", "`swift sft` here is without"),
         ("--max_length 10 --max_tokens_per_micro_batch 9", "is less than one completion may take"),
     ],
 )

@@ -68,26 +68,6 @@ def test_a_window_gives_means_maxima_and_latest_values():
     assert math.isnan(found["kl"])
 
 
-def test_the_line_of_a_step_has_what_changed_and_what_is_left():
-    text = io.StringIO()
-    shown = RunConsole(4, Terminal(file=text, width=200))
-    now = 0.0
-    shown._progress.get_time = lambda: now
-    metrics = {"rewards/right/mean": 0.3, "rewards/format/mean": 1.0, "loss": 0.0}
-    cut = {"completions/clipped_ratio": 0.125, "completions/mean_length": 61.7, "time/step": 2.94}
-    for step, reward in ((1, 0.4), (2, 0.664), (3, 0.3)):
-        now = step * 100.0
-        shown.step_done(step)
-        shown.logged(step, metrics | cut | {"reward": reward})
-    assert text.getvalue().splitlines() == [
-        "step 1/4 · reward 0.400 · right 0.30 · cut off 12% · 62 tok · 2.9 s",
-        "step 2/4 · reward 0.664 (+0.264) · right 0.30 · cut off 12% · 62 tok · 2.9 s · 3 min 20 s left",
-        "step 3/4 · reward 0.300 (-0.100) · right 0.30 · cut off 12% · 62 tok · 2.9 s · 1 min 40 s left",
-    ]
-    shown.logged(4, {"loss": 1.5, "token_accuracy": 0.75})
-    assert "step 4/4 · loss 1.5000 · tokens right 75%" in text.getvalue()
-
-
 def test_a_recorder_averages_between_log_lines_and_flushes_the_last(tmp_path):
     text = io.StringIO()
     console = RunConsole(5, Terminal(file=text, width=200))

@@ -187,21 +187,6 @@ def test_the_critic_and_an_offloaded_reference_are_counted(shape):
     assert found.parts["critic's optimizer"] == (4 + 8) * size
     assert sum(found.parts.values()) == sum(alone.parts.values()) + 18 * size
     assert found.parts["reference"] == 2 * shape.total
-    beside_adapters = estimate(
-        dataclasses.replace(args, train_type="lora"),
-        shape,
-        1,
-        libraries=0,
-        critic=shape,
-    )
-    assert (
-        beside_adapters.parts["critic's optimizer"] == 12 * size
-        and "reference" not in beside_adapters.parts
-    )
-    two = estimate(
-        dataclasses.replace(args, deepspeed="zero3"), shape, 2, libraries=0, critic=shape
-    )
-    assert two.parts["critic's weights"] == size and two.parts["critic's optimizer"] == 6 * size
     away = estimate(
         dataclasses.replace(args, offload_ref_model=True),
         shape,

@@ -237,21 +237,6 @@ def test_dynamic_sampling_and_a_critic(tmp_path: Path) -> None:
     assert diagnosed(tmp_path / "c", rows_of(fault, 20), rlhf_type="ppo").findings == {}
 
 
-@pytest.mark.parametrize(
-    ("logged", "found"),
-    [("teacher_kl", []), ("sdar/gate_mean", []), ("rlsd_lambda", ["no signal"])],
-)
-def test_a_teacher_needs_no_difference_unless_it_weighs_rewards(
-    tmp_path: Path, logged: str, found: list[str]
-) -> None:
-    fault = (
-        FAULTS["no signal"]
-        | {logged: 0.5}
-        | ({"teacher_kl": 0.5} if logged == "rlsd_lambda" else {})
-    )
-    assert list(diagnosed(tmp_path, rows_of(fault, 20)).findings) == found
-
-
 def test_a_task_whose_reward_never_comes(tmp_path: Path) -> None:
     """While others differ; one of those that is always given, as a format may be, is no fault."""
     never = {"rewards/right/mean": 0.0, "rewards/right/std": 0.0}
