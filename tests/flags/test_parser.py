@@ -13,6 +13,7 @@ from swift_r1.errors import UsageError
 from swift_r1.flags import RlhfArguments, RolloutArguments, make_plan, parse_arguments
 from swift_r1.flags.fields import flag_specs, spellings
 from swift_r1.flags.ms_swift_flags import meanings
+from swift_r1.flags.parser import unknown_flag
 from swift_r1.launch.run_folder import without_secrets
 
 BASE = shlex.split(
@@ -410,6 +411,11 @@ def test_torchruns_flags_stand_for_its_variables() -> None:
         UsageError, match="torchrun is not needed: call `swift rlhf` once per machine"
     ):
         parse_arguments(RlhfArguments, BASE, {"TORCHELASTIC_RUN_ID": "none"})
+
+
+def test_a_flag_of_another_command_is_said_to_be_its() -> None:
+    said = "--lora_rank is a flag of `swift rlhf`, not of `swift rollout`: leave it out"
+    assert unknown_flag(RolloutArguments, "--lora_rank") == said
 
 
 def test_every_flag_has_help_and_a_default_among_its_choices() -> None:
