@@ -86,7 +86,6 @@ def pages(run: Path) -> dict[str, str]:
         "view-completions": "/completions?" + urlencode({"sort": "reward", "desc": 1}),
         "view-group": "/group?" + urlencode({"step": row.round_step, "group": row.group}),
         "view-tokens": "/tokens?" + urlencode(token),
-        "view-prompt": "/prompt?" + urlencode({"prompt": row.prompt_id}),
         "view-time": "/time",
     }
 

@@ -15,7 +15,6 @@ from swift_r1.lab.runs.query import (
     CompletionQuery,
     Sql,
     all_of,
-    clean,
     index_condition,
     is_indexed,
     line_condition,
@@ -31,20 +30,6 @@ if TYPE_CHECKING:
     import numpy
 
 _REMEMBERED = 8  # queries whose matches are kept
-
-
-PROMPT_COLUMNS = ("prompt_id", "steps", "completions", "first", "last", "change", "mean")
-"""What prompts can be ordered by."""
-_PROMPTS = """
-    SELECT min(id) AS id, prompt_id, CAST(sum(rows) AS BIGINT) AS completions, count(*) AS steps,
-        arg_min(reward, step) AS first, arg_max(reward, step) AS last, last - first AS change,
-        sum(total) / nullif(sum(rated), 0) AS mean
-    FROM (
-        SELECT prompt_id, step, min(id) AS id, count(*) AS rows, count(reward) AS rated, sum(reward) AS total,
-            avg(reward) AS reward
-        FROM completions WHERE prompt_id IS NOT NULL GROUP BY prompt_id, step
-    ) GROUP BY prompt_id
-"""
 
 
 class CompletionTable(StoredLines):
@@ -193,51 +178,6 @@ class CompletionTable(StoredLines):
         query = CompletionQuery(steps=(step, step), group=group, order_by="number")
         rows = self.page(query, 0, 10_000, longest)
         return [{"number": place} | row for place, row in enumerate(rows)]
-
-    def of_prompt(
-        self, prompt_id: str, limit: int = 1_000, longest: int | None = None
-    ) -> list[dict[str, Any]]:
-        """Returns the completions of a prompt, the first step first."""
-        return self.page(CompletionQuery(prompt_id=prompt_id, order_by="step"), 0, limit, longest)
-
-    def prompts(
-        self,
-        search: str = "",
-        limit: int = 100,
-        offset: int = 0,
-        order_by: str = "steps",
-        descending: bool = True,
-    ) -> tuple[int, list[dict[str, Any]]]:
-        """Returns how many prompts have `search` in their id or text, and `limit` of them from `offset` on: `prompt_id`,
-        `prompt` and its `images`, `completions`, `steps` (how many), their rewards `first`, `last`, `change` and
-        `mean`. `order_by` is one of `PROMPT_COLUMNS`."""
-        way = "DESC" if descending else "ASC"
-        with self._lock:
-            ordered = f'SELECT id FROM ({_PROMPTS}) ORDER BY "{order_by}" {way} NULLS LAST, id'
-            ids = self._arrays(ordered if order_by in PROMPT_COLUMNS else _PROMPTS)["id"].tolist()
-            if search:
-                has = "contains(lower(json_extract_string(line, ?)), lower(?))"
-                values = ["/prompt", clean(search), "/prompt_id", clean(search)]
-                which = Sql("id IN (SELECT unnest(?))", [ids])
-                matches = self._over_lines(
-                    which, f"SELECT id FROM lines WHERE {has} OR {has}", values
-                )
-                kept = {place for cursor in matches for (place,) in cursor.fetchall()}
-                ids = [place for place in ids if place in kept]
-            shown = ids[max(0, offset) : max(0, offset) + max(0, limit)]
-            names = ("id", *PROMPT_COLUMNS)
-            statement = (
-                f"SELECT {', '.join(names)} FROM ({_PROMPTS}) WHERE id IN (SELECT unnest(?))"
-            )
-            found = {
-                row[0]: dict(zip(names, row, strict=True)) for row in self._rows(statement, [shown])
-            }
-            own = {
-                str(row["prompt_id"]): {name: row.get(name) for name in ("prompt", "images")}
-                for row in self._rows_of(shown)
-            }
-            rows = [found[place] for place in shown]
-            return len(ids), [row | own.get(row["prompt_id"], {"prompt": None}) for row in rows]
 
     def steps(self) -> list[int]:
         return [

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import html
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import chain
 from typing import Any
 
@@ -66,20 +66,14 @@ def rows_table(
     descending: bool,
     links: Mapping[str, Callable[[Row], str]],
     words: str = "",
-    plain: Collection[str] = (),
 ) -> str:
-    """Returns a table: a click on a heading that is not `plain` sorts (`data-sort`), one on a row goes where the first
+    """Returns a table: a click on a heading sorts (`data-sort`), one on a row goes where the first
     column of `links` leads to, and one on another such column where that does. `words` are marked in prompts and
     completions."""
     numbers = {
         name for name in columns if any(isinstance(row.get(name), int | float) for row in rows)
     }
-    heads = "".join(
-        f"<th>{markup(name)}</th>"
-        if name in plain
-        else _head(name, sort, descending, name in numbers)
-        for name in columns
-    )
+    heads = "".join(_head(name, sort, descending, name in numbers) for name in columns)
     body = "".join(
         f"<tr>{''.join(_cell(row, name, links, words, name in numbers) for name in columns)}</tr>"
         for row in rows
@@ -143,17 +137,17 @@ def card(
         for one in reasons
     )
     if tree:
-        return card_of(row, links, _details(row), why + tree)
+        return _card(row, links, _details(row), why + tree)
     messages = row.get("messages")
     others = _others(row)
     text = turns(messages, look) if isinstance(messages, list) else completion(row, look)
     for number, other in enumerate(others, 1):
         summary = f"conversation {number} of {len(others) + 1}: ended before this one"
         text += f"<details><summary>{summary}</summary>{turns(other, look)}</details>"
-    return card_of(row, links, _details(row), why + text)
+    return _card(row, links, _details(row), why + text)
 
 
-def card_of(row: Row, links: Mapping[str, str], details: str, body: str) -> str:
+def _card(row: Row, links: Mapping[str, str], details: str, body: str) -> str:
     """Returns a card with the colour of the completion's class; `body` is HTML."""
     number = row.get("number")
     place = f' id="n{number}"' if isinstance(number, int) else ""

@@ -13,7 +13,7 @@ from nicegui import ui
 from swift_r1.lab.runs.completions import CompletionTable
 from swift_r1.lab.view.coloured import token_css
 from swift_r1.lab.view.shell import Page, opened
-from swift_r1.record.folder import COMPLETIONS, EVAL_COMPLETIONS, RunFolder
+from swift_r1.record.folder import COMPLETIONS, EVAL_COMPLETIONS
 from swift_r1.record.token_reader import RecordedCompletion, TokenRecord
 
 ui.add_head_html(
@@ -36,14 +36,12 @@ def _evaluated(run: Path) -> CompletionTable:
     return CompletionTable(run / EVAL_COMPLETIONS)
 
 
-async def table_of(
-    page: Page, of: str | None = None, seconds: float = math.inf, run: RunFolder | None = None
-) -> CompletionTable:
-    """Returns the completions of a run (by default the page's first), those of training, or with "eval" those of
+async def table_of(page: Page, of: str | None = None, seconds: float = math.inf) -> CompletionTable:
+    """Returns the completions of the page's first run, those of training, or with "eval" those of
     evaluations (by default as `of` in the address says); with what was written since, as far as it can be read in so
     many seconds."""
     of = page.text("of") if of is None else of
-    found = opened(_evaluated if of == "eval" else _trained, (run or page.run).path)
+    found = opened(_evaluated if of == "eval" else _trained, page.run.path)
     await asyncio.to_thread(found.refresh, seconds)
     return found
 

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import difflib
 import html
 import re
 from collections.abc import Mapping, Sequence
 
 from swift_r1.runtime.visible import UNSEEN, visible
 
-# A tag, or what stands between spaces, commas and tags: a word of prose, an expression of a calculation.
-_WORDS = re.compile(r"\s*(?:</?\w+>|[^\s,;<]+[,;]?|[,;<])|\s+")
-_LONG_DIFF = 6_000  # words of both texts, from which on whole lines are compared
 _SPACES = str.maketrans({" ": "·", "\t": "⇥", "\n": "⏎\n"})
 KEPT = 400_000  # characters of a text that are shown
 
@@ -76,26 +72,3 @@ def highlighted(text: str, words: str, answer: tuple[int, int] | None = None) ->
         parts.append(f"{markup(text[last:start])}<mark>{markup(text[start:end])}</mark>")
         last = end
     return "".join([*parts, markup(text[last:])])
-
-
-def word_diff(before: str, after: str) -> str:
-    """Returns the second text as HTML, with `<ins>` around the words that the first lacks, and `<del>` with those that
-    it had in their place. Long texts are compared line by line."""
-    first = _WORDS.findall(before[:KEPT])
-    second = _WORDS.findall(after[:KEPT])
-    if len(first) + len(second) > _LONG_DIFF:
-        first = before[:KEPT].splitlines(keepends=True)
-        second = after[:KEPT].splitlines(keepends=True)
-    parts = []
-    for kind, start, end, new_start, new_end in difflib.SequenceMatcher(
-        None, first, second, False
-    ).get_opcodes():
-        gone = markup("".join(first[start:end]))
-        new = markup("".join(second[new_start:new_end]))
-        if kind == "equal":
-            parts.append(new)
-        else:
-            parts.append(
-                (f"<del>{gone}</del>" if gone else "") + (f"<ins>{new}</ins>" if new else "")
-            )
-    return "".join(parts)

@@ -61,8 +61,6 @@ def look(run: Path) -> list[str]:
             table.page(CompletionQuery(text="the"))
             for step, group in table.groups(CompletionQuery()):
                 table.group(step, group)
-            for prompt in table.prompts("c")[1]:
-                table.of_prompt(prompt["prompt_id"])
             for row in table.failure_classes():
                 assert sum(value for name, value in row.items() if name != "step") > 0
             problems += table.problems

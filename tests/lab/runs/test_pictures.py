@@ -82,9 +82,7 @@ def test_pages_and_reports_show_it_with_its_completions(image: ImageFile, tmp_pa
     with CompletionTable(tmp_path / "completions.jsonl") as found:
         found.refresh()
         blocks = extremes(found, best=True)
-        _, prompts = found.prompts()
     assert all(isinstance(one, Passages) and first in one.pictures for one in blocks)
-    assert [row["images"] for row in prompts] == [rows[0]["images"]] * len(prompts)
     report = Report("r", [Section("s", blocks)])
     assert first.url in html(report) and "<img src=x" not in html(report)
     text, _ = markdown(report, "files")

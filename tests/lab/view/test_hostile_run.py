@@ -17,7 +17,7 @@ PATHS = (
     "/group?step=1&group=0",
     "/tokens?step=1",
     "/time",
-    "/prompt?prompt=countdown:1",
+    "/completions?prompt=countdown:1",
 )
 OUT = (
     "../..",
@@ -48,7 +48,7 @@ def test_nothing_of_a_run_acts_in_its_pages(
     for path in (
         *PATHS,
         f"/completions?q={hostile}&where={hostile}&sort={hostile}",
-        f"/prompt?prompt={hostile}",
+        f"/completions?prompt={hostile}",
     ):
         more = "&" if "?" in path else "?"
         page.goto(f"{url}{path}{more}run={quote(NAME)}")

@@ -19,7 +19,7 @@ from tests.lab.view.conftest import Viewer
 
 SIZES = ((1440, 900), (390, 844), (1920, 1080))
 THEMES = ("light", "dark")
-_PAGES = ("/", "/completions", "/group?step=1&group=0", "/prompt", "/tokens?step=1")
+_PAGES = ("/", "/completions", "/group?step=1&group=0", "/tokens?step=1")
 PAGES = (*_PAGES, "/time", "/nosuchpage")
 _IS_DARK = "document.body.classList.contains('body--dark')"
 _CONTROLS = """() => {

@@ -17,7 +17,7 @@ from swift_r1.lab.view.coloured import (
     tokens_html,
     values_of,
 )
-from swift_r1.lab.view.markup import markup, token_markup, word_diff
+from swift_r1.lab.view.markup import markup, token_markup
 from tests.lab.html import Reader
 
 HOSTILE = (
@@ -40,8 +40,6 @@ def test_hostile_text_is_shown_and_does_nothing(text: str) -> None:
         markup(text),
         token_markup(text),
         tokens_html([text], [False], ["x"]),
-        word_diff("", text),
-        word_diff(text, ""),
     ):
         read = Reader(html)
         assert set(read.tags) <= {"b", "i", "ins", "del", "wbr", "div"}
@@ -60,17 +58,6 @@ def test_whitespace_of_tokens_is_visible() -> None:
 def test_a_long_text_is_cut() -> None:
     read = Reader(markup("<" * 500_000))
     assert read.text.endswith("… 100,000 more characters") and read.text.count("<") == 400_000
-
-
-def test_diff_marks_what_changed() -> None:
-    changed = word_diff("we add 3 and 4\nso 7", "we add 3 and 5\nso <b>8</b>")
-    assert (
-        changed
-        == "we add 3 and<del> 4</del><ins> 5</ins>\nso<del> 7</del><ins> &lt;b&gt;8&lt;/b&gt;</ins>"
-    )
-    long = "".join(f"line {number}\n" for number in range(5000))
-    changed = word_diff(long, long.replace("line 77\n", "line x\n"))
-    assert "line 76\n<del>line 77\n</del><ins>line x\n</ins>line 78\n" in changed
 
 
 ROW = {

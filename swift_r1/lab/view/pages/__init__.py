@@ -7,5 +7,5 @@ import importlib
 
 def load() -> None:
     """Imports every page, in the order of the navigation."""
-    for name in ("overview", "completions", "prompt", "tokens", "time", "group"):
+    for name in ("overview", "completions", "tokens", "time", "group"):
         importlib.import_module(f"{__name__}.{name}")

@@ -201,7 +201,7 @@ class _Completions:
 
     def _prompt(self, row: Row) -> str:
         of = self.page.text("of") or None
-        return self.page.link("/prompt", prompt=row.get("prompt_id"), of=of)
+        return self.page.link("/completions", prompt=row.get("prompt_id"), of=of)
 
     async def _change(self, **values: Any) -> None:
         """A control was changed: the first page of what is asked for now."""

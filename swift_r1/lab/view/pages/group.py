@@ -54,8 +54,8 @@ async def group(page: Page) -> None:
     with ui.element("div").classes("view-row"):
         _neighbours(page, steps, step, number)
         if rows:
-            own = {"prompt": rows[0].get("prompt_id"), "of": of}
-            ui.link("this prompt over time", page.link("/prompt", **own))
+            prompt = {"prompt": rows[0].get("prompt_id"), "of": of}
+            ui.link("this prompt in every step", page.link("/completions", **prompt))
             _choice(page, "sort", {"": "as sampled", "reward": "by reward"})
     if not rows:
         raise UsageError(f"step {step} has no group {number}")

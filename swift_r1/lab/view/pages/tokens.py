@@ -53,7 +53,7 @@ async def tokens(page: Page) -> None:
         _neighbours(page, there, place)
         step = one.step if one.round_step is None else one.round_step
         ui.link("its group", page.link("/group", step=step, group=one.group))
-        ui.link("this prompt over time", page.link("/prompt", prompt=one.prompt_id))
+        ui.link("this prompt in every step", page.link("/completions", prompt=one.prompt_id))
     _Tokens(page, record, row, [other.step for other in rows])
     page.problems(record, record.problems)
 
