@@ -1,4 +1,4 @@
-"""`swift view`: shows runs on a page, in the terminal, or as a trace file. Writes nothing in their folders."""
+"""`swift view`: shows runs on a page, or writes what one did when as a trace file. Writes nothing in their folders."""
 
 from __future__ import annotations
 
@@ -21,16 +21,12 @@ folder of a run, or one that holds runs (default: output; the newest is shown fi
 _EXAMPLES = """
 swift view
 swift view output/model/v0-20261121-120000 output/model/v1-20261121-130000 --port 7861
-swift view --text output/model/v0-20261121-120000
 swift view --trace out.pftrace output/model/v0-20261121-120000
 SWIFT_API_KEY=secret swift view --host 0.0.0.0
 """
 
 DEFAULT_PORT = 7860
-_PAGE = Scope(
-    lambda args: not args.text and args.trace is None, "without the page (--text, --trace)"
-)
-_TEXT = Scope(lambda args: args.text, "without --text")
+_PAGE = Scope(lambda args: args.trace is None, "without the page (--trace)")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,20 +46,12 @@ class ViewArguments(Command):
         "key of the page (better: in SWIFT_API_KEY): once as ?key=..., or in a header",
         secret=API_KEY_VARIABLE,
     )
-    text: bool = flag(
-        False, "print the overview and groups in the terminal instead of serving a page"
-    )
-    step: int | None = flag(
-        None, "the step whose groups are shown (default: the last)", _TEXT, at_least=0
-    )
     trace: str | None = flag(
         None, "write what every process did when to this file, for ui.perfetto.dev"
     )
 
     def faults(self, given: frozenset[str], world: World) -> Iterator[str]:
         yield from scope_faults(self, given)
-        if self.text and self.trace is not None:
-            yield "--text and --trace are two things to make: give one of them"
 
 
 HELP = (_USAGE, ViewArguments, _EXAMPLES)
@@ -84,10 +72,6 @@ def run(words: Sequence[str]) -> int:
     from swift_r1.record.folder import find_runs
 
     runs = find_runs(args.runs)
-    if args.text:
-        from swift_r1.lab.view.text import show_text
-
-        return show_text(runs, args.step)
     if args.trace is not None:
         from swift_r1.lab.view.trace import write_trace
 

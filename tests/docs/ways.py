@@ -87,7 +87,7 @@ def way_of(command: Shown) -> Way | None:
         if name == "rlhf":
             kept = {*words, *command.environ} & RESOLVED_TRAININGS.keys()
             return Way.RESOLVED if kept else Way.SMALL
-        if name in DRY or (name == "view" and {"--text", "--trace"} & set(words)):
+        if name in DRY or (name == "view" and "--trace" in words):
             return Way.RUN
         if name in RUNS and reason(command) is None:
             return Way.RUN

@@ -61,13 +61,13 @@ def test_every_way_to_write_a_flag() -> None:
 
 def test_folders_of_runs_may_stand_anywhere() -> None:
     for words in (
-        "a b --text --step 3",
-        "--text a --step 3 b",
-        "--step=3 a b --text true",
-        "--runs a b --text --step 3",
+        "a b --trace t --port 3",
+        "--trace t a --port 3 b",
+        "--port=3 a b --trace t",
+        "--runs a b --trace t --port 3",
     ):
         args = parse_arguments(ViewArguments, words.split(), {})
-        assert (args.runs, args.text) == (["a", "b"], True)
+        assert (args.runs, args.trace) == (["a", "b"], "t")
     assert parse_arguments(ViewArguments, ["a", "--runs", "b"], {}).runs == ["b"]
 
 

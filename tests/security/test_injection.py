@@ -26,9 +26,6 @@ from tests.serving.test_malformed import EXPECTED, QuickEngine
 
 COMMANDS = (
     *(
-        "view {} --text",
-        "view {} --text --prompt nothing",
-        "view {} --text --step 99",
         "why {}",
         "why {} --json",
     ),

@@ -205,7 +205,6 @@ def _read(place: Place, key: str) -> None:
             ("report", "-o", "report.md"),
             ("why",),
             ("why", "--json"),
-            ("view", "--text"),
         )
     ):
         assert place.run(f"read-{number}", words[0], run, *words[1:], forked=True) == 0, place.said(

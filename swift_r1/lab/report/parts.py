@@ -32,8 +32,6 @@ _CURVES = {
     "kl": ".4f",
     "entropy": ".3f",
 }
-_BARS = "▁▂▃▄▅▆▇█"
-_CURVE = 24  # characters: a row of a terminal fits into 80 columns
 _POINTS = 12  # of the table of curves, at most
 _PHASES = ("generate", "reward", "teacher", "train", "sync")
 
@@ -180,20 +178,3 @@ def cost(run: RunFolder, log: MetricLog) -> dict[str, str]:
             text += f": {', '.join(parts)}"
         found["time of a step"] = text
     return found
-
-
-def sparkline(values: Sequence[float], width: int = _CURVE) -> str:
-    """Returns the curve as at most `width` bars, of the mean of the values in each; a blank where nothing is known."""
-    count = len(values)
-    bins: list[list[float]] = [[] for _ in range(min(width, count))]
-    for place, value in enumerate(values):
-        if math.isfinite(value):
-            bins[place * len(bins) // count].append(value)
-    means = [math.fsum(one) / len(one) if one else math.nan for one in bins]
-    known = [value for value in means if math.isfinite(value)]
-    low = min(known, default=0.0)
-    high = max(known, default=0.0)
-    scale = (len(_BARS) - 1) / (high - low) if high > low else 0.0
-    return "".join(
-        _BARS[round((value - low) * scale)] if math.isfinite(value) else " " for value in means
-    )

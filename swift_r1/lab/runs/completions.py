@@ -163,16 +163,6 @@ class CompletionTable(StoredLines):
                     found[place] = whole | {FAILURE: failure}
         return [found[place] for place in ids if place in found]
 
-    def groups(self, query: CompletionQuery) -> list[tuple[int, int]]:
-        """Returns the step and number of each group with matching completions, for a query of steps, prompt or group
-        alone."""
-        where = index_condition(query)
-        statement = 'SELECT DISTINCT step, "group" FROM completions WHERE "group" IS NOT NULL AND'
-        return [
-            (step, group)
-            for step, group in self._rows(f"{statement} {where.text} ORDER BY ALL", where.values)
-        ]
-
     def group(self, step: int, group: int, longest: int | None = None) -> list[dict[str, Any]]:
         """Returns a group's completions in their order; where the file lacks `number` they are numbered."""
         query = CompletionQuery(steps=(step, step), group=group, order_by="number")

@@ -54,23 +54,16 @@ def test_a_replay_has_no_verdict_on_recorded_rewards_wherever_one_is_shown(
             watch.line()
     assert said(caplog) == []
     assert watch.end() == f"policy: moved 0; swift why {run}"
-    other = run_folder(tmp_path / "other", HEALTHY)
     moved = "its log-probs moved by 0 nats per token (policy/moved), first by 0"
 
     main(["why", str(run)])
     assert moved in capsys.readouterr().out
     main(["why", str(run), "--json"])
     assert json.loads(capsys.readouterr().out)[0]["verdict"] is None
-    main(["view", "--text", str(run)])
-    assert moved in " ".join(capsys.readouterr().out.split())
-    main(["view", "--text", str(run), str(other)])
-    of_run = [line for line in capsys.readouterr().out.splitlines() if line.startswith("again")]
-    assert "moved 0" in of_run[0]
     main(["report", str(run), "--output", str(tmp_path / "report.html")])
     report = (tmp_path / "report.html").read_text()
     assert moved in report
-    for text in (report, *of_run):
-        assert "rises" not in text and "is solved" not in text and "reward solved" not in text
+    assert not any(said in report for said in ("rises", "is solved", "reward solved"))
 
 
 def test_the_verdict_is_said_ever_more_rarely_and_at_the_end(

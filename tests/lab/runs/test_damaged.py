@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 from swift_r1.lab.runs.completions import CompletionTable
 from swift_r1.lab.runs.query import CompletionQuery
 from swift_r1.lab.runs.timeline import Timeline
-from swift_r1.lab.view.text import show_text
 from swift_r1.record.folder import find_runs
 from swift_r1.record.metric_log import MetricLog
 from swift_r1.record.token_reader import TokenRecord
@@ -59,8 +58,8 @@ def look(run: Path) -> list[str]:
             for order in ("reward", "target"):
                 table.page(CompletionQuery(order_by=order, where=[("target", ">", 0)]))
             table.page(CompletionQuery(text="the"))
-            for step, group in table.groups(CompletionQuery()):
-                table.group(step, group)
+            for step in table.steps():
+                table.group(step, 0)
             for row in table.failure_classes():
                 assert sum(value for name, value in row.items() if name != "step") > 0
             problems += table.problems
@@ -75,7 +74,6 @@ def look(run: Path) -> list[str]:
     for lane in timeline.lanes:
         timeline.totals(lane)
     assert timeline.marks is not None
-    show_text([found], None)
     problems += [*found.problems, *record.problems, *log.problems, *timeline.problems]
     assert all(problem and "\n" not in problem for problem in problems)
     return problems

@@ -66,9 +66,9 @@ def test_what_is_wrong_is_said_before_anything_is_loaded(
             "swift view: --host 0.0.0.0 accepts connections from other machines: set --api_key",
         ),
         (
-            [made, "--text", "--port", "1"],
+            [made, "--trace", "t.pftrace", "--port", "1"],
             2,
-            "swift view: --port has no effect without the page (--text, --trace)",
+            "swift view: --port has no effect without the page (--trace)",
         ),
         ([made, "--portt", "1"], 2, "swift view: unknown flag --portt: did you mean --port?"),
     ):
