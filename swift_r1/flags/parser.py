@@ -308,13 +308,21 @@ def _load_config(path: str, faults: list[str]) -> dict[Any, Any] | None:
     return loaded or {}
 
 
+def _commands(cls: type[Command]) -> Iterator[type[Command]]:
+    """Yields the classes that are commands; others only share flags among some."""
+    for other in cls.__subclasses__():
+        if "command" in vars(other):
+            yield other
+        yield from _commands(other)
+
+
 def unknown_flag(cls: type[Command], written: str) -> str:
     """Returns a line about a flag that is not ours and has no meaning here: another command's, or a typo."""
     name = spelling(written)
     shown = written if written.startswith("-") else f"--{name}"
     names = sorted(spellings(cls))
     near = difflib.get_close_matches(name, names, n=1, cutoff=0.6)
-    owners = [other.command for other in Command.__subclasses__() if name in spellings(other)]
+    owners = [other.command for other in _commands(Command) if name in spellings(other)]
     if owners and name not in names:
         return f"{shown} is a flag of `swift {owners[0]}`, not of `swift {cls.command}`: {cls.of_others}"
     if near:
