@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 
 from swift_r1.lab.diagnosis.past import DETECTORS
 from swift_r1.lab.diagnosis.verdict import headline
 from swift_r1.lab.diagnosis.watch import Diagnosis
-from swift_r1.lab.report import completions, evaluations, parts
+from swift_r1.lab.report import completions, parts
 from swift_r1.lab.report.blocks import (
     Block,
     CodeBlock,
@@ -19,20 +19,16 @@ from swift_r1.lab.report.blocks import (
     Section,
     Table,
 )
-from swift_r1.lab.report.evaluations import Measured, right_shares
 from swift_r1.lab.report.figures import figure
 from swift_r1.lab.runs.completions import CompletionTable
 from swift_r1.lab.runs.curves import RunGroup, about, constant, curves, groups_of, panels
 from swift_r1.lab.runs.names import names_of
-from swift_r1.lab.runs.query import CompletionQuery
 from swift_r1.record.folder import COMPLETIONS, EVAL_COMPLETIONS, RunFolder
+from swift_r1.record.metric_log import BenchmarkEstimate
 from swift_r1.runtime.terminal import duration
 
 # events that are counted
 _HAPPENED = ("resumed", "skipped", "server_lost", "server_joined", "server_left")
-# completions of one evaluation; characters of their texts, of which the ids are read
-_MOST = 200_000
-_LONGEST = 1_000
 
 
 @dataclass(frozen=True)
@@ -62,12 +58,11 @@ def build(folders: Sequence[RunFolder]) -> Report:
         of_folder = {run.folder: run for run in runs}
         alike = groups_of(folders, [run.log for run in runs], names_of(folders))
         groups = {group.name: [of_folder[folder] for folder in group.runs] for group in alike}
-        measured = _measured(groups)
         sections: dict[str, Sequence[Block]] = {
             "Verdict": _verdicts(runs),
             "Signs of trouble": _diagnoses(runs),
             "Curves": _curves(alike),
-            "Evaluation": evaluations.blocks(measured, list(groups)),
+            "Evaluation": _evaluations(_ordered(groups)),
             "The same prompts over time": _of_each(
                 groups, lambda run: completions.same_prompts(run.evaluated)
             ),
@@ -81,10 +76,7 @@ def build(folders: Sequence[RunFolder]) -> Report:
             "Cost": _cost(runs),
             "What was run": _what(groups),
         }
-        summary = [
-            _summary(run, own, len(runs))
-            for run, own in zip(_ordered(groups), measured, strict=True)
-        ]
+        summary = [_summary(run, len(runs)) for run in _ordered(groups)]
         problems = [text for run in runs for text in run.problems]
     title = f"Report: {', '.join(groups)}"
     own = [Section(name, blocks) for name, blocks in sections.items() if blocks]
@@ -143,11 +135,14 @@ def _ordered(groups: Mapping[str, Sequence[Opened]]) -> list[Opened]:
     return [run for group in groups.values() for run in group]
 
 
-def _summary(run: Opened, measured: Measured, runs: int) -> str:
-    """Returns what came of a run: its reward and the accuracies with their intervals, its length, and what is wrong."""
+def _summary(run: Opened, runs: int) -> str:
+    """Returns what came of a run: its reward with its interval, its evaluations, its length, and what is wrong."""
     log = run.log
     said = [headline(log.verdict, log.past)]
-    said += evaluations.gains(measured)
+    said += [
+        f"{name} on {benchmark} {first.value:.3f} to {last.value:.3f}"
+        for benchmark, name, first, last in _ends(run)
+    ]
     steps = f"{log.last_step} steps"
     seconds = run.folder.summary.get("seconds")
     said.append(f"{steps} in {duration(seconds)}" if isinstance(seconds, int | float) else steps)
@@ -207,19 +202,26 @@ def _curves(groups: Sequence[RunGroup]) -> list[Block]:
     return found + ([Note(f"Constant: {'; '.join(texts)}.")] if texts else [])
 
 
-def _measured(groups: Mapping[str, Sequence[Opened]]) -> list[Measured]:
-    found = []
-    for number, group in enumerate(groups.values()):
-        for run in group:
-            known = {name: run.log.evaluations(name, "accuracy") for name in run.log.benchmarks()}
-            steps = sorted({one.step for own in known.values() for one in own})
-            ends = []
-            for step in steps[:1] + steps[-1:]:
-                rows = run.evaluated.page(CompletionQuery((step, step)), 0, _MOST, _LONGEST)
-                ends.append(right_shares(rows, list(known)))
-            first, last = ends or ({}, {})
-            found.append(Measured(run.folder.name, number, known, first, last))
-    return found
+def _ends(run: Opened) -> Iterator[tuple[str, str, BenchmarkEstimate, BenchmarkEstimate]]:
+    """Yields each benchmark, its estimate's name, and that estimate at the first evaluation and at the last."""
+    for benchmark in sorted(run.log.benchmarks()):
+        name = run.log.estimate(benchmark)
+        estimates = run.log.evaluations(benchmark, name)
+        if estimates:
+            yield benchmark, name, estimates[0], estimates[-1]
+
+
+def _evaluations(runs: Sequence[Opened]) -> list[Block]:
+    """Returns a table of the first and the last evaluation of each run, by benchmark."""
+    rows = []
+    for run in runs:
+        for benchmark, name, first, last in _ends(run):
+            shown = [f"{one.value:.3f} (step {one.step})" for one in (first, last)]
+            known = last.low is not None and last.high is not None
+            bounds = f"{last.low:.3f} to {last.high:.3f}" if known else ""
+            rows.append([benchmark, run.folder.name, name, *shown, bounds])
+    head = ["benchmark", "run", "estimate", "first", "last", "95 % of last"]
+    return [Table(head, sorted(rows), texts=3)] if rows else []
 
 
 def _of_each(

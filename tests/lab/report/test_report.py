@@ -16,7 +16,6 @@ import pytest
 from swift_r1.cli.main import main
 from swift_r1.lab.report.blocks import Block, Figures, Note, Report, Table
 from swift_r1.lab.report.build import build
-from swift_r1.lab.report.evaluations import difference, mean_shares, right_shares
 from swift_r1.lab.report.html import html
 from swift_r1.record.folder import find_runs
 from tests.lab.diagnosis.recorded import run_folder
@@ -248,46 +247,21 @@ def test_a_file_that_is_no_report_stays(
     assert main(["report"]) == 2
 
 
-def test_a_gain_is_of_the_evaluations_that_it_stands_beside(tmp_path: Path) -> None:
+def test_the_first_and_the_last_evaluation_stand_beside_each_other(tmp_path: Path) -> None:
     run = make_run(tmp_path / "v0-run", steps=4)
-    before = {
-        "step": 0,
-        **{
-            f"eval/countdown/{name}": 0.25
-            for name in ("accuracy", "avg@2", "avg@2/low", "avg@2/high")
-        },
-    }
-    log, completions = run / "logging.jsonl", run / "eval_completions.jsonl"
+    names = ("accuracy", "avg@2", "avg@2/low", "avg@2/high")
+    before = {"step": 0, **{f"eval/countdown/{name}": 0.25 for name in names}}
+    log = run / "logging.jsonl"
     log.write_text(json.dumps(before) + "\n" + log.read_text())
-    lines = completions.read_text().splitlines(keepends=True)
-    for kept, gains in (
-        (lines, True),
-        ([line for line in lines if json.loads(line)["step"]], False),
-    ):
-        completions.write_text("".join(kept))
-        table = section(build(find_runs([run])), "Evaluation")[-1]
-        assert isinstance(table, Table)
-        [row] = table.rows
-        assert row[:5] == ["countdown", "v0-run", "25.0 (step 0)", "50.0 (step 4)", "20.0 to 80.0"]
-        assert all(row[5:]) is gains and any(row[5:]) is gains
+    report = build(find_runs([run]))
+    [table] = section(report, "Evaluation")
+    assert isinstance(table, Table)
+    ends = ["0.250 (step 0)", "0.500 (step 4)", "0.200 to 0.800"]
+    assert table.rows == [["countdown", "v0-run", "accuracy", *ends]]
+    assert " · accuracy on countdown 0.250 to 0.500 · " in report.summary[0]
 
 
-def test_what_is_right_and_what_a_difference_is_worth() -> None:
-    rows = [
-        {"prompt_id": f"sums/eval:{question}", "rewards/a": float(question < 5), "rewards/b": 9.0}
-        for question in range(10)
-        for _ in range(2)
-    ]
-    named = [{"benchmark": "gsm8k", "prompt_id": "1", "rewards/a": None}]
-    found = right_shares([*rows, *named], ["sums", "su"])
-    assert found["gsm8k"] == {"1": 0.0} and sum(found["sums"].values()) == 5
-    none = dict.fromkeys(found["sums"], 0.0)
-    gained = difference(none, found["sums"])
-    assert (
-        gained is not None
-        and gained.value == 0.5
-        and gained.p_value == 0.0625
-        and 0 == gained.low < gained.high < 1
-    )
-    assert mean_shares([none, found["sums"]])["sums/eval:0"] == 0.5
-    assert difference(none, {"other": 1.0}) is None
+def test_a_file_that_cannot_be_written_whole_leaves_nothing(tmp_path: Path) -> None:
+    with pytest.raises(UnicodeEncodeError):
+        write_whole(tmp_path / "report.html", "half a pair: \ud800")
+    assert list(tmp_path.iterdir()) == []

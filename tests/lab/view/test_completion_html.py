@@ -104,7 +104,7 @@ def test_a_prompt_shows_what_is_asked_and_folds_the_chat_template() -> None:
     assert not folded.startswith(' class="thought" open')
     assert '"thought" open' in prompt_block({"prompt": chat}, Look(words="brief"))
     assert "<details" not in prompt_block({"prompt": "1 + 2?"})
-    cell = rows_table([{"prompt": chat}], ["prompt"], "prompt", False, {}, "", ())
+    cell = rows_table([{"prompt": chat}], ["prompt"], "prompt", False, {}, "")
     assert "1 + 2?" in cell and "im_start" not in cell
 
 
