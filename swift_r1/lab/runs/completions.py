@@ -141,16 +141,15 @@ class CompletionTable(StoredLines):
         query: CompletionQuery,
         offset: int = 0,
         limit: int = 50,
-        longest: int | None = None,
     ) -> list[dict[str, Any]]:
-        """Rows as the file has them, and the columns that are made here. Texts of more than `longest` characters are
-        cut, and end in an ellipsis. Raises ValueError as `lab/runs/query.py`."""
+        """Returns rows as the file has them, and the columns that are made here. Raises ValueError as
+        `lab/runs/query.py`."""
         with self._lock:
             return self._rows_of(
-                self._ids(query)[max(0, offset) : max(0, offset) + max(0, limit)].tolist(), longest
+                self._ids(query)[max(0, offset) : max(0, offset) + max(0, limit)].tolist()
             )
 
-    def _rows_of(self, ids: list[int], longest: int | None = None) -> list[dict[str, Any]]:
+    def _rows_of(self, ids: list[int]) -> list[dict[str, Any]]:
         """Returns the rows in this order, without lines that are no longer there, and those that are JSON for DuckDB
         alone, such as one with a comma before its end."""
         found: dict[int, dict[str, Any]] = {}
@@ -159,14 +158,13 @@ class CompletionTable(StoredLines):
         for cursor in self._over_lines(Sql("id IN (SELECT unnest(?))", [ids]), statement, values):
             for place, line, failure in cursor.fetchall():
                 for row in json_rows(line.encode())[0]:
-                    whole = row if longest is None else cut(row, longest)
-                    found[place] = whole | {FAILURE: failure}
+                    found[place] = row | {FAILURE: failure}
         return [found[place] for place in ids if place in found]
 
-    def group(self, step: int, group: int, longest: int | None = None) -> list[dict[str, Any]]:
+    def group(self, step: int, group: int) -> list[dict[str, Any]]:
         """Returns a group's completions in their order; where the file lacks `number` they are numbered."""
         query = CompletionQuery(steps=(step, step), group=group, order_by="number")
-        rows = self.page(query, 0, 10_000, longest)
+        rows = self.page(query, 0, 10_000)
         return [{"number": place} | row for place, row in enumerate(rows)]
 
     def steps(self) -> list[int]:
@@ -184,16 +182,3 @@ class CompletionTable(StoredLines):
         for step, failure, count in found:
             by_step.setdefault(step, {"step": step} | dict.fromkeys(FAILURES, 0))[failure] = count
         return list(by_step.values())
-
-
-def cut(value: Any, longest: int) -> Any:
-    """Returns a JSON value with its texts cut to so many characters."""
-    if isinstance(value, str):
-        return value if len(value) <= longest else value[:longest] + "…"
-    if isinstance(value, list):
-        return [cut(item, longest) for item in value]
-    return (
-        {key: cut(item, longest) for key, item in value.items()}
-        if isinstance(value, dict)
-        else value
-    )

@@ -36,14 +36,12 @@ def _evaluated(run: Path) -> CompletionTable:
     return CompletionTable(run / EVAL_COMPLETIONS)
 
 
-async def table_of(page: Page, of: str | None = None, seconds: float = math.inf) -> CompletionTable:
-    """Returns the completions of the page's first run, those of training, or with "eval" those of
-    evaluations (by default as `of` in the address says); with what was written since, as far as it can be read in so
-    many seconds."""
-    of = page.text("of") if of is None else of
-    found = opened(_evaluated if of == "eval" else _trained, page.run.path)
-    await asyncio.to_thread(found.refresh, seconds)
-    return found
+async def table_of(page: Page, seconds: float = math.inf) -> CompletionTable:
+    """Returns the completions of the page's first run, those of training, or where `of` in the address is "eval" those
+    of evaluations; with what was written since, as far as it can be read in so many seconds."""
+    table = opened(_evaluated if page.text("of") == "eval" else _trained, page.run.path)
+    await asyncio.to_thread(table.refresh, seconds)
+    return table
 
 
 SORTED = "(event) => { const name = event.target.closest('[data-sort]')?.dataset.sort; if (name) emit(name); }"
