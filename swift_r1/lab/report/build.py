@@ -42,13 +42,13 @@ class Opened:
 
     @property
     def problems(self) -> list[str]:
-        found = (
+        problems = (
             *self.folder.problems,
             *self.log.problems,
             *self.trained.problems,
             *self.evaluated.problems,
         )
-        return [f"{self.folder.name}: {text}" for text in dict.fromkeys(found)]
+        return [f"{self.folder.name}: {text}" for text in dict.fromkeys(problems)]
 
 
 def build(folders: Sequence[RunFolder]) -> Report:
@@ -79,8 +79,8 @@ def build(folders: Sequence[RunFolder]) -> Report:
         summary = [_summary(run, len(runs)) for run in _ordered(groups)]
         problems = [text for run in runs for text in run.problems]
     title = f"Report: {', '.join(groups)}"
-    own = [Section(name, blocks) for name, blocks in sections.items() if blocks]
-    return Report(title, own, summary, problems)
+    filled = [Section(name, blocks) for name, blocks in sections.items() if blocks]
+    return Report(title, filled, summary, problems)
 
 
 def _open(folder: RunFolder, tables: ExitStack) -> Opened:
@@ -98,23 +98,23 @@ def _what(groups: Mapping[str, Sequence[Opened]]) -> list[Block]:
     columns = []
     for group in groups.values():
         first = group[0].folder
-        own = {
+        facts = {
             name: parts.without_folders(first, text) for name, text in parts.facts(first).items()
         }
         if len(group) > 1:
-            own["seeds"] = ", ".join(
+            facts["seeds"] = ", ".join(
                 f"{run.folder.args.get('seed')} ({run.folder.name})" for run in group
             )
-        own["state"] = ", ".join(_state(run) for run in group)
-        columns.append(own)
-    names = dict.fromkeys(name for own in columns for name in own)
-    rows = [[name, *(own.get(name, "") for own in columns)] for name in names]
-    found: list[Block] = [Table(["run", *groups], rows, len(groups) + 1)]
+        facts["state"] = ", ".join(_state(run) for run in group)
+        columns.append(facts)
+    names = dict.fromkeys(name for facts in columns for name in facts)
+    rows = [[name, *(facts.get(name, "") for facts in columns)] for name in names]
+    blocks: list[Block] = [Table(["run", *groups], rows, len(groups) + 1)]
     for run, *_ in groups.values():
         for block in parts.command(run.folder):
             text = parts.without_folders(run.folder, block.text)
-            found.append(CodeBlock(text, f"The command of {run.folder.name}"))
-    return found
+            blocks.append(CodeBlock(text, f"The command of {run.folder.name}"))
+    return blocks
 
 
 def _state(run: Opened) -> str:
@@ -160,15 +160,15 @@ def _summary(run: Opened, runs: int) -> str:
 def _verdicts(runs: Sequence[Opened]) -> list[Block]:
     """Returns what keeps each run from learning, and how its rewards and evaluations changed, as `swift why` says
     it."""
-    found: list[Block] = []
+    notes: list[Block] = []
     for run in runs:
         verdict = run.log.verdict
         if verdict is None:
             continue
         name = f"{run.folder.name}: " if len(runs) > 1 else ""
-        found += [Note(f"{name}Why: {one.line}") for one in verdict.causes]
-        found += [Note(f"{name}{trend.text}") for trend in verdict.trends]
-    return found
+        notes += [Note(f"{name}Why: {cause.line}") for cause in verdict.causes]
+        notes += [Note(f"{name}{trend.text}") for trend in verdict.trends]
+    return notes
 
 
 def _diagnoses(runs: Sequence[Opened]) -> list[Block]:
@@ -198,8 +198,8 @@ def _curves(groups: Sequence[RunGroup]) -> list[Block]:
         if not text
     ]
     texts = [text for text in still.values() if text]
-    found: list[Block] = [Figures(drawn)] if drawn else []
-    return found + ([Note(f"Constant: {'; '.join(texts)}.")] if texts else [])
+    figures: list[Block] = [Figures(drawn)] if drawn else []
+    return figures + ([Note(f"Constant: {'; '.join(texts)}.")] if texts else [])
 
 
 def _ends(run: Opened) -> Iterator[tuple[str, str, BenchmarkEstimate, BenchmarkEstimate]]:
@@ -228,17 +228,17 @@ def _of_each(
     groups: Mapping[str, Sequence[Opened]], blocks: Callable[[Opened], list[Block]]
 ) -> list[Block]:
     """Returns the blocks of the first run of each group, under its name where there are several."""
-    found: list[Block] = []
+    of_groups: list[Block] = []
     for group in groups.values():
-        own = blocks(group[0])
-        if own and len(groups) > 1:
-            found.append(Note(f"Of {group[0].folder.name}:"))
-        found += own
-    return found
+        of_run = blocks(group[0])
+        if of_run and len(groups) > 1:
+            of_groups.append(Note(f"Of {group[0].folder.name}:"))
+        of_groups += of_run
+    return of_groups
 
 
 def _cost(runs: Sequence[Opened]) -> list[Block]:
-    found = {run.folder.name: parts.cost(run.folder, run.log) for run in runs}
-    head = list(dict.fromkeys(name for own in found.values() for name in own))
-    rows = [[name, *(own.get(one, "") for one in head)] for name, own in found.items() if own]
+    costs = {run.folder.name: parts.cost(run.folder, run.log) for run in runs}
+    head = list(dict.fromkeys(what for cost in costs.values() for what in cost))
+    rows = [[name, *(cost.get(what, "") for what in head)] for name, cost in costs.items() if cost]
     return [Table(["run", *head], rows)] if rows else []

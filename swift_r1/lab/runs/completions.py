@@ -152,14 +152,14 @@ class CompletionTable(StoredLines):
     def _rows_of(self, ids: list[int]) -> list[dict[str, Any]]:
         """Returns the rows in this order, without lines that are no longer there, and those that are JSON for DuckDB
         alone, such as one with a comma before its end."""
-        found: dict[int, dict[str, Any]] = {}
+        rows: dict[int, dict[str, Any]] = {}
         judged, values = self._judgement()
         statement = f'SELECT id, line, "{FAILURE}" FROM ({judged})'
         for cursor in self._over_lines(Sql("id IN (SELECT unnest(?))", [ids]), statement, values):
             for place, line, failure in cursor.fetchall():
                 for row in json_rows(line.encode())[0]:
-                    found[place] = row | {FAILURE: failure}
-        return [found[place] for place in ids if place in found]
+                    rows[place] = row | {FAILURE: failure}
+        return [rows[place] for place in ids if place in rows]
 
     def group(self, step: int, group: int) -> list[dict[str, Any]]:
         """Returns a group's completions in their order; where the file lacks `number` they are numbered."""
@@ -175,10 +175,10 @@ class CompletionTable(StoredLines):
     def failure_classes(self) -> list[dict[str, Any]]:
         """Counts by `step` the completions of each class of `FAILURES`."""
         self._judge()
-        found = self._rows(
+        counts = self._rows(
             f'SELECT step, "{FAILURE}", count(*) FROM {JUDGED_TOO} GROUP BY ALL ORDER BY step'
         )
         by_step: dict[int, dict[str, Any]] = {}
-        for step, failure, count in found:
+        for step, failure, count in counts:
             by_step.setdefault(step, {"step": step} | dict.fromkeys(FAILURES, 0))[failure] = count
         return list(by_step.values())

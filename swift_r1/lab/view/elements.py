@@ -124,24 +124,28 @@ def rich(html: str) -> ui.html:
     return ui.html(html, sanitize=False).classes("rich")
 
 
-def of_round(record: TokenRecord, round_step: int) -> list[RecordedCompletion]:
+def completions_of_round(record: TokenRecord, round_step: int) -> list[RecordedCompletion]:
     """Returns the recorded completions of a round, each of their sequences once, without their tokens."""
-    found: dict[tuple[Any, ...], RecordedCompletion] = {}
+    by_sequence: dict[tuple[Any, ...], RecordedCompletion] = {}
     for step in record.steps():
         rows = record.completions(step) if step >= round_step else []
         if rows and min(row.round_step or 0 for row in rows) > round_step:
             break
-        own = [row for row in reversed(rows) if row.round_step == round_step]
-        found |= {(row.request_id, row.number, row.sequence): row for row in own}
+        of_this = [row for row in reversed(rows) if row.round_step == round_step]
+        by_sequence |= {(row.request_id, row.number, row.sequence): row for row in of_this}
     return sorted(
-        found.values(), key=lambda row: (row.group or 0, row.number or 0, row.sequence or 0)
+        by_sequence.values(), key=lambda row: (row.group or 0, row.number or 0, row.sequence or 0)
     )
 
 
 def recorded(record: TokenRecord, step: int, of: str | None) -> set[tuple[str | None, int | None]]:
     """Request and number of the completions of a step (`of` as in `table_of`) whose tokens are recorded: none of
     evaluations."""
-    return {(row.request_id, row.number) for row in of_round(record, step)} if of is None else set()
+    return (
+        {(row.request_id, row.number) for row in completions_of_round(record, step)}
+        if of is None
+        else set()
+    )
 
 
 def tokens_link(page: Page, row: Mapping[str, Any]) -> str:

@@ -119,11 +119,11 @@ def _neighbours(page: Page, steps: Sequence[int], step: int, number: int) -> Non
     """Links to the groups and the steps before and after."""
     place = steps.index(step) if step in steps else len(steps) - 1
     kept = {name: page.text(name) or None for name in ("of", "sort")}
-    for text, title, key, other, own in (
+    for text, title, key, other, group_number in (
         ("‹ step", "step before", "[", steps[max(0, place - 1)], number),
         ("‹ group", "group before", "ArrowLeft", step, max(0, number - 1)),
         ("group ›", "group after", "ArrowRight", step, number + 1),
         ("step ›", "step after", "]", steps[min(len(steps) - 1, place + 1)], number),
     ):
-        link = ui.link(text, page.link("/group", step=other, group=own, **kept))
+        link = ui.link(text, page.link("/group", step=other, group=group_number, **kept))
         link.props(f'data-key="{key}" title="{title}"')

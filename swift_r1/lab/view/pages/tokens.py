@@ -20,7 +20,7 @@ from swift_r1.lab.view.coloured import (
     values_of,
 )
 from swift_r1.lab.view.completion_html import about_prompt
-from swift_r1.lab.view.elements import of_round, rich
+from swift_r1.lab.view.elements import completions_of_round, rich
 from swift_r1.lab.view.markup import markup
 from swift_r1.lab.view.shell import Page, opened, view_page
 from swift_r1.record.token_reader import RecordedCompletion, TokenRecord
@@ -38,11 +38,11 @@ async def tokens(page: Page) -> None:
     if not there:
         raise UsageError(f"{page.names[page.run.name]}: {_missing(page, record)}")
     place = _place(page, there)
-    one = there[place]
+    completion = there[place]
     rows = await asyncio.to_thread(
-        record.completion, one.round_step or 0, str(one.request_id), one.number
+        record.completion, completion.round_step or 0, str(completion.request_id), completion.number
     )
-    rows = [row for row in rows if row.sequence == one.sequence]
+    rows = [row for row in rows if row.sequence == completion.sequence]
     if not rows:
         raise UsageError(
             "the record of this completion cannot be read: its file went, or is damaged"
@@ -51,9 +51,9 @@ async def tokens(page: Page) -> None:
     with ui.element("div").classes("view-row"):
         _step_choice(page, record, row)
         _neighbours(page, there, place)
-        step = one.step if one.round_step is None else one.round_step
-        ui.link("its group", page.link("/group", step=step, group=one.group))
-        ui.link("this prompt in every step", page.link("/completions", prompt=one.prompt_id))
+        step = completion.step if completion.round_step is None else completion.round_step
+        ui.link("its group", page.link("/group", step=step, group=completion.group))
+        ui.link("this prompt in every step", page.link("/completions", prompt=completion.prompt_id))
     _Tokens(page, record, row, [other.step for other in rows])
     page.problems(record, record.problems)
 
@@ -64,7 +64,7 @@ def _listed(page: Page, record: TokenRecord) -> list[RecordedCompletion]:
     if not steps:
         return []
     if page.text("step"):
-        return of_round(record, page.whole("step", 0))
+        return completions_of_round(record, page.whole("step", 0))
     return record.completions(steps[-1])
 
 
@@ -102,8 +102,8 @@ def _place(page: Page, there: Sequence[RecordedCompletion]) -> int:
     if not page.text("request"):
         return 0
     wanted = page.text("request"), page.whole("number", 0), page.whole("sequence", 0)
-    for place, one in enumerate(there):
-        if (one.request_id, one.number, one.sequence or 0) == wanted:
+    for place, completion in enumerate(there):
+        if (completion.request_id, completion.number, completion.sequence or 0) == wanted:
             return place
     raise UsageError(
         f"completion {wanted[1]} of {wanted[0]} is not in the record: see --log_tokens"
@@ -113,12 +113,12 @@ def _place(page: Page, there: Sequence[RecordedCompletion]) -> int:
 def _neighbours(page: Page, there: Sequence[RecordedCompletion], place: int) -> None:
     """Links to the completions before and after, and a choice of all."""
 
-    def address(one: RecordedCompletion) -> str:
-        kept = {"colour": page.text("colour") or None, "step": str(one.round_step)}
+    def address(completion: RecordedCompletion) -> str:
+        kept = {"colour": page.text("colour") or None, "step": str(completion.round_step)}
         where = {
-            "request": one.request_id,
-            "number": one.number,
-            "sequence": one.sequence or None,
+            "request": completion.request_id,
+            "number": completion.number,
+            "sequence": completion.sequence or None,
         }
         return page.link("/tokens", **kept, **where)
 
@@ -129,9 +129,12 @@ def _neighbours(page: Page, there: Sequence[RecordedCompletion], place: int) -> 
         if 0 <= to < len(there):
             link = ui.link(text, address(there[to]))
             link.props(f'data-key="{keys}" title="{text.strip("‹› ")} completion"')
-    one = there[place]
-    step = one.step if one.round_step is None else one.round_step
-    names = {at: f"group {one.group}, completion {one.number}" for at, one in enumerate(there)}
+    completion = there[place]
+    step = completion.step if completion.round_step is None else completion.round_step
+    names = {
+        at: f"group {completion.group}, completion {completion.number}"
+        for at, completion in enumerate(there)
+    }
     label = f"Completion {place + 1} of {len(there)} recorded at step {step}"
     choice = ui.select(names, label=label, value=place)
     choice.props("dense outlined options-dense").classes("source")
@@ -205,7 +208,7 @@ class _Tokens:
                 choice.on_value_change(lambda event: self._recolour(str(event.value)))
         self.legend = rich("")
         pieces = record.pieces(self.ids)
-        special = [record.is_special(one) for one in self.ids]
+        special = [record.is_special(token) for token in self.ids]
         html = tokens_html(pieces, special, self._classes())
         self.block = _TokenText(html, numbers_json(self.row, pieces))
 
