@@ -10,7 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from swift_r1.lab.report.parts import facts
 from swift_r1.lab.runs.completions import CompletionTable
+from swift_r1.lab.runs.progress import progress_of
 from swift_r1.lab.runs.query import CompletionQuery
 from swift_r1.lab.runs.timeline import Timeline
 from swift_r1.record.folder import find_runs
@@ -74,6 +76,8 @@ def look(run: Path) -> list[str]:
     for lane in timeline.lanes:
         timeline.totals(lane)
     assert timeline.marks is not None
+    assert progress_of(found, log)
+    assert facts(found) is not None
     problems += [*found.problems, *record.problems, *log.problems, *timeline.problems]
     assert all(problem and "\n" not in problem for problem in problems)
     return problems
