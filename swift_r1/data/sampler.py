@@ -7,10 +7,8 @@ from __future__ import annotations
 
 import hashlib
 import heapq
-import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from itertools import islice
 from typing import TYPE_CHECKING, Any
@@ -216,80 +214,9 @@ class Difficulty(Sampler):
         self._rates = dict(state["rates"])
 
 
-class Curriculum(Sampler):
-    """Every row once per epoch, from the lowest number in the column difficulty to the highest."""
-
-    def __init__(self, rows: Sequence[Row], args: Any) -> None:
-        super().__init__(rows, args)
-        self._difficulty = [_difficulty(row) for row in rows]
-        self._taken = 0
-        self._epoch: list[int] = []
-
-    def next(self, count: int) -> list[int]:
-        return [self._draw() for _ in range(count)]
-
-    def _draw(self) -> int:
-        place = self._taken % len(self.rows)
-        if not place or not self._epoch:
-            self.order.load_state_dict(self.order.state_dict() | {"drawn": self._taken - place})
-            self._epoch = sorted(self.order.draws(len(self.rows)), key=self._difficulty.__getitem__)
-        self._taken += 1
-        return self._epoch[place]
-
-    def state_dict(self) -> dict[str, Any]:
-        return super().state_dict() | {"taken": self._taken}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        super().load_state_dict(state)
-        self._taken = state["taken"]
-        self._epoch = []
-
-
-def _difficulty(row: Row) -> float:
-    with suppress(KeyError, TypeError, ValueError):
-        if math.isfinite(value := float(row["difficulty"])):
-            return value
-    raise UsageError(
-        f"it needs a number in the column difficulty of each row, and {row.get('prompt_id')} has "
-        f'{row.get("difficulty")!r}; --columns \'{{"level": "difficulty"}}\' renames one'
-    )
-
-
-class ReplayFailures(Sampler):
-    """Every row once per epoch, and between them again those whose completions were mostly wrong."""
-
-    again = 0.5  # of a round at most
-
-    def __init__(self, rows: Sequence[Row], args: Any) -> None:
-        super().__init__(rows, args)
-        self._failed: dict[int, None] = {}  # rows, in the order in which they failed
-
-    def next(self, count: int) -> list[int]:
-        rows = [*islice(self._failed, int(count * self.again))]
-        rows += self.order.draws(count - len(rows))
-        for row in rows:
-            self._failed.pop(row, None)
-        return rows
-
-    def tell(self, outcomes: Sequence[Outcome]) -> None:
-        for one in outcomes:
-            self._failed.pop(one.row, None)
-            if one.pass_rate < 0.5:
-                self._failed[one.row] = None
-
-    def state_dict(self) -> dict[str, Any]:
-        return super().state_dict() | {"failed": [*self._failed]}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        super().load_state_dict(state)
-        self._failed = dict.fromkeys(state["failed"])
-
-
 samplers: dict[str, Callable[[Sequence[Row], Any], Sampler]] = {
     "uniform": Uniform,
     "difficulty": Difficulty,
-    "curriculum": Curriculum,
-    "replay_failures": ReplayFailures,
 }
 """Name for `--prompt_sampler` -> class. Plugins write into it."""
 

@@ -171,7 +171,7 @@ class DataArguments:
     prompt_sampler: str = flag(
         "uniform",
         "which prompts come next: uniform (each once per epoch), difficulty (pass rates near one half first), "
-        "curriculum (by the column difficulty, easy ones first), replay_failures, or a class that a plugin registers",
+        "or a class that a plugin registers",
         _CHOSEN,
     )
     max_pixels: int | None = flag(

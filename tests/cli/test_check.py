@@ -209,17 +209,7 @@ def test_samplers(plugin: Path) -> None:
     assert fault.startswith(
         "--prompt_sampler: there is no sampler difficult: did you mean difficulty?"
     )
-    (fault,) = check(plugin.parent, *data, "--prompt_sampler", "curriculum", code=2)["faults"]
-    assert (
-        "--prompt_sampler curriculum: it needs a number in the column difficulty of each row"
-        in fault
-    )
-    graded = [{"query": f"{n} + 1?", "solution": str(n + 1), "difficulty": n} for n in range(3)]
-    (plugin.parent / "graded.jsonl").write_text("".join(json.dumps(row) + "\n" for row in graded))
-    rows = ("--dataset", "graded.jsonl", "--reward_funcs", "right")
-    check(plugin.parent, *rows, "--prompt_sampler", "curriculum", code=0)
-    for name in ("difficulty", "replay_failures"):
-        check(plugin.parent, *data, "--prompt_sampler", name, code=0)
+    check(plugin.parent, *data, "--prompt_sampler", "difficulty", code=0)
 
 
 FAULTS = (

@@ -74,7 +74,7 @@ ARGS = SimpleNamespace(dataset_shuffle=True, data_seed=5)
 
 
 def sampler(name: str, rows: int = 20) -> Sampler:
-    return build_sampler(name, [{"difficulty": -number} for number in range(rows)], ARGS)
+    return build_sampler(name, [{"number": number} for number in range(rows)], ARGS)
 
 
 def told(rates: dict[int, float]) -> list[Outcome]:
@@ -120,9 +120,9 @@ def test_a_sampler_goes_on_where_it_was(name: str, stop: int) -> None:
     assert rounds_of(after, range(stop - 1, 20), 4, lambda number: number) == whole[stop - 1 :]
 
 
-@pytest.mark.parametrize("name", ["difficulty", "replay_failures"])
-def test_what_a_round_begins_with_does_not_depend_on_the_time(name: str) -> None:
+def test_what_a_round_begins_with_does_not_depend_on_the_time() -> None:
     """Six rounds ahead: whether the trainer was at its latest or at its earliest when they were begun."""
+    name = "difficulty"
     late = rounds_of(
         Choices(sampler(name), ahead=6), range(20), 4, lambda number: max(0, number - 6)
     )
@@ -159,27 +159,3 @@ def test_a_few_rows_are_enough_for_every_sampler() -> None:
             rows = one.next(8)
             assert len(rows) == 8 and set(rows) <= {0, 1, 2}
             one.tell(told(dict.fromkeys(rows, 0.5)))
-
-
-def test_curriculum_goes_from_easy_to_hard_in_every_epoch() -> None:
-    one = sampler("curriculum")
-    assert [one.next(20), one.next(5)] == [[*range(19, -1, -1)], [19, 18, 17, 16, 15]]
-    alike = build_sampler(
-        "curriculum", [{"difficulty": number // 10} for number in range(20)], ARGS
-    )
-    epochs = [alike.next(20), alike.next(20)]
-    assert [set(epoch[:10]) for epoch in epochs] == [{*range(10)}] * 2 and epochs[0] != epochs[1]
-    for bad in ({}, {"difficulty": None}, {"difficulty": "hard"}, {"difficulty": "nan"}):
-        with pytest.raises(
-            UsageError, match="curriculum: it needs a number in the column difficulty"
-        ):
-            build_sampler("curriculum", [bad], ARGS)
-
-
-def test_failures_come_again_in_between() -> None:
-    one = sampler("replay_failures")
-    first = one.next(4)
-    one.tell(told(dict(zip(first, [0.0, 0.9, 0.4, 0.3], strict=True))))
-    second = one.next(4)
-    assert second[:2] == [first[0], first[2]] and set(second[2:]).isdisjoint(first)
-    assert one.next(4)[0] == first[3]
