@@ -84,7 +84,6 @@ class _Job:
                 yield empty | {
                     "row": line,
                     "key": _hash(prompt_key(row)),
-                    "id": 0 if row.get("id") is None else _hash(str(row["id"])),
                     "size": UNBOUNDED if images else content_bytes(row),
                     "turns": len(row["messages"]),
                     "columns": _names(tuple(row)),

@@ -26,7 +26,6 @@ def features() -> datasets.Features:
 
     row: the JSON of a preprocessed row, without the paths of its images, which depend on the machine.
     key: 64 bits of a hash of the messages: rows with equal ones are the same prompt.
-    id: 64 bits of a hash of the column `id`; 0 without one.
     size, turns: bytes of the messages' contents, and how many messages there are.
     columns: the row's columns, as JSON.
     images: the paths of its images.
@@ -34,7 +33,7 @@ def features() -> datasets.Features:
     from datasets import Features, List, Value
 
     texts = {name: Value("string") for name in ("row", "columns")}
-    numbers = {name: Value("int64") for name in ("key", "id", "size", "turns")}
+    numbers = {name: Value("int64") for name in ("key", "size", "turns")}
     return Features({**texts, **numbers, "images": List(Value("string"))})
 
 
@@ -105,12 +104,6 @@ class Rows(Sequence[Row]):
             turns[order] += (times * (int(self.turns.max(initial=0)) + 1)).astype(turns.dtype)
         # nothing is kept under the fingerprint, which would be a hash of all places
         return Rows(self.data.select(wanted, new_fingerprint="chosen"), turns)
-
-    def once(self) -> Rows:
-        """Returns the same rows without repetitions."""
-        import numpy as np
-
-        return self.chosen(np.flatnonzero(self.turns == 0))
 
     def column(self, name: str) -> np.ndarray:
         """Returns a column of numbers (`features`), `[rows]`."""

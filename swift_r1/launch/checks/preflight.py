@@ -9,14 +9,12 @@ from functools import reduce
 from types import MethodType
 from typing import Any
 
-from swift_r1.data.doubles import contradictions
 from swift_r1.data.hubs import ask, default_hub, is_hub_id
 from swift_r1.data.loading import LoadedData, columns_of, load_rows, row_without
 from swift_r1.data.preprocessors import Row
 from swift_r1.data.registry import register_dataset_info
 from swift_r1.data.resolve import open_sources
 from swift_r1.data.rows import RESERVED, TOOL_COLUMNS
-from swift_r1.data.store import Rows
 from swift_r1.errors import UsageError
 from swift_r1.flags.distillation import HINT, POLICY
 from swift_r1.flags.mixture import told_apart
@@ -106,8 +104,6 @@ def _task_data(
     except UsageError as error:
         faults += error.faults
     if data is not None:
-        for note in data_notes(args, data):
-            _logger.warning("data: %s", note)
         faults += column_faults(args, data.train, data.eval)
         faults += row_faults(args, data.train, data.eval)
         faults += sampler_faults(args, data.train)
@@ -128,16 +124,6 @@ def _golds(
     except UsageError as error:
         _logger.warning("%s", error)
         return [None] * len(rows)
-
-
-def data_notes(args: RunFlags, data: LoadedData) -> list[str]:
-    """Returns what is odd about the rows, and breaks no run."""
-    needed = [required_columns(orms[name]) for name in args.called_rewards if name in orms]
-    return (
-        contradictions(data.train, frozenset().union(*needed))
-        if isinstance(data.train, Rows)
-        else []
-    )
 
 
 def trainer_faults(args: RunFlags, world: World) -> list[str]:

@@ -31,7 +31,7 @@ from swift_r1.launch.checks.environments import (
 from swift_r1.launch.checks.golds import right_completions, unreadable_golds
 from swift_r1.launch.checks.images import row_faults
 from swift_r1.launch.checks.names import name_faults, why_no_agent
-from swift_r1.launch.checks.preflight import column_faults, data_notes
+from swift_r1.launch.checks.preflight import column_faults
 from swift_r1.launch.checks.rewards import OF_EPISODES, RewardReport, try_rewards
 from swift_r1.launch.checks.sampler import sampler_faults
 from swift_r1.launch.checks.tools import ToolReport, template_faults, try_tools
@@ -281,7 +281,6 @@ def _read(
     report.faults += row_faults(args, data.train, data.eval)
     if report.faults:
         return rows, [rows]
-    report.notes += data_notes(args, data)
     report.notes += _notes_of_all(data, encoder, left_out)
     return rows, [data.train, data.eval]
 
