@@ -24,7 +24,7 @@ class CountdownSpec:
     Attributes:
         counts: how many numbers a problem has, one of these with equal odds.
         numbers: smallest and largest number.
-        operators: those a solution may use, of `+-*/`. Divisions of the known solution leave no remainder.
+        operators: those a solution may use, of `+-*/`. Its divisions leave no remainder.
         targets: smallest and largest target.
     """
 
@@ -36,11 +36,10 @@ class CountdownSpec:
 
 @dataclass(frozen=True, slots=True)
 class CountdownProblem:
-    """`solution` is one expression that reaches `target`, with parentheses around every inner operation."""
+    """Numbers, of which one expression at least reaches `target`."""
 
     nums: tuple[int, ...]
     target: int
-    solution: str
 
     @property
     def identity(self) -> tuple[tuple[int, ...], int]:
@@ -83,7 +82,7 @@ def countdown_problem(
         if target is None or not lowest <= target <= highest:
             continue
         if is_held_out(nums, target) == (split == "eval"):
-            return CountdownProblem(tuple(nums), target, _text(nums, joins))
+            return CountdownProblem(tuple(nums), target)
     raise ValueError(f"no Countdown problem found for {spec} ({split})")
 
 
@@ -135,13 +134,3 @@ def _value(nums: Sequence[int], joins: Sequence[_Join]) -> int | None:
         else:
             terms.append(a // b)
     return terms[0]
-
-
-def _text(nums: Sequence[int], joins: Sequence[_Join]) -> str:
-    """Returns the same joins written down."""
-    terms = [str(number) for number in nums]
-    for first, second, operator in joins:
-        a = terms.pop(int(first * len(terms)))
-        b = terms.pop(int(second * len(terms)))
-        terms.append(f"({a} {operator} {b})")
-    return terms[0][1:-1] if joins else terms[0]
