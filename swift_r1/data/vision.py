@@ -6,7 +6,6 @@ model's tower makes of an image; the engine and the trainer get the same ids, an
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from functools import cache, cached_property
 from typing import TYPE_CHECKING, Any
@@ -99,18 +98,6 @@ class VisionProcessor:
             made = self._processor(images=[[blank]], text=[self.placeholder], **_COUNTED)
             self._lengths[size] = len(made["input_ids"][0])
         return self._lengths[size]
-
-    def seen(self, image: bytes) -> tuple[int, int, int] | None:
-        """Returns what the tower sees of an image: how many pictures, and their width and height in pixels. None where
-        the form of its pixels does not tell."""
-        pixels = self.pixels([image])
-        grid = pixels.get("image_grid_thw")
-        if grid is not None:
-            _, rows, columns = grid[0].tolist()
-            side = self._processor.image_processor.patch_size
-            return 1, columns * side, rows * side
-        *before, colours, height, width = pixels["pixel_values"].shape
-        return (math.prod(before), width, height) if colours == 3 else None
 
     def pixels(self, images: Sequence[bytes]) -> Pixels:
         """Returns what the model's tower reads of the images of a prompt, in order."""

@@ -15,6 +15,7 @@ from swift_r1.data import registry
 from swift_r1.data.hubs import default_hub, is_hub_id
 from swift_r1.data.preprocessors import AutoPreprocessor
 from swift_r1.data.resolve import open_sources
+from swift_r1.errors import UsageError
 
 HERE = Path(__file__).parent
 REPO = HERE.parents[1]

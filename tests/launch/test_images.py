@@ -99,14 +99,14 @@ def test_check_shows_what_the_model_will_see(sees: Path, tmp_path: Path) -> None
     assert report.ok, report.faults
     (data,) = report.to_json()["datasets"]
     # 150 x 100 is scaled to whole patches of 8, at most 48 x 48 in all
-    assert list(data["images"]) == [{"size": (150, 100), "seen": (1, 56, 32), "tokens": 28}]
+    assert list(data["images"]) == [{"size": (150, 100), "tokens": 28}]
     assert report.notes == [
         "1 of 6 training prompts left out: they have images that the model's processor refuses, for example rows:5: "
         "15000 x 1 pixels, absolute aspect ratio must be smaller than 200, got 15000.0"
     ]
     out = io.StringIO()
     show(report, Terminal(file=out, width=200))
-    shown = "image 1: 150 x 100 pixels, which the model sees as 56 x 32, 28 tokens"
+    shown = "image 1: 150 x 100 pixels, 28 tokens"
     assert shown in out.getvalue()
     without = run_checks(parse_arguments(CheckArguments, ["--dataset", file], {}))
     assert without.to_json()["datasets"][0]["images"][0]["size"] == (300, 200)

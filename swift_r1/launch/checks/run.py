@@ -76,12 +76,10 @@ class ImageReport:
 
     Attributes:
         size: its width and height in pixels, within `--max_pixels` and `--min_pixels`.
-        seen: how many pictures of which width and height the model sees of it; None where its processor does not tell.
         tokens: how many it becomes in the prompt.
     """
 
     size: tuple[int, int]
-    seen: tuple[int, int, int] | None = None
     tokens: int | None = None
 
 
@@ -405,9 +403,7 @@ def _rows(
 
 def _image_report(image: ImageFile, encoder: PromptEncoder | None) -> ImageReport:
     size = (image.width, image.height)
-    if encoder is None:
-        return ImageReport(size)
-    return ImageReport(size, encoder.vision.seen(image.read()), encoder.vision.tokens_of(*size))
+    return ImageReport(size, None if encoder is None else encoder.vision.tokens_of(*size))
 
 
 def _why_none(drops: Drops) -> str:
@@ -504,9 +500,6 @@ def _show_dataset(data: DatasetReport, console: Console) -> None:
 
 def _shown_image(image: ImageReport) -> str:
     text = "{} x {} pixels".format(*image.size)
-    if image.seen is not None:
-        count, width, height = image.seen
-        text += f", which the model sees as {f'{count} of ' * (count > 1)}{width} x {height}"
     return text if image.tokens is None else f"{text}, {image.tokens:,} tokens"
 
 

@@ -259,9 +259,3 @@ def test_the_first_and_the_last_evaluation_stand_beside_each_other(tmp_path: Pat
     ends = ["0.250 (step 0)", "0.500 (step 4)", "0.200 to 0.800"]
     assert table.rows == [["countdown", "v0-run", "accuracy", *ends]]
     assert " · accuracy on countdown 0.250 to 0.500 · " in report.summary[0]
-
-
-def test_a_file_that_cannot_be_written_whole_leaves_nothing(tmp_path: Path) -> None:
-    with pytest.raises(UnicodeEncodeError):
-        write_whole(tmp_path / "report.html", "half a pair: \ud800")
-    assert list(tmp_path.iterdir()) == []
