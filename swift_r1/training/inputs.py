@@ -193,10 +193,10 @@ def _open_rewards(context: Context, recorded: bool = False) -> Inputs:
     experts = None
     if args.chord_sft_dataset:
         load()
-        encoder = PromptEncoder(
-            context.tokenizer, Wording.of(args), longest_prompt(args), args.truncation_strategy
+        prompt = longest_prompt(args)
+        longest = None if prompt is None else prompt + args.max_completion_length
+        encoder = ConversationEncoder(
+            context.tokenizer, Wording.of(args), longest, loss_scale="last_round"
         )
-        experts = load_answers(
-            args.chord_sft_dataset, args.data_flags, encoder, args.max_completion_length
-        )
+        experts = load_answers(args.chord_sft_dataset, args.data_flags, encoder)
     return Inputs(experts=experts, rewards=pool, monitor=monitor)
