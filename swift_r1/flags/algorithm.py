@@ -74,7 +74,6 @@ _SYNC_REFERENCE = Scope(lambda args: args.sync_ref_model, "without --sync_ref_mo
 _CORRECTED = Scope(
     lambda args: args.correction is not None, "without --rollout_importance_sampling_mode"
 )
-_ADAPTIVE = Scope(lambda args: args.use_adaptive_entropy, "without --use_adaptive_entropy true")
 _RESAMPLES = Scope(lambda args: args.dynamic_sample, "without --dynamic_sample true")
 
 
@@ -177,25 +176,9 @@ class AlgorithmArguments:
     )
     entropy_coef: float = flag(
         0.0,
-        "weight of an entropy bonus: so much times the entropy of the policy at each token is subtracted from its loss; "
-        "with --use_adaptive_entropy the first one",
+        "weight of an entropy bonus: so much times the entropy of the policy at each token is subtracted from its loss",
         at_least=0,
     )
-    use_adaptive_entropy: bool = flag(
-        False,
-        "change --entropy_coef after each optimizer step, and use it only while entropy is low",
-    )
-    entropy_target: float = flag(
-        0.2,
-        "mean entropy per token (nats) up to which the bonus acts and its coefficient rises",
-        _ADAPTIVE,
-        more_than=0,
-    )
-    entropy_coef_delta: float = flag(
-        0.005, "change of the coefficient per optimizer step", _ADAPTIVE, more_than=0
-    )
-    entropy_coef_min: float = flag(0.0, "smallest adaptive coefficient", _ADAPTIVE, at_least=0)
-    entropy_coef_max: float = flag(1.0, "largest adaptive coefficient", _ADAPTIVE, more_than=0)
     overlong_filter: bool = flag(
         False, "exclude truncated completions from the loss (their rewards still count)"
     )

@@ -88,13 +88,6 @@ def algorithm_faults(args: RunFlags, given: frozenset[str]) -> Iterator[str]:
             f"--scale_rewards group has no effect with --advantage_estimator {estimator.name}, which normalises over "
             "the batch: use batch or none"
         )
-    lowest = args.entropy_coef_min
-    highest = args.entropy_coef_max
-    if args.use_adaptive_entropy and not lowest <= args.entropy_coef <= highest:
-        yield (
-            f"--entropy_coef {args.entropy_coef:g} is where the adaptive coefficient begins: give one from "
-            f"--entropy_coef_min {lowest:g} to --entropy_coef_max {highest:g}"
-        )
     if estimator.of_tokens is not None:
         method = args.distillation
         for other, clashes in (

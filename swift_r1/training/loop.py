@@ -31,7 +31,6 @@ from it and compute their share.
 from __future__ import annotations
 
 import logging
-import math
 import sys
 import time
 from collections.abc import Sequence
@@ -46,7 +45,6 @@ from swift_r1.algorithms import (
     group_advantages,
 )
 from swift_r1.algorithms.aggregation import token_means
-from swift_r1.algorithms.entropy import EntropyConfig, after_step, entropy_coef
 from swift_r1.algorithms.methods import ESTIMATORS
 from swift_r1.errors import ServerUnreachable
 from swift_r1.flags import Plan, RunFlags
@@ -116,7 +114,6 @@ class Trainer:
         # the mean over the step's tokens, as for the critic; the KL is in the rewards
         if self.critic is not None:
             self.loss = replace(self.loss, loss_type="bnpo")
-        self.entropy = from_flags(EntropyConfig, self.args)
         self.estimator = ESTIMATORS[self.args.advantage_estimator]
         self.progress = RunProgress()
 
@@ -318,16 +315,9 @@ class Trainer:
                 tokens = round_.tokens()
                 frozen = critic is not None and self.summary.steps < args.critic_warmup_steps
                 before = grpo.weight_sample(self.backend.model)
-                bonus = entropy_coef(progress.entropy, self.entropy)
-                loss = replace(self.loss, entropy_coef=bonus)
-                metrics = round_.metrics | self.policy_step(
-                    micro_batches, round_, loss, tokens, frozen
-                )
-                if self.entropy.use_adaptive_entropy and not frozen:
-                    found = metrics.get("entropy", math.nan)
-                    progress.entropy = after_step(progress.entropy, found, self.entropy)
-                if self.entropy.use_adaptive_entropy or bonus:
-                    metrics["entropy_coef"] = bonus
+                metrics = round_.metrics | self.policy_step(micro_batches, round_, tokens, frozen)
+                if self.loss.entropy_coef:
+                    metrics["entropy_coef"] = self.loss.entropy_coef
                 if args.router_replay_mode != "disabled":
                     metrics |= grpo.end_replay(self.backend, self.ranks)
                 metrics |= grpo.changed_share(
@@ -374,7 +364,6 @@ class Trainer:
         self,
         micro_batches: Sequence[MicroBatch],
         round_: OpenRound,
-        loss: LossConfig,
         tokens: StepTokens | None,
         frozen: bool,
     ) -> dict[str, float]:
@@ -386,7 +375,7 @@ class Trainer:
             micro_batches,
             round_.advantages.values,
             self.backend,
-            loss,
+            self.loss,
             self.args.temperature,
             rate,
             self.ranks,

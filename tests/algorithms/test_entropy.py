@@ -1,4 +1,4 @@
-"""The adaptive coefficient of the entropy bonus, step by step, and the bonus in the loss."""
+"""The entropy bonus in the loss."""
 
 from __future__ import annotations
 
@@ -8,28 +8,6 @@ import pytest
 import torch
 
 from swift_r1.algorithms import LossConfig, policy_loss
-from swift_r1.algorithms.entropy import EntropyConfig, EntropyState, after_step, entropy_coef
-
-
-def test_the_coefficient_rises_at_low_entropy_and_acts_only_there() -> None:
-    """By hand: 0.02, then up three times by 0.01 and no further, then down twice."""
-    config = EntropyConfig(
-        use_adaptive_entropy=True,
-        entropy_coef=0.02,
-        entropy_target=0.5,
-        entropy_coef_delta=0.01,
-        entropy_coef_min=0.035,
-        entropy_coef_max=0.045,
-    )
-    state = EntropyState()
-    applied, coefs = [], []
-    for entropy in (0.6, 0.5, 0.4, math.nan, 0.3, 0.7, 0.7):
-        applied.append(entropy_coef(state, config))
-        state = after_step(state, entropy, config)
-        coefs.append(state.coef)
-    assert coefs == pytest.approx([0.035, 0.045, 0.045, 0.045, 0.045, 0.035, 0.035])
-    assert applied == pytest.approx([0, 0, 0.045, 0.045, 0.045, 0.045, 0])
-    assert entropy_coef(state, EntropyConfig(entropy_coef=0.3)) == 0.3
 
 
 def test_the_bonus_is_a_gradient_of_the_entropies_alone() -> None:

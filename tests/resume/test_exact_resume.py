@@ -26,11 +26,7 @@ FULL = {
     "ref_model_sync_steps": 3,
     "torch_dtype": "bfloat16",
     "lr_scheduler_type": "cosine",
-    # The coefficient rises in some steps and falls in others.
-    "use_adaptive_entropy": "true",
     "entropy_coef": 0.05,
-    "entropy_coef_delta": 0.01,
-    "entropy_target": 2.55,
 }
 LORA = {
     "max_steps": 12,

@@ -7,7 +7,6 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
-from swift_r1.algorithms.entropy import EntropyState
 from swift_r1.algorithms.rewards import mean
 from swift_r1.data.choices import Choices
 from swift_r1.errors import UsageError
@@ -100,8 +99,6 @@ class RunProgress:
     ended_epoch: bool = False  # the last step was the last of a pass over the prompts
     # the weights of this step are to be evaluated, which a run that stops leaves to the next
     evaluates: bool = False
-    # with `--use_adaptive_entropy`
-    entropy: EntropyState = field(default_factory=EntropyState)
     movement: Movement | None = None  # since the first round; None before it
 
 
@@ -148,7 +145,6 @@ class Checkpoints:
                 logs=log_sizes(self.saver.run_dir),
                 fingerprint=self.fingerprint,
                 evaluates=progress.evaluates,
-                entropy=asdict(progress.entropy),
                 movement={} if progress.movement is None else asdict(progress.movement),
             )
         with self.saver.ranks.busy():
@@ -201,6 +197,5 @@ class Checkpoints:
             published,
             state.skipped_in_a_row,
             evaluates=state.evaluates,
-            entropy=EntropyState(**state.entropy),
             movement=Movement.restored(state.movement),
         )

@@ -70,7 +70,6 @@ class RunState:
     logs: Mapping[str, int]  # bytes of each file of `LOGS`
     fingerprint: Fingerprint
     evaluates: bool = False  # the evaluation of this step is still to come
-    entropy: Mapping[str, Any] = field(default_factory=dict)  # of `EntropyState`
     movement: Mapping[str, Any] = field(default_factory=dict)  # of `Movement`
 
     def write(self, folder: Path) -> None:
