@@ -129,7 +129,9 @@ def test_an_evaluation_describes_tools_as_the_training_does(rows_file, tokenizer
     own = {"name": "own", "dataset": rows_file({"query": "q1", "tools": [ADD]})}
     (task,) = read_tasks("--benchmarks", [json.dumps(own)], {})
     shown = [
-        prompts_of(load_questions(task, DataFlags((), agent_template=use)), tokenizer, None)[0].text
+        prompts_of(load_questions(task, DataFlags((), agent_template=use)), tokenizer, None, "")[
+            0
+        ].text
         for use in (None, "react_en")
     ]
     assert ["<tools>" in text for text in shown] == [True, False]

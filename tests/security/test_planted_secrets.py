@@ -39,7 +39,6 @@ PAGES = (
     "/group?step=1&group=0",
     "/tokens",
     "/time",
-    "/prompt",
 )
 ROUTES = ("/info", "/metrics", "/openapi.json", "/v1/models", "/v1/weights/update", "/nothing")
 FLAGS = {

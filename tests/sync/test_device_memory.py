@@ -132,7 +132,7 @@ def test_memory_of_another_gpu_is_refused(
     engine.info = replace(engine.info, gpu=None)
     with (
         writer_with(client, FakeNccl(cable)) as writer,
-        pytest.raises(ServerRefused, match="only whole models"),
+        pytest.raises(ServerRefused, match="of a whole model"),
     ):
         writer.push(1, BUCKETS, "ipc")
     assert client.info().broken is None and "worker: start" not in cable.events
