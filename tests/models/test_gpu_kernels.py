@@ -2,11 +2,9 @@
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, LlamaConfig
 from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
 
-from swift_r1.models import block_functions, logprobs
-from swift_r1.models.block_functions import use_block_functions
+from swift_r1.models import logprobs
 from swift_r1.models.logprobs import PLAIN, LogitForm, selective_logprobs
 
 gpu_kernels = pytest.importorskip("swift_r1.models.gpu_kernels", reason="needs Triton")
@@ -124,33 +122,6 @@ def test_views_and_expanded_gradients():
     near(*(torch.autograd.grad(one, states)[0].double() for one in (ours, exact)), 1e-5)
 
 
-def test_a_model_runs_them_and_gives_the_same(monkeypatch):
-    config = LlamaConfig(
-        vocab_size=64,
-        hidden_size=32,
-        intermediate_size=48,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-    )
-    torch.manual_seed(0)
-    model = AutoModelForCausalLM.from_config(config).to(DEVICE)
-    ids = torch.arange(20, device=DEVICE).view(2, 10)
-
-    def step():
-        model.zero_grad()
-        out = model(input_ids=ids, labels=ids)
-        out.loss.backward()
-        return [out.logits.detach(), *(parameter.grad.clone() for parameter in model.parameters())]
-
-    before = step()
-    assert use_block_functions(model) == 5 + 2 + 2
-    if DEVICE == "cpu":
-        monkeypatch.setattr(block_functions, "cpu_kernels", gpu_kernels)
-        monkeypatch.setattr(block_functions, "gpu_kernels", lambda *_about: gpu_kernels)
-    for was, now in zip(before, step(), strict=True):
-        torch.testing.assert_close(now, was, rtol=1e-4, atol=1e-5)
-
-
 def head(dtype, rows=13, width=16, words=101, wide=None):
     hidden, weight, bias = (
         random(dtype, *shape, seed=seed)
@@ -208,21 +179,6 @@ def test_the_gradient_of_the_entropy(chunk, form):
     found = torch.autograd.grad((slopes * out.logps + rise * out.entropies).sum(), leaves)
     for one, other in zip(found, torch.autograd.grad(total, exact), strict=True):
         torch.testing.assert_close(one.double(), other, rtol=1e-4, atol=5e-5)
-
-
-@pytest.mark.parametrize("words", [1, 101, 2048, 5000])
-@pytest.mark.parametrize("chunk", [None, 4])
-def test_the_head(words, chunk):
-    """Two chunks are kept, and of four two are computed again."""
-    hidden, weight, _, targets, slopes = head(torch.float32, words=words)
-    chosen, entropies, gradients = exact_head(hidden, weight, None, targets, slopes, 1.0)
-    out = selective_logprobs(hidden, weight, targets, chunk_size=chunk)
-    near(out.logps, chosen, 1e-5)
-    near(out.entropies, entropies, 1e-5)
-    for one, other in zip(
-        torch.autograd.grad(out.logps, (hidden, weight), slopes), gradients, strict=True
-    ):
-        torch.testing.assert_close(one.double(), other, rtol=1e-4, atol=2e-5)
 
 
 @pytest.mark.parametrize("form", [PLAIN, LogitForm(scale=0.4), LogitForm(scale=0.4, soft_cap=3.0)])

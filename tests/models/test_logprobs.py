@@ -103,58 +103,6 @@ def test_the_gradient_of_the_entropy_equals_float64(form, chunk_size):
     assert not selective_logprobs(*leaves[:2], targets).entropies.requires_grad
 
 
-@pytest.mark.parametrize("chunk_size", [None, 8])
-@pytest.mark.parametrize("form", [PLAIN, LogitForm(scale=0.4, soft_cap=3.0)])
-def test_several_targets_of_a_row(form, chunk_size):
-    """Also the same token twice: what is sampled is often one of the teacher's likeliest."""
-    hidden, weight, bias, targets, _ = problem(torch.float32)
-    wide = torch.stack([targets, (targets * 7) % 101, targets], 1)
-    upstream = torch.randn(wide.shape, generator=torch.Generator().manual_seed(1))
-    out = selective_logprobs(
-        hidden, weight, wide, bias=bias, form=form, temperature=0.7, chunk_size=chunk_size
-    )
-    out.logps.backward(upstream)
-    total = [torch.zeros_like(leaf, dtype=torch.float64) for leaf in (hidden, weight, bias)]
-    for column in range(3):
-        soft = form if form.soft_cap else None
-        expected, _, gradients = reference(
-            hidden, weight, bias, wide[:, column], upstream[:, column], 0.7, soft
-        )
-        torch.testing.assert_close(out.logps[:, column].double(), expected, rtol=1e-5, atol=1e-5)
-        total = [one + more for one, more in zip(total, gradients, strict=True)]
-    for leaf, gradient in zip((hidden, weight, bias), total, strict=True):
-        torch.testing.assert_close(leaf.grad.double(), gradient, rtol=1e-4, atol=2e-5)
-
-
-@pytest.mark.parametrize("form", [PLAIN, LogitForm(scale=0.4, soft_cap=3.0)])
-def test_tokens_that_are_never_sampled(form):
-    """As if the head did not have them."""
-    hidden, weight, bias, targets, upstream = problem(torch.float32)
-    never = (5, 90)
-    kept = torch.tensor([token for token in range(len(weight)) if token not in never])
-    targets = kept[targets % len(kept)]
-    places = torch.searchsorted(kept, targets)
-    few = selective_logprobs(
-        hidden, weight[kept], places, bias=bias[kept], form=form, temperature=0.7
-    )
-    few_gradients = torch.autograd.grad(few.logps, (hidden, weight, bias), upstream)
-    for chunk_size in (None, 8):
-        out = selective_logprobs(
-            hidden,
-            weight,
-            targets,
-            bias=bias,
-            form=form._replace(never=never),
-            temperature=0.7,
-            chunk_size=chunk_size,
-        )
-        torch.testing.assert_close(out.logps, few.logps, rtol=1e-5, atol=1e-5)
-        torch.testing.assert_close(out.entropies, few.entropies, rtol=1e-5, atol=1e-5)
-        gradients = torch.autograd.grad(out.logps, (hidden, weight, bias), upstream)
-        for own, expected in zip(gradients, few_gradients, strict=True):
-            torch.testing.assert_close(own, expected, rtol=1e-4, atol=1e-5)
-
-
 def test_the_likeliest_tokens():
     hidden, weight, bias, targets, _ = problem(torch.float32)
     out = selective_logprobs(

@@ -145,22 +145,6 @@ def test_a_token_without_known_experts_chooses_by_itself(family):
     assert (found[8:] - plain[8:]).abs().max() > 0.01
 
 
-def test_a_copy_of_a_model_has_routers_of_its_own():
-    """As a frozen reference is, made of the policy."""
-    model = family_model("qwen3_moe", VOCAB)
-    inputs = some_inputs()
-    plain = logps_of(model, inputs)
-    with routing_of(model).noting():
-        logps_of(model, inputs)
-        other = (routing_of(model).noted() + 1) % 4
-    reference = copy.deepcopy(model)
-    logps_of(model, inputs, other)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.zero_()
-    assert torch.equal(logps_of(reference, inputs), plain)
-
-
 def test_gradient_checkpointing_replays_in_the_backward_pass():
     gradients = []
     for checkpointing in (False, True):

@@ -5,7 +5,6 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from swift_r1.errors import UsageError
-from swift_r1.serving.engines.decoding import packed_weights
 from swift_r1.serving.engines.transformers import TransformersEngine
 from swift_r1.wire.protocol import RolloutRequest, SamplingParams
 from tests.cuts import CUTS, check_first_tokens
@@ -191,23 +190,6 @@ def test_training_mode_and_attention_are_put_back(model):
     model.train()
     engine(model).generate(requests([4]), 0)
     assert model.training and model.config._attn_implementation == "sdpa"
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_packed_weights_multiply_as_the_layers_until_they_are_put_away(dtype):
-    layers = torch.nn.Sequential(torch.nn.Linear(320, 640), torch.nn.Linear(640, 320, bias=False))
-    layers.to(dtype)
-    rows = torch.randn(3, 5, 320, dtype=dtype)
-    with torch.inference_mode():
-        for _ in range(2):  # whatever the weights are by then
-            own = layers(rows)
-            with packed_weights(layers, 15):
-                assert "forward" in layers[0].__dict__
-                torch.testing.assert_close(layers(rows), own)
-                layers[0].weight.zero_()
-                assert layers(rows).count_nonzero()  # copies
-            assert torch.equal(layers(rows), layers(rows * 0))
-            layers[0].weight.normal_(std=0.05)
 
 
 def test_an_architecture_whose_cache_is_not_carried_is_refused(model, monkeypatch):

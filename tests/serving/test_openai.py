@@ -72,24 +72,6 @@ def test_chat_with_logprobs_that_are_the_models(
     assert answer.system_fingerprint == f"weights-{client.info().weight_version}"
 
 
-def test_a_stream_says_what_the_whole_answer_says(talk: openai.OpenAI, name: str) -> None:
-    asked = {"model": name, "messages": MESSAGES, "max_tokens": 96, "n": 2, "seed": 11}
-    whole = talk.chat.completions.create(**asked)
-    texts, ends, usage, chunks = {0: "", 1: ""}, {}, None, 0
-    for chunk in talk.chat.completions.create(
-        **asked, stream=True, stream_options={"include_usage": True}
-    ):
-        chunks += 1
-        usage = chunk.usage or usage
-        for choice in chunk.choices:
-            texts[choice.index] += choice.delta.content or ""
-            ends[choice.index] = choice.finish_reason or ends.get(choice.index)
-    assert [texts[0], texts[1]] == [one.message.content for one in whole.choices]
-    assert [ends[0], ends[1]] == [one.finish_reason for one in whole.choices]
-    assert usage == whole.usage
-    assert chunks > 4  # piece by piece, not all at the end
-
-
 def test_plain_completions_stop_and_tell_offsets(talk: openai.OpenAI, name: str) -> None:
     free = talk.completions.create(
         model=name, prompt=["ab", "cd"], max_tokens=20, seed=5, logprobs=1

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -18,12 +17,10 @@ import torch
 
 from swift_r1.errors import UsageError
 from swift_r1.flags.server import RolloutArguments
-from swift_r1.models.expected import expected_weights
 from swift_r1.serving.metrics import ServerMetrics
 from swift_r1.serving.service import RolloutService
 from swift_r1.wire.client import RolloutClient
 from swift_r1.wire.protocol import RolloutRequest
-from swift_r1.wire.sessions import SessionRecord
 from tests import tool_templates as templates
 from tests.conftest import until
 from tests.live_servers import push_weights
@@ -31,7 +28,6 @@ from tests.serving.session_engine import (
     ADD,
     CALL,
     USER,
-    LoggedTinyEngine,
     Opened,
     ScriptedEngine,
     same_as_logged,
@@ -251,16 +247,6 @@ def test_retries_of_the_client_are_one_call(url: str, engine: ScriptedEngine) ->
     same_as_logged(record, engine.log)
 
 
-def test_calls_that_were_given_up_are_named_with_commas(url: str, engine: ScriptedEngine) -> None:
-    session = Opened(url)
-    for key in ("", "a", "b", ""):
-        session.chat(extra_headers={"Idempotency-Key": key})
-    session.chat({"role": "user", "content": "else"}, extra_headers={"x-swift-given-up": "b, a"})
-    record = session.record()
-    # an empty key is none
-    assert [one.number for one in record.calls] == [0, 3, 4] and record.failed == 2
-
-
 def test_health_is_answered_while_a_prompt_is_rendered(
     url: str, engine: ScriptedEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -465,43 +451,6 @@ def test_many_sessions_at_once(url: str, engine: ScriptedEngine, many: int) -> N
 
     assert asyncio.run(all_of_them()) == {(str(number), "yes") for number in range(many)}
     assert len(engine.log) == many
-
-
-def test_the_transformers_engine_token_by_token(
-    tiny_model: Path, serve_engine: Callable[..., str]
-) -> None:
-    """Real sampling: turns that are cut off or contain anything, branches, edits, parallel calls; repeated with its
-    seed, the session has the same tokens."""
-    engine = LoggedTinyEngine(str(tiny_model))
-    url = serve_engine(engine, expected_weights(str(tiny_model)))
-
-    def play(number: int) -> SessionRecord:
-        session = Opened(url, seed=number)
-        history: list[Any] = [USER]
-        for turn in range(3):
-            message = session.chat(*history, max_tokens=12).choices[0].message
-            history += [message, {"role": "user", "content": f"and {turn}?"}]
-        with ThreadPoolExecutor(4) as pool:
-            list(pool.map(lambda _: session.chat(*history, max_tokens=8), range(4)))
-        edited = [USER, {"role": "assistant", "content": "x"}, *history[2:]]
-        session.chat(*edited, max_tokens=8)
-        list(session.chat(*history[-2:], max_tokens=8, stream=True))
-        return session.record()
-
-    one = play(5)
-    same_as_logged(one, engine.log)
-    assert one.kinds == {"new": 3, "extends": 3, "branch": 3}
-    two = play(5)
-
-    def tokens(record: SessionRecord) -> list[Any]:
-        return sorted(
-            (row.prompt_token_ids, row.token_ids, row.loss_mask, row.logprobs)
-            for row in record.sequences
-        )
-
-    assert tokens(one) == tokens(two)
-    assert tokens(play(6)) != tokens(one)
-    assert json.loads(one.model_dump_json())["sequences"]
 
 
 def test_weights_change_in_the_middle_of_a_session(

@@ -353,17 +353,6 @@ def test_one_that_dies_asleep_is_brought_back(
     assert {one.client.info().weight_version for one in pool.sessions} == {rollouts.weight_version}
 
 
-def test_a_run_begins_with_an_engine_that_sleeps(
-    client: RolloutClient, writer: WeightWriter, connect: Callable[..., ServerRollouts]
-) -> None:
-    writer.sleep(2)
-    writer.close()
-    rollouts = connect([client.base_url])
-    rollouts.publish_weights()
-    rollouts.wake()
-    assert versions(rollouts) == {1}
-
-
 @pytest.mark.gpu
 @pytest.mark.parametrize("level", [1, 2])
 def test_vllm_sleeps(

@@ -17,10 +17,8 @@ from swift_r1.sync.buckets import (
     apply_change,
     bucket_digest,
     changed_words,
-    content_hash,
     encode_change,
 )
-from swift_r1.sync.snapshot import SnapshotReader, Superseded, WeightSnapshot
 from swift_r1.sync.staging import Staging
 from swift_r1.sync.transport import incoming
 from swift_r1.wire.protocol import HTTPError
@@ -70,53 +68,6 @@ def bucket(*values: float) -> list[tuple[str, torch.Tensor]]:
         ("empty", torch.zeros(0, 3)),
         ("b", torch.tensor(values, dtype=torch.bfloat16)),
     ]
-
-
-def written(
-    kept: WeightSnapshot,
-    version: int,
-    *buckets: list[tuple[str, torch.Tensor]],
-    compare: bool = True,
-) -> None:
-    kept.begin(version, None, compare, shared=False)
-    for one in buckets:
-        kept.add(one)
-    kept.end(whole=True)
-
-
-def test_kept_weights_are_the_newest_version_and_what_has_changed() -> None:
-    kept = WeightSnapshot()
-    written(kept, 1, bucket(1, 2), bucket(3, 4))
-    first = list(SnapshotReader(kept, 1, copy=True))
-    assert [b"".join(one.parts()) for one in first] == [
-        to_bytes(bucket(1, 2)),
-        to_bytes(bucket(3, 4)),
-    ]
-    assert [one.change for one in first] == [None, None]
-    written(kept, 2, bucket(1, 5), bucket(3, 4))
-    second = list(SnapshotReader(kept, 2, copy=False))
-    assert [one.digest for one in second] == [
-        bucket_digest(to_bytes(b)) for b in (bucket(1, 5), bucket(3, 4))
-    ]
-    assert (kept.changed, kept.total) == (1, 2 * 2002)
-    words = np.frombuffer(b"".join(first[0].parts()), np.uint16).copy()
-    assert second[0].change is not None and apply_change(second[0].change, words) == 1
-    assert words.tobytes() == to_bytes(bucket(1, 5))
-    assert {one.base for one in second} == {content_hash(one.digest for one in first)}
-    with pytest.raises(Superseded):
-        next(iter(SnapshotReader(kept, 1, copy=True)))
-    # Another shape, fewer buckets, everything changed, and a version that broke off: whole.
-    written(kept, 3, [("a", torch.ones(3))])
-    assert [one.change for one in SnapshotReader(kept, 3, copy=False)] == [None]
-    kept.begin(4, None, compare=True, shared=False)
-    kept.end(whole=False)
-    with pytest.raises(Superseded):
-        next(iter(SnapshotReader(kept, 4, copy=False)))
-    written(kept, 5, [("a", torch.ones(3))])
-    assert [one.change for one in SnapshotReader(kept, 5, copy=False)] == [None]
-    written(kept, 6, [("a", torch.tensor([1.5, 1.5, 1.5]))])
-    written(kept, 7, [("a", torch.tensor([1.5, 1.5, 1.5]))], compare=False)
-    assert [one.change for one in SnapshotReader(kept, 7, copy=False)] == [None]
 
 
 async def chunks(body: bytes) -> AsyncIterator[bytes]:

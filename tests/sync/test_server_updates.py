@@ -270,18 +270,6 @@ def test_kept_generations_go_on_over_an_update(
         assert spans == [[0, 1]] * 64
 
 
-@pytest.mark.long
-def test_an_update_of_an_untied_model(
-    launch_server: Callable[..., Any], tiny_model_untied: Path
-) -> None:
-    """Another architecture, an output head of its own, an API key."""
-    server = launch_server(tiny_model_untied, api_key="secret")
-    with RolloutClient(server.url, api_key="secret") as client:
-        assert client.info().dtype == "float32"  # no --torch_dtype: the config's
-        check_updates(client, tiny_model_untied)
-    check_key(server.url)
-
-
 def test_the_key_guards_all_but_health(start_tiny: Callable[..., Any], tiny_model: Path) -> None:
     server = start_tiny(tiny_model, api_key="secret")
     wait_until_serving(server, "secret")

@@ -187,22 +187,6 @@ def test_the_next_bucket_is_gathered_while_one_is_sent() -> None:
     assert sending == [(0, 0), (1, 1)]
 
 
-def test_a_send_that_fails_ends_it() -> None:
-    def send(index: int, item: int) -> str:
-        raise ValueError(f"bucket {index}")
-
-    taken: list[int] = []
-
-    def items() -> Iterator[int]:
-        for number in range(5):
-            taken.append(number)
-            yield number
-
-    with pytest.raises(ValueError, match="bucket 0"):
-        transport.overlapped(items(), send)
-    assert taken == [0, 1]
-
-
 @pytest.fixture
 def small_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """Shared memory of 256 KiB, and a disk of as much."""

@@ -67,19 +67,6 @@ def test_ddp_equals_one_process(train):
     )
 
 
-@pytest.mark.long
-def test_groups_and_experts_of_two_ranks_equal_one_process(train):
-    """Groups of REAL in several micro-batches and on both ranks, with CHORD's answers beside them."""
-    case = {"loss": {"loss_type": "real", "num_generations": 4}, "mu": 0.3}
-    reference = train("local", **case)
-    assert (
-        reference[0][1]["chord/nll"] != reference[0][0]["chord/nll"]
-        and reference[0][0]["grad_norm"] > 0.1
-    )
-    assert_same(train("ddp", ranks=2, cuts="40 40s 24", **case), reference)
-    assert_same(train("zero3", ranks=2, cuts="40p 40 150", **case), reference)
-
-
 def test_tokens_that_two_ranks_choose_equal_one_process(train):
     case = {"loss": {"loss_type": "clip_cov", "clip_cov_ratio": 0.2, "clip_cov_lb": 0.0}}
     reference = train("local", **case)
@@ -136,33 +123,6 @@ def test_ranks_leave_out_the_same_backward_passes(train, backend):
     """Micro-batches that teach nothing; on two ranks, which have other ones."""
     case = {"silent": True, "loss": {"beta": 0.0}}
     assert_same(train(backend, ranks=2, cuts="24 40s 70", **case), train("local", **case))
-
-
-@pytest.mark.long
-def test_fsdp_equals_one_process_with_adapters_and_a_critic(train):
-    assert_same(
-        train("fsdp2", ranks=2, cuts="150 40s 70", train="lora"), train("local", train="lora")
-    )
-    assert_same(train("fsdp2", ranks=2, cuts="150 40s 70", ppo=PPO), train("local", ppo=PPO))
-
-
-@pytest.mark.long
-def test_zero0_equals_one_process_with_everything_that_spans_ranks(train):
-    reference = train("local", loss=EVERYTHING)
-    assert 0 < reference[0][0]["rollout/weight_over_threshold"] < 1
-    assert_same(train("zero0", ranks=2, cuts="40 150p 24s", loss=EVERYTHING), reference)
-
-
-@pytest.mark.long
-def test_zero3_equals_one_process_with_adapters(train, tiny_model):
-    """The merged weights too; what has no adapter stays as it was."""
-    reference = train("local", train="lora")
-    assert reference[0][1]["kl"] > 1e-6
-    assert_same(train("zero3", ranks=2, cuts="150 40s 70", train="lora"), reference)
-    start = load_file(tiny_model / "model.safetensors")
-    assert reference[1].keys() == start.keys()
-    for name, value in start.items():
-        assert torch.equal(reference[1][name], value) == ("proj" not in name), name
 
 
 ADAPTERS = {
@@ -272,11 +232,6 @@ def test_what_was_in_host_memory_between_steps_is_the_same_to_the_bit(train, bac
     assert steps == stayed[0] and steps[2]["grad_norm"] > 0
     assert weights.keys() == stayed[1].keys()
     assert all(torch.equal(weights[name], value) for name, value in stayed[1].items())
-
-
-@pytest.mark.long
-def test_zero2_equals_one_process(train):
-    assert_same(train("zero2", ranks=2, cuts="40 40s 40"), train("local"))
 
 
 @pytest.mark.parametrize(

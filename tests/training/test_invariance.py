@@ -27,7 +27,6 @@ from swift_r1.training.model_checks import (
     LEAST_SAVING,
     check_logprobs,
     choose_batching,
-    why_not_packed,
 )
 from swift_r1.training.optimizer import OptimizerConfig
 from tests.training import backend_worker as worker
@@ -278,33 +277,6 @@ def test_beginnings_in_common_change_neither_loss_nor_gradient(backends, name):
         assert other["grad_norm"] == pytest.approx(metrics["grad_norm"], rel=1e-6)
         for weight, gradient in gradients.items():
             assert (own[weight] - gradient).norm() / metrics["grad_norm"] < 1e-6
-
-
-def test_a_shared_prompt_goes_through_the_model_once(backends):
-    backend, _ = backends["llama"]
-    batch = worker.ragged_round()
-    computed = {}
-    for cut in ("1000", "1000p", "1000s"):
-        metrics = worker.step_on(batch, backend, None, LossConfig(), cut, ALONE)
-        assert metrics["micro_batches"] == 1
-        computed[cut] = metrics["tokens_computed"]
-    totals = batch.prompt_lengths + batch.completion_lengths
-    assert computed["1000"] == len(batch) * totals.max()
-    assert computed["1000p"] == totals.sum()
-    assert (
-        computed["1000s"]
-        == batch.completion_lengths.sum() + batch.prompt_lengths[:: worker.GROUP].sum()
-    )
-
-
-def test_a_leak_is_found_in_bf16_too():
-    """Its tolerance is wide, for real models' rounding; the loss of the positions in a row is still refused."""
-    backend = LocalBackend(qwen3().bfloat16(), OptimizerConfig(1e-3, 0, 0.9, 0.95, 1e-8, 1.0))
-    assert why_not_packed(backend, SHARED) == ""
-    backend.model.base_model.register_forward_pre_hook(
-        lambda module, args, kwargs: (args, kwargs | {"position_ids": None}), with_kwargs=True
-    )
-    assert "see its neighbours" in why_not_packed(backend, SHARED)
 
 
 def test_packing_is_off_where_samples_would_see_each_other(tiny_model, caplog):

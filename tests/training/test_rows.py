@@ -52,26 +52,6 @@ def test_a_completion_on_which_nothing_is_trained_has_no_advantage():
     assert known(silent, overlong_filter=False)[0].isnan()
 
 
-def test_every_row_is_trained_once_whatever_the_cut():
-    one = batch()
-    for form in (Form(), Form(packed=True), Form(packed=True, shared=True)):
-        for budget in (4, 100):
-            found = [
-                sample
-                for completions in (range(2), range(2, 4))
-                for size in (1, 2, 3)
-                for rank in range(size)
-                for micro in split_step(
-                    one,
-                    completions,
-                    Batching(form, 1, 2, budget, silent_apart=True),
-                    Ranks(rank, size, ALONE.device, None),
-                )
-                for sample in micro.samples.tolist()
-            ]
-            assert sorted(found) == sorted(list(range(7)) * 3)
-
-
 GSPO: dict[str, Any] = {"importance_sampling_level": "sequence", "epsilon": 0.05}
 BY_COMPLETION: list[dict[str, Any]] = [
     GSPO,

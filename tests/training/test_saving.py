@@ -29,8 +29,6 @@ from swift_r1.training.checkpoint.state import Fingerprint, PromptState, RunStat
 from swift_r1.training.checkpoint.tensors import (
     ModelShards,
     SavedTensors,
-    write_stream,
-    write_tensors,
 )
 from swift_r1.training.memory import size_text
 from swift_r1.training.optimizer import OptimizerConfig
@@ -93,26 +91,6 @@ def test_shares_together_are_what_transformers_writes(
     )
     again = AutoModelForCausalLM.from_pretrained(ours).state_dict()
     assert all(torch.equal(again[name], tensor) for name, tensor in model.state_dict().items())
-
-
-def test_files_of_all_dtypes(tmp_path: Path) -> None:
-    tensors = {
-        "odd": torch.arange(3, dtype=torch.uint8),
-        "half": torch.randn(3, 5).T.bfloat16(),
-        "one": torch.tensor(2.5, dtype=torch.float64),
-        "none": torch.zeros(0, 4),
-        "flags": torch.tensor([True, False]),
-        "long": torch.arange(5),
-    }
-    write_tensors(tmp_path / "file", tensors)
-    found = load_file(tmp_path / "file")
-    assert found.keys() == tensors.keys()
-    assert all(
-        found[name].dtype == one.dtype and torch.equal(found[name], one)
-        for name, one in tensors.items()
-    )
-    with pytest.raises(ValueError, match="came in the place of"):
-        write_stream(tmp_path / "other", [("a", torch.zeros(2))], [("a", torch.zeros(3))])
 
 
 @pytest.mark.parametrize("disk_refuses", [False, True])

@@ -361,20 +361,6 @@ def test_a_conversations_own_session_is_not_begun_again(opened: Callable[..., Mc
         server.close()
 
 
-def test_a_shared_address_is_asked_again_once_it_is_back(opened: Callable[..., McpServers]) -> None:
-    server = Sessions()
-    try:
-        servers = opened(away={"url": server.url, "shared": True})
-        assert call(servers.episode(), "count")[0].content == "1"
-        server.close()
-        away = call(servers.episode(), "count", "count")
-        assert [one.outcome for one in away] == ["error", "error"]
-        server = Sessions(server.port)
-        assert call(servers.episode(), "count")[0].content == "1"
-    finally:
-        server.close()
-
-
 def test_loopback_is_reached_without_a_proxy(
     opened: Callable[..., McpServers], monkeypatch: pytest.MonkeyPatch
 ) -> None:

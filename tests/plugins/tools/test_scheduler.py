@@ -279,17 +279,6 @@ def test_a_call_that_cannot_be_read_is_an_answer(
         )
 
 
-def test_a_call_in_a_thought_is_none(play: Any) -> None:
-    call = hermes(("add", {"a": 1, "b": 2}))
-    found, *_ = play([f"<think>Perhaps {call}</think>No.", "unasked"])
-    assert found.infos == {"num_turns": 1, "tool_calls": []}
-    found, *_ = play([hermes(("echo", {"text": "</think>"})), "done"])
-    assert [one["content"] for one in found.infos["tool_calls"]] == ["</think>"]
-    found, *_ = play([f"<think>Perhaps {call}</think>Yes: {call}", "3"])
-    assert len(found.infos["tool_calls"]) == 1
-    assert found.messages[1]["content"] == f"<think>Perhaps {call}</think>Yes: "
-
-
 @pytest.mark.parametrize(
     "template", [templates.HERMES, templates.LLAMA], ids=["as it is", "as JSON"]
 )
@@ -320,16 +309,6 @@ def test_the_last_turns_call_is_not_made(play: Any) -> None:
     assert found.limit == "calls"
     cut, *_ = play([call], ends=False)  # at the longest completion
     assert cut.infos["tool_calls"] == [] and cut.finish_reason == "length"
-
-
-def test_without_room_for_the_next_turn_the_conversation_ends_with_its_last_one(play: Any) -> None:
-    call = hermes(("echo", {"text": "x" * 40}))
-    probe, *_ = play([call, "end"])
-    room = len(probe.prompt.token_ids) + len(probe.turns[0]) + 30
-    found, *_ = play([call, "end"], room=room)
-    assert found.finish_reason == "length" and found.sequences[0].token_ids == probe.turns[0]
-    assert [one["role"] for one in found.messages] == ["user", "assistant"] and found.text == call
-    assert all(found.sequences[0].loss_mask)
 
 
 @pytest.mark.parametrize(

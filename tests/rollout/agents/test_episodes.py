@@ -307,14 +307,6 @@ def test_a_command_with_the_standard_library_alone(stages: Callable[..., Stage])
     assert all(len(group[0].sequences) == 1 and len(group[0].turns) == 2 for group in groups)
 
 
-CURL = """
-read -r row
-body='{"model": "any", "max_tokens": 9, "messages": [{"role": "user", "content": "hello"}]}'
-curl -sS --fail "$ANTHROPIC_BASE_URL/v1/messages" -H "x-api-key: $ANTHROPIC_API_KEY" \
-  -H 'Content-Type: application/json' -d "$body" > /dev/null && echo 1
-"""
-
-
 NODE = """
 const row = JSON.parse(require("fs").readFileSync(0, "utf8"));
 const head = {Authorization: `Bearer ${process.env.OPENAI_API_KEY}`, "Content-Type": "application/json"};
@@ -331,12 +323,6 @@ def test_a_command_of_node(stages: Callable[..., Stage]) -> None:
     [[one]] = stages(command=["node", "-e", NODE]).play([{}], n=1)
     assert one.failure is None and one.infos is not None
     assert one.infos["reward"] == 2.0 and one.infos["said"] == one.text
-
-
-def test_a_command_of_curl(stages: Callable[..., Stage]) -> None:
-    """It speaks Anthropic's protocol."""
-    [[one]] = stages(command=["sh", "-c", CURL]).play([{}], n=1)
-    assert one.failure is None and (one.infos or {})["reward"] == 1.0 and len(one.turns) == 1
 
 
 def test_an_episode_that_cannot_be_started(stages: Callable[..., Stage]) -> None:
