@@ -50,6 +50,10 @@ def args_of(model="m", **flags):
     )
 
 
+def parts(shape, world=1, **flags):
+    return estimate(args_of(**flags), shape, world, libraries=0.0).parts
+
+
 def test_the_shape_is_the_models(shape, tiny_model_untied):
     from transformers import AutoModelForCausalLM
 
@@ -113,6 +117,47 @@ def test_the_fewest_flags_that_make_a_run_fit(shape):
     two = flags(peaks[0] * 0.9)
     assert len(two) == 2 and two[0] != two[1]
     assert flags(1000.0) == ()
+
+
+def test_parts_are_what_tensors_take(shape):
+    total = shape.total
+    full = parts(shape)
+    assert (full["weights"], full["gradients"], full["optimizer"]) == (
+        2 * total,
+        4 * total,
+        12 * total,
+    )
+    assert parts(shape, torch_dtype="float32")["optimizer"] == 8 * total
+    assert parts(shape, optim="adamw_8bit")["optimizer"] == 6 * total
+    assert parts(shape, beta=0.1)["reference"] == 2 * total
+    assert parts(shape, world=2, deepspeed="zero2")["optimizer"] == 6 * total
+    assert parts(shape, world=2, deepspeed="zero3")["weights"] == total
+    assert (
+        parts(shape, world=4, deepspeed="zero3", zero_hpz_partition_size=2)[
+            "second copy of weights"
+        ]
+        == total
+    )
+    assert parts(shape, world=2) == full  # DDP
+    fsdp = parts(shape, world=2, fsdp="fsdp2")
+    assert (fsdp["weights"], fsdp["optimizer"]) == (total, 6 * total)
+    assert fsdp["gradients"] == 2 * total + 6 * max(
+        shape.head, (total - shape.head) // shape.layers
+    )
+    lora = parts(shape, train_type="lora", beta=0.1)
+    assert (
+        lora["optimizer"]
+        == 12
+        * shape.adapters(
+            AdapterArguments(
+                train_type="lora", lora_rank=8, lora_alpha=16, target_modules=["all-linear"]
+            )
+        )
+        and "reference" not in lora
+    )
+    assert parts(shape, train_type="qlora")["weights"] < 0.6 * lora["weights"]
+    frozen = parts(shape, freeze_parameters=["model"])
+    assert frozen["optimizer"] == 12 * shape.head
 
 
 def test_a_run_out_of_memory_says_what_helps(tiny_model, capsys):
