@@ -169,6 +169,7 @@ def test_a_server_that_is_not_there(good: dict[str, str], tmp_path: Path) -> Non
     assert not (tmp_path / "output").exists()
 
 
+@pytest.mark.long
 def test_a_file_of_servers(good: dict[str, str], tmp_path: Path) -> None:
     flags = good | {
         "use_vllm": "true",

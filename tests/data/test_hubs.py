@@ -151,6 +151,7 @@ def test_without_a_network(found: dict[str, Any]) -> None:
         assert "--dataset path/to/rows.jsonl" in fault and "\n" not in fault
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("use_hf", "hub"), [("true", "Hugging Face"), ("false", "ModelScope")])
 def test_a_model_and_data_that_no_hub_can_give_are_named_at_once(
     tmp_path: Path, use_hf: str, hub: str

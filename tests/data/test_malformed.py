@@ -247,6 +247,7 @@ def test_mixed_types_stay_what_they_are(tmp_path: Path) -> None:
     assert [type(row["value"]) for row in rows] == [type(value) for value in values]
 
 
+@pytest.mark.long
 def test_the_command_ends_with_2(tmp_path: Path) -> None:
     name, content, line = UNUSABLE[0]
     file = tmp_path / name

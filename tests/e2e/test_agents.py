@@ -91,6 +91,7 @@ def test_embedded(train: Callable[..., Any]) -> None:
     assert all(row["turns"] == 2 for row in run.lines("eval_completions.jsonl"))
 
 
+@pytest.mark.long
 def test_two_ranks_with_episodes_of_several_sequences(train: Callable[..., Any]) -> None:
     parallel = {
         "deepspeed": "zero3",
@@ -125,6 +126,7 @@ def test_two_ranks_with_episodes_of_several_sequences(train: Callable[..., Any])
         assert all(value == pytest.approx(wanted) for value in one["advantages"])
 
 
+@pytest.mark.long
 def test_a_round_of_failed_episodes_ends_the_run(train: Callable[..., Any]) -> None:
     command = f"""{sys.executable} -c 'import json, sys; json.loads(sys.stdin.readline()); sys.exit("no shop")'"""
     run = train(agent_command=command, max_steps=1, reward_funcs=[])
@@ -135,6 +137,7 @@ def test_a_round_of_failed_episodes_ends_the_run(train: Callable[..., Any]) -> N
     )
 
 
+@pytest.mark.long
 def test_failed_episodes_are_counted_and_have_no_part(train: Callable[..., Any]) -> None:
     """Nor do they count as invalid rewards, of which there may be none."""
     run = train(
@@ -234,6 +237,7 @@ def test_ahead_of_the_trainer(train: Callable[..., Any], tiny_server: Any) -> No
         assert row["weight_version"] - first >= row["step"] - 1 - 2
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("flags", "fault"),
     [

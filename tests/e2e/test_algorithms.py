@@ -9,6 +9,7 @@ import pytest
 from tests.e2e.live_run import PLUGIN
 
 
+@pytest.mark.long
 def test_flags_of_the_loss_and_its_inputs(rlhf, tiny_model):
     """Everything that one run can hold at once; completions of 3 tokens, so that many groups have no signal."""
     run = rlhf(

@@ -43,6 +43,7 @@ def names(folder: Path) -> list[str]:
     )
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", FAULTS)
 def test_the_fault_is_named(rlhf, tiny_model, name):
     run = rlhf(tiny_model, **COMMON | FAULTS[name])

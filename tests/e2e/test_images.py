@@ -86,6 +86,7 @@ def test_a_streamed_row_with_images_behind_rows_without_ends_the_run(rlhf, seein
     assert len(run.steps) == 2
 
 
+@pytest.mark.long
 def test_a_killed_server_gets_tower_and_images_again(seeing, tmp_path):
     def start(model: Path, port: int | None) -> ServerProcess:
         images = {"image": 2}

@@ -106,6 +106,7 @@ def test_all_kinds_side_by_side(train: Callable[..., Any], processes: int) -> No
     assert {f"eval/{task}/reward" for task in tasks} <= last.keys()
 
 
+@pytest.mark.long
 def test_quotas_hold_in_every_step_whatever_is_sampled_again(train: Callable[..., Any]) -> None:
     """Prompts without signal are replaced by prompts of their own task, in steps as in rounds."""
     tasks = {
@@ -128,6 +129,7 @@ def test_quotas_hold_in_every_step_whatever_is_sampled_again(train: Callable[...
     assert any("dropped" in row for row in run.lines("completions.jsonl"))
 
 
+@pytest.mark.long
 def test_rounds_ahead_of_the_trainer(train: Callable[..., Any], tiny_server: Any) -> None:
     """By a server, two rounds ahead, on two ranks, from rows that are read as they come: an agent beside a plain task,
     whose weights no round of two prompts has exactly."""

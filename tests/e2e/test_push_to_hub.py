@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from tests.training.test_upload import Hub, hub
 
 __all__ = ["hub"]
@@ -48,6 +50,7 @@ def test_the_model_and_its_card_are_on_the_hub(rlhf, tiny_model, hub: Hub) -> No
     ]
 
 
+@pytest.mark.long
 def test_without_a_token_nothing_begins(rlhf, tiny_model, tmp_path, monkeypatch) -> None:
     for name in ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "SWIFT_HUB_TOKEN"):
         monkeypatch.delenv(name, raising=False)

@@ -103,6 +103,7 @@ def seeing(tmp_path_factory):
     )
 
 
+@pytest.mark.long
 def test_a_run_with_images_is_trained_on_again(seeing, tmp_path):
     again = replay(seeing.folder, tmp_path / "again")
     assert again.code == 0 and weights(again.folder, 6) == weights(seeing.folder, 6)

@@ -12,6 +12,7 @@ from tests.conftest import wait_until_serving
 from tests.rewards.reward_model_makers import save_scorer, save_speaker
 
 
+@pytest.mark.long
 def test_a_function_a_judge_and_two_models_reward_together(
     rlhf, start_tiny, tiny_model, tmp_path, monkeypatch
 ) -> None:

@@ -113,6 +113,7 @@ def test_the_run_goes_on(rlhf, tiny_model, hostile: Path) -> None:
     assert advantages == [None] * 8
 
 
+@pytest.mark.long
 def test_rewards_are_computed_while_other_prompts_are_played(
     rlhf, tiny_model, tmp_path: Path
 ) -> None:
@@ -151,6 +152,7 @@ def test_too_many_invalid_rewards_end_the_run(rlhf, tiny_model, hostile: Path) -
     assert truncated and {row["reward"] for row in truncated} == {-1.0}
 
 
+@pytest.mark.long
 def test_a_round_without_one_valid_reward_ends_the_run(rlhf, tiny_model, hostile: Path) -> None:
     run = rlhf(
         tiny_model,

@@ -51,6 +51,7 @@ def server(tmp_path, mixture):
     started.stop()
 
 
+@pytest.mark.long
 def test_experts_come_over_http_through_several_turns(rlhf, mixture, server):
     """Those of the engine give the trainer the engine's log-probs. The last turns share what they begin with."""
     wait_until_serving(server)

@@ -9,6 +9,7 @@ import pytest
 from swift_r1.cli.main import main
 
 
+@pytest.mark.long
 def test_adapters_and_references(rlhf, tiny_model, tmp_path):
     """Each run's first KL is that between its first weights and its reference, which are those of other runs."""
     flags = {"beta": 0.1, "learning_rate": 1e-2, "max_steps": 1}

@@ -119,6 +119,7 @@ def test_a_run_with_tools(train: Callable[..., Any]) -> None:
     assert all(row["tool_calls"] is not None for row in run.lines("eval_completions.jsonl"))
 
 
+@pytest.mark.long
 def test_tools_beside_a_plain_task(train: Callable[..., Any], tmp_path: Path) -> None:
     """One task's model sees tools and calls them, that of the other does neither."""
     rows = str(tmp_path / "sums.jsonl")
@@ -150,6 +151,7 @@ def test_tools_beside_a_plain_task(train: Callable[..., Any], tmp_path: Path) ->
         assert "tasks/tools/tools/add/calls" in line and "tasks/plain/tools/add/calls" not in line
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("flags", "fault"),
     [

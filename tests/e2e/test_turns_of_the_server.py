@@ -41,6 +41,7 @@ def server(start_tiny, tiny_model, tmp_path):
     return start
 
 
+@pytest.mark.long
 def test_the_trainer_plays_the_servers_environment(rlhf, tiny_model, server):
     """Without a reward or a plugin of its own; and again where the run goes on."""
     flags = server(**GYM) | {"reward_funcs": [], "external_plugins": []}

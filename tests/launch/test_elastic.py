@@ -149,6 +149,7 @@ def test_a_second_signal_ends_the_ranks_at_once(tmp_path: Path) -> None:
     assert end(process)[0] == 143
 
 
+@pytest.mark.long
 def test_a_rank_that_aborts_after_the_summary_does_not_fail_the_run(tmp_path: Path) -> None:
     code, err = end(launch(tmp_path, "aborts after the end"))
     assert code == 0

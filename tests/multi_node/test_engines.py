@@ -100,6 +100,7 @@ def ended(processes: list[Any], within_s: float = WITHIN) -> list[int]:
     return [process.wait(max(0.1, deadline - time.monotonic())) for process in processes]
 
 
+@pytest.mark.long
 def test_nodes_agree_and_meet_again_at_the_same_port(meet: Any, tmp_path: Path) -> None:
     processes = meet()
     (tmp_path / "go").touch()
@@ -122,6 +123,7 @@ def test_an_engine_that_does_not_start_ends_all_nodes(meet: Any, tmp_path: Path,
         )
 
 
+@pytest.mark.long
 def test_ctrl_c_on_one_node_ends_all(meet: Any, tmp_path: Path) -> None:
     processes = meet()
     until(lambda: all((tmp_path / f"node{number}.waits").exists() for number in range(2)))

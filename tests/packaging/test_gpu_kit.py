@@ -67,6 +67,7 @@ def run(
     return found | {"page": report.page.read_text(), "log": report.log.read_text()}
 
 
+@pytest.mark.long
 def test_a_part_that_does_not_pass_ends_none_of_the_others(
     kit: dict[str, ModuleType], tmp_path: Path
 ) -> None:

@@ -8,6 +8,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).parents[2]
 BASE = Path(sys.base_prefix) / "bin" / "python3"
 
@@ -30,6 +32,7 @@ def test_without_a_python_it_says_so_in_one_line(tmp_path: Path) -> None:
     assert "no Python 3.11, 3.12 or 3.13. Install one" in result.stderr
 
 
+@pytest.mark.long
 def test_a_venv_without_its_configuration_is_made_again_and_not_installed_through(
     tmp_path: Path,
 ) -> None:

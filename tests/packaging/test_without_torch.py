@@ -47,6 +47,7 @@ def swift(tmp_path: Path, *words: str, missing: str = ALL) -> subprocess.Complet
     )
 
 
+@pytest.mark.long
 def test_a_plugin_is_written_and_checked(tmp_path: Path) -> None:
     for words in (
         ("init", "countdown"),

@@ -93,6 +93,7 @@ def test_last_begins_at_the_beginning_where_there_is_no_checkpoint(runs, finishe
     same(finished, folder)
 
 
+@pytest.mark.long
 def test_with_versions_last_is_the_newest_run(runs, tmp_path):
     flags = SETTINGS | {"add_version": "true", "max_steps": 2}
     base = tmp_path / "runs"
@@ -166,6 +167,7 @@ def test_other_processes_may_have_other_flags_for_the_same_batch(runs, finished,
         assert two[name] == pytest.approx(one[name], rel=1e-4, abs=1e-6), name
 
 
+@pytest.mark.long
 def test_moments_of_8_bits_stay_with_the_ranks_that_have_their_parts(runs, tmp_path):
     """In plain torch every rank has all of them."""
     flags = {

@@ -72,6 +72,7 @@ def test_room_made_in_time_lets_the_run_go_on(runs, small_disk):
     assert ended.code == 0 and "cannot be saved" not in ended.said
 
 
+@pytest.mark.long
 def test_the_best_checkpoint_stays(runs, tmp_path):
     """None solves anything, so all are equally good and the first one is the best; a resumed run knows it too."""
     flags = {

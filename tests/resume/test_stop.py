@@ -62,6 +62,7 @@ def test_a_stopped_run_goes_on_as_if_nothing_had_been(
     ]
 
 
+@pytest.mark.long
 def test_a_signal_ends_an_evaluation_which_the_resumed_run_does(runs, tmp_path, same):
     """In the middle of a round."""
     flags = SETTINGS | {"eval_steps": 3, "eval_limit": 8}

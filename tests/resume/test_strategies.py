@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 
+import pytest
+
 # 10 prompts, 4 a round of 2 steps: passes end with rounds 3 and 5, which are steps 6 and 10.
 SETTINGS = {
     "dataset": "counting#10",
@@ -28,6 +30,7 @@ def evaluated(folder):
     return [line["step"] for line in lines if any(name.startswith("eval/") for name in line)]
 
 
+@pytest.mark.long
 def test_a_pass_ends_with_a_checkpoint_and_an_evaluation_also_after_a_resume(runs, tmp_path):
     folder = tmp_path / "run"
     links = {"create_checkpoint_symlink": "true"}
@@ -60,6 +63,7 @@ def test_a_run_that_does_not_get_better_ends(runs, tmp_path):
     assert (summary["steps"], summary["best_step"], saved(folder)) == (4, 1, [1, 2, 3, 4])
 
 
+@pytest.mark.long
 def test_two_processes_agree_on_when(runs, tmp_path):
     folder = tmp_path / "run"
     flags = EPOCHS | {

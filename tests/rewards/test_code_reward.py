@@ -280,6 +280,7 @@ def test_swift_check_shows_what_the_reward_gives(tmp_path: Path, allows_sandbox:
     assert ran.returncode == 0 and report["problems"] == [] and report["tells_right"] is True, ran
 
 
+@pytest.mark.long
 def test_swift_rlhf_refuses_before_any_model_loads(tmp_path: Path, tiny_model: Path) -> None:
     data = tmp_path / "rows.jsonl"
     row = {

@@ -298,6 +298,7 @@ def test_one_bad_completion_costs_no_other(score, word: str, cause: str) -> None
     assert column.invalid[0].kind == kinds.get(word, "exception")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("word", ["chatter", "rawchild", "rawgil"])
 def test_a_gigabyte_of_output_is_dropped(
     plugin: Path, capfd: pytest.CaptureFixture[str], word: str

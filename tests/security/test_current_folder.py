@@ -85,6 +85,7 @@ def test_python_m(folder: Path) -> None:
     assert not (folder / TAKEN).exists()
 
 
+@pytest.mark.long
 def test_a_reward_sees_its_own_folder(tmp_path: Path) -> None:
     """A plugin imports what lies beside it, and what it starts is as it would be elsewhere."""
     plugins = tmp_path / "plugins"
@@ -107,6 +108,7 @@ def test_a_reward_sees_its_own_folder(tmp_path: Path) -> None:
     assert "1.0" in done.stdout
 
 
+@pytest.mark.long
 def test_an_environment_may_lie_there(folder: Path) -> None:
     """One that is named: what is imported from there is what no library has."""
     for name in {file.stem for file in folder.glob("*.py")}:

@@ -96,6 +96,7 @@ def test_a_certificate_that_cannot_be_used_is_said_at_once(tmp_path: Path) -> No
         assert done.returncode == EXIT_USAGE and said in done.stderr, done.stderr
 
 
+@pytest.mark.long
 def test_vllm_beside_another_torch(
     tmp_path: Path, tiny_model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

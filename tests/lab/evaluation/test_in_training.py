@@ -50,6 +50,7 @@ def train(model: Path, folder: Path, **flags: Any) -> list[dict[str, Any]]:
     return [line for line in lines if any(name.startswith("eval/") for name in line)]
 
 
+@pytest.mark.long
 def test_in_training_and_alone_agree(
     swift_eval: Evaluate, tiny_model: Path, gsm8k_file: Path, tmp_path: Path
 ) -> None:

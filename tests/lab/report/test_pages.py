@@ -70,6 +70,7 @@ def test_what_a_model_wrote_is_text_in_html(text: str) -> None:
     assert printable(text) in page.text
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("text", HOSTILE)
 def test_what_a_model_wrote_is_text_in_markdown(text: str) -> None:
     reader = MarkdownIt("gfm-like", {"linkify": False})

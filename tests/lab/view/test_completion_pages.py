@@ -24,6 +24,7 @@ def lines(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_text().splitlines()]
 
 
+@pytest.mark.long
 def test_the_table_shows_the_rows_of_the_file(viewer: Any, tab: Tab, run: Path) -> None:
     rows, page, url = lines(run / "completions.jsonl"), tab(), viewer(run).url
 

@@ -33,6 +33,7 @@ def made(tmp_path: Path) -> Path:
     return make_run(tmp_path / "runs" / "a run", steps=30)
 
 
+@pytest.mark.long
 def test_the_page_follows_a_run_that_trains_and_shows_what_its_files_say(
     viewer: Callable[..., Viewer], tab: Callable[..., Any], tiny_model: Path, tmp_path: Path
 ) -> None:
@@ -86,6 +87,7 @@ def test_an_address_that_names_nothing_says_so_within_the_frame(
         until(lambda: series(page, "Reward"))
 
 
+@pytest.mark.long
 def test_the_verdict_is_the_headline_and_follows_the_run(
     viewer: Callable[..., Viewer], tab: Callable[..., Any], tmp_path: Path
 ) -> None:

@@ -110,6 +110,7 @@ def test_help_and_faults_load_nothing_heavy() -> None:
         assert done.stdout.splitlines()[-1] == "[]"
 
 
+@pytest.mark.long
 def test_the_page_beside_a_run_that_is_killed_ends_with_it(
     tiny_model: Path, tmp_path: Path
 ) -> None:

@@ -5,11 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from tests.conftest import until
 from tests.lab.runs.made import make_run
 from tests.lab.runs.timed import write_lane
 
 
+@pytest.mark.long
 def test_idle_time_and_the_share_of_each_phase(viewer: Any, tab: Any, tmp_path: Path) -> None:
     run = make_run(tmp_path / "runs" / "one", steps=1)
     (run / "events.jsonl").unlink()

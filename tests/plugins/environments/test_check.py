@@ -109,6 +109,7 @@ def written(folder: Path, body: str) -> str:
     return f"trl:{folder / 'own.py'}:Env"
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("body", "said"),
     [
@@ -144,6 +145,7 @@ def test_what_it_prints_is_not_between_the_lines(tmp_path: Path) -> None:
     assert fault is None and len(lines) == 2 and lines[1]["turns"] == 1
 
 
+@pytest.mark.long
 def test_what_it_leaves_behind_holds_nothing_up_and_ends(tmp_path: Path) -> None:
     left = "import subprocess, threading, time; threading.Thread(target=time.sleep, args=(600,)).start(); "
     spec = written(

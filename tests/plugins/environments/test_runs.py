@@ -36,6 +36,7 @@ KINDS = {
 }
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_run(
     rlhf: Callable[..., Any],  # noqa: F811

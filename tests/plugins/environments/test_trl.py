@@ -52,6 +52,7 @@ def test_what_tools_raise_is_told_and_calls_are_limited(played: Played) -> None:
     assert len(model.requests) == 3 and result["tool_calls_failed"] == 2.0
 
 
+@pytest.mark.long
 def test_its_rows_are_the_data_set_env() -> None:
     register_environment(SCRIPT, {"argv": ["--most", 5]})
     rows, _ = load_dataset("env")

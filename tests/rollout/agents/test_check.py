@@ -24,6 +24,7 @@ def check(tmp_path: Path, row: dict[str, Any], *words: str) -> tuple[int, dict[s
     return done.returncode, json.loads(done.stdout)
 
 
+@pytest.mark.long
 def test_an_episode_of_a_class(tmp_path: Path) -> None:
     flags = ("--external_plugins", str(PLUGIN), "--gold", "77a")
     code, found = check(tmp_path, {}, "--agent", "counts", *flags)
