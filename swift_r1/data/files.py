@@ -44,7 +44,7 @@ class RawRow:
     subset: str | None = None
 
 
-class Share(NamedTuple):
+class ProcessShare(NamedTuple):
     """A process's part of the rows of a source: contiguous, so that the parts of all processes are the rows in order."""
 
     number: int = 0
@@ -60,12 +60,12 @@ class Share(NamedTuple):
         return range(min(max(own.start - first, 0), size), min(max(own.stop - first, 0), size))
 
 
-WHOLE = Share()
+WHOLE = ProcessShare()
 IN_PARTS = (".jsonl", ".txt", ".parquet")
 """Kinds of files of which several processes read a share each."""
 
 
-def read_file(path: str | Path, share: Share = WHOLE) -> Iterator[RawRow]:
+def read_file(path: str | Path, share: ProcessShare = WHOLE) -> Iterator[RawRow]:
     """Yields the rows of a jsonl, json, csv, parquet or txt file, in order; a share of those `IN_PARTS`.
 
     Raises:
@@ -110,7 +110,7 @@ def check_file(path: Path) -> None:
         raise UsageError(f"{path}:1: is UTF-16 or UTF-32 text: convert it to UTF-8")
 
 
-def _read_lines(path: Path, share: Share = WHOLE) -> Iterator[RawRow]:
+def _read_lines(path: Path, share: ProcessShare = WHOLE) -> Iterator[RawRow]:
     """Yields the rows of lines that begin in a share of the file's bytes. Lines without text are not rows."""
     parse = _text if path.suffix.lower() == ".txt" else _parse
     index = 0
@@ -317,7 +317,7 @@ def _value(value: Any, kind: DataType) -> Any:
     return [_value(one, kind.value_type) for one in value] if isinstance(value, list) else value
 
 
-def _read_parquet(path: Path, share: Share) -> Iterator[RawRow]:
+def _read_parquet(path: Path, share: ProcessShare) -> Iterator[RawRow]:
     from pyarrow import ArrowInvalid, parquet
 
     index = 0

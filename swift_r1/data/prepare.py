@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from swift_r1.data.cache import RUN_ONLY, cache_folder, kept_rows, mark_used, remove_old
-from swift_r1.data.files import Share
+from swift_r1.data.files import ProcessShare
 from swift_r1.data.fingerprint import fingerprint
 from swift_r1.data.images import images_of
 from swift_r1.data.rows import UNBOUNDED, Drops, content_bytes, prompt_key, rows_as_json
@@ -71,7 +71,7 @@ class _Job:
         faults: tuple[str, ...] = ()
         began = time.time()
         empty = dict.fromkeys([*features(), _ACCOUNT])
-        share = Share(number, self.processes)
+        share = ProcessShare(number, self.processes)
         raws = self.source.rows(self.split, self.count, self.flags.seed, share)
         logged = time.monotonic()
         try:

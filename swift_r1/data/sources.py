@@ -15,8 +15,8 @@ from swift_r1.data.files import (
     FILE_SUFFIXES,
     IN_PARTS,
     WHOLE,
+    ProcessShare,
     RawRow,
-    Share,
     check_file,
     read_file,
 )
@@ -202,7 +202,7 @@ class Source:
         )
 
     def rows(
-        self, split: Split, count: int | None, seed: int, share: Share = WHOLE
+        self, split: Split, count: int | None, seed: int, share: ProcessShare = WHOLE
     ) -> Iterator[RawRow]:
         """Yields the raw rows of a split, or a share of them; `count` and `seed` matter only to a loader that samples
         itself. Raises UsageError where the file or hub cannot be read, or the loader raises."""
@@ -217,7 +217,7 @@ class Source:
         else:
             yield from read_file(self._file(split), share)
 
-    def _placed(self, split: Split, share: Share) -> Iterator[RawRow]:
+    def _placed(self, split: Split, share: ProcessShare) -> Iterator[RawRow]:
         """Yields rows of a hub or folder; of streamed ones there is one share alone."""
         assert self.place is not None
         parts = [

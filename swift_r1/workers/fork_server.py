@@ -33,7 +33,7 @@ _MOST_LINES = 64  # that come with orders read at once
 
 
 OUTPUT_PER_CALL = 64 << 10  # bytes of each of the two streams that are shown; the rest is dropped
-_DROPPED = b"\n[more output of this reward call is dropped]\n"
+_DROPPED = b"\n[more output of this call is dropped]\n"
 _SHOWN_ON = {"stdout": 1, "stderr": 2}
 _SHOW_SECONDS = 0.2  # for what is shown to be read
 

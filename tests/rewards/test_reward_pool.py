@@ -308,7 +308,7 @@ def test_a_gigabyte_of_output_is_dropped(
         assert pool.score(batch([word, "a"], 2))[0].invalid == ()
         assert pool.score(batch(["thread", "a"], 2))[0].invalid == ()
     captured = capfd.readouterr()
-    assert captured.out.count("more output of this reward call is dropped") == 1
+    assert captured.out.count("more output of this call is dropped") == 1
     assert 64 << 10 <= len(captured.out) < 66 << 10
     assert ("said" in captured.err) == (word == "rawchild")
 
@@ -323,7 +323,7 @@ def test_what_workers_print_is_shown_call_by_call(
             0: "its worker process died (exit code -6)"
         }
     out = capfd.readouterr().out
-    assert out.index("more output of this reward call is dropped") < out.index("last words")
+    assert out.index("more output of this call is dropped") < out.index("last words")
 
 
 def test_processes_that_a_reward_leaves_are_ended(plugin: Path, tmp_path: Path) -> None:
