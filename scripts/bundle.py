@@ -32,7 +32,7 @@ UV = Path(sys.executable).parent / "uv"
 # torch and transformers.
 CARRIED = """
 annotated-doc annotated-types antlr4-python3-runtime datasets deepspeed dill fastapi hjson latex2sympy2-extended math-verify
-multiprocess pebble pydantic pydantic-core starlette typing-inspection uvicorn
+multiprocess pydantic pydantic-core starlette typing-inspection uvicorn
 apache-tvm-ffi astor blake3 cachetools cbor2 compressed-tensors depyf distro httpcore2 httpx2 jiter llguidance loguru
 msgspec openai opentelemetry-api oss-harmony partial-json-parser pybase64 pyzmq setproctitle sniffio truststore vllm
 xgrammar

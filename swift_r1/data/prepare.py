@@ -94,6 +94,7 @@ class _Job:
         yield empty | {_ACCOUNT: json.dumps([asdict(drops), faults, began])}
 
 
+_UNFINISHED = ".incomplete"  # ends the folder of rows that `datasets` has not prepared to the end
 _ACCOUNT = "account"  # a column of the last row of each process
 _job: _Job | None = None
 
@@ -213,7 +214,8 @@ def _name(source: Source, split: Split, count: int | None, flags: DataFlags) -> 
 def _kept(cache: Path, name: str) -> PreparedRows | None:
     """Returns rows that are in the cache; None where they are not, or cannot be read, which is logged."""
     folder = kept_rows(cache, name)
-    if not any(folder.glob("*/dataset_info.json")):
+    infos = folder.glob("*/dataset_info.json")
+    if all(info.parent.suffix == _UNFINISHED for info in infos):
         return None
     try:
         found, _faults = _opened(_generated(cache, name), name)
@@ -241,7 +243,7 @@ def _made(cache: Path, job: _Job, name: str, anew: bool) -> PreparedRows:
         with FileLock(cache / f"{name}.lock"):  # another run with the same data waits
             if anew:
                 shutil.rmtree(folder, ignore_errors=True)
-            for rest in folder.glob("*.incomplete"):  # of a run that was killed
+            for rest in folder.glob(f"*{_UNFINISHED}"):  # of a run that was killed
                 shutil.rmtree(rest)
             _job = job
             found, faults = _opened(_generated(cache, name, job.processes), name)

@@ -234,6 +234,16 @@ def test_a_broken_store_is_made_again(
     assert len(load_rows(arguments(dataset=[file])).train) == 30 and not caplog.text
 
 
+def test_what_a_killed_run_left_of_its_rows_goes(tmp_path: Path, own_cache: Path) -> None:
+    file = jsonl(tmp_path / "a.jsonl", 30)
+    load_rows(arguments(dataset=[file]))
+    (name,) = stores(own_cache)
+    (whole,) = (path for path in kept_rows(own_cache, name).iterdir() if path.is_dir())
+    rest = whole.rename(whole.with_name(f"{whole.name}.incomplete"))
+    assert len(load_rows(arguments(dataset=[file])).train) == 30
+    assert whole.is_dir() and not rest.exists()
+
+
 def test_what_is_old_goes(own_cache: Path) -> None:
     for name, days in {"a" * 32: 29, "b" * 32: 31, "run-c": 1, "run-d": 3}.items():
         folder = kept_rows(own_cache, name)

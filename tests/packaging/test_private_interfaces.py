@@ -19,10 +19,18 @@ import pytest
 from packaging.requirements import Requirement
 
 ROOT = Path(__file__).parents[2]
-CAPPED = {"torch", "transformers", "deepspeed", "peft", "bitsandbytes", "vllm"}
+CAPPED = {"datasets", "torch", "transformers", "deepspeed", "peft", "bitsandbytes", "vllm"}
 
 # Feature: (package, file in it, names), a name as `Class.method(parameters that are passed)` or `Class.attribute`.
 RELIED_ON = {
+    "prepared rows are found again, and streamed, without a hash of user objects (data/cache.py, streaming.py)": [
+        ("datasets", "builder.py", "BuilderConfig.create_config_id(config_kwargs)"),
+        (
+            "datasets",
+            "io/generator.py",
+            "GeneratorDatasetInputStream.__init__(generator features streaming fingerprint)",
+        ),
+    ],
     "--ddp_timeout holds in groups that DeepSpeed makes, and for no rank that is alive (runtime/ranks.py)": [
         ("torch", "distributed/distributed_c10d.py", "_get_default_timeout(backend) _set_pg_timeout(timeout group)"),
     ],
