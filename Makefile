@@ -10,8 +10,9 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 SMOLLM2 := models/smollm2-135m
 PYTEST_ARGS ?=
 CLUSTER_PACKAGES := slurmctld slurmd slurm-client munge openssh-server iproute2
-# As the launcher sets it: threads that spin long starve each other on a busy machine.
-ENV := GOMP_SPINCOUNT=$(or $(GOMP_SPINCOUNT),10000)
+# The first as the launcher sets it: threads that spin long starve each other on a busy machine. The second: modules are
+# compiled once, not by each of the hundreds of processes that tests start.
+ENV := GOMP_SPINCOUNT=$(or $(GOMP_SPINCOUNT),10000) PYTHONDONTWRITEBYTECODE=
 TEST := $(ENV) $(PY) -m pytest
 UV := VIRTUAL_ENV=$(CURDIR)/.venv .venv/bin/uv
 TORCH = torch==$$($(PY) -c 'from importlib.metadata import version; print(version("torch").split("+")[0])')

@@ -25,6 +25,7 @@ from itertools import combinations_with_replacement, permutations, product
 NUMBERS = range(1, 10)
 TARGETS = range(1, 100)
 HELD_OUT = 128
+MOST_CANDIDATES = 5
 SPLIT_SEED = 20250124  # not the run's seed: the held-out problems never change
 
 _PRODUCT = re.compile(r"(\d+)\*(\d+)")
@@ -83,13 +84,18 @@ def prompt(nums: Sequence[int], target: int) -> str:
 
 
 def write_trace(
-    problem: Problem, rng: random.Random, hit: float = 0.5, give_up: float = 0.45
+    problem: Problem,
+    rng: random.Random,
+    hit: float = 0.4,
+    give_up: float = 0.2,
+    most: int = MOST_CANDIDATES,
 ) -> str:
-    """A search that is honest but short of breath; seven in ten of these end right, of the model's own far fewer.
+    """Writes a search that is honest but short of breath; most of these end right, far fewer of the model's own.
 
     Each candidate is drawn at random (a solution with probability `hit`, else anything not tried yet); the
-    search ends at the first solution, or gives up after a miss with probability `give_up` and answers the last
-    candidate, wrong as it is. What a policy can learn from here on: search longer, and guess better.
+    search ends at the first solution, after `most` candidates, or after a miss with probability `give_up`, and
+    answers the last candidate, wrong as it may be. What a policy can learn from here on: search longer, and guess
+    better. It keeps to `most`, since it has never seen more: without that, searches grow until they are cut off.
     """
     values = candidates(problem.nums)
     solutions = [e for e, value in values.items() if value == problem.target]
@@ -100,6 +106,6 @@ def write_trace(
         expression = rng.choice(solutions) if rng.random() < hit else left.pop()
         right = values[expression] == problem.target
         tried.append(work(expression) + ("y" if right else "n"))
-        if right or rng.random() < give_up:
+        if right or len(tried) == most or rng.random() < give_up:
             break
     return f"<think>{','.join(tried)}</think><answer>{expression}</answer>"

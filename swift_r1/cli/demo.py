@@ -60,7 +60,7 @@ class DemoArguments(Command):
     )
     steps: int | None = flag(None, "optimizer steps (default: 24 of GRPO, 48 of PPO)", at_least=1)
     warm_start_steps: int | None = flag(
-        None, "steps of the supervised phase (default: 720)", at_least=1
+        None, "steps of the supervised phase (default: 1,440)", at_least=1
     )
 
 
@@ -81,6 +81,8 @@ FLAGS = f"""
     --eval_on_start true --eval_limit 128 --num_generations_eval 4 --per_device_eval_batch_size 512
     --logging_steps 1 --save_steps 1000 --report_to none
 """.split()
+# Smaller steps than the file's: the arithmetic and the verdicts of later candidates need them.
+OF_WARM_START = ["--gradient_accumulation_steps", "2", "--learning_rate", "3e-3"]
 OF_GRPO = ["--rlhf_type", "grpo", "--warmup_ratio", "0.05"]
 OF_PPO = f"""
     --rlhf_type ppo --warmup_steps 10 --num_mini_batches {PPO_STEPS_A_ROUND} --lam 1 --critic_learning_rate 1e-3
@@ -152,7 +154,7 @@ def make_warm_start(folder: Path, seed: int, steps: int | None) -> int:
         "add_version": False,
         "create_checkpoint_symlink": True,
     }
-    flags = [*PLUGIN, "--dataset", "countdown_traces", *as_words(own)]
+    flags = [*PLUGIN, "--dataset", "countdown_traces", *OF_WARM_START, *as_words(own)]
     return finished([*SWIFT, "sft", str(FILES / "warm_start.yaml"), *flags])
 
 
