@@ -167,7 +167,7 @@ def test_failed_episodes_are_counted_and_have_no_part(train: Callable[..., Any])
     )
 
 
-KILLED = [pytest.param(6, 4), pytest.param(50, 4, marks=pytest.mark.long)]
+KILLED = [pytest.param(4, 4), pytest.param(50, 4, marks=pytest.mark.long)]
 
 
 @pytest.mark.parametrize(("prompts", "group"), KILLED)
@@ -219,7 +219,7 @@ def test_a_killed_server_loses_no_episode(
     assert all(row["turns"] == 2 and "failure" not in row for row in rows)
     steps = [json.loads(line) for line in (folder / "logging.jsonl").read_text().splitlines()]
     assert max(line["rollout/logp_diff"] for line in steps if "loss" in line) < LOGP_NOISE
-    if prompts > 6:
+    if prompts > 4:
         assert what_was_learned(folder) == what_was_learned(play("calm"))
 
 

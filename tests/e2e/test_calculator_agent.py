@@ -76,7 +76,7 @@ def words_of(script: str, way: str, tmp_path: Path) -> list[str]:
     [
         ("run.sh", "tools"),
         pytest.param("run.sh", "agent", marks=pytest.mark.long),
-        ("run.sh", "command"),
+        pytest.param("run.sh", "command", marks=pytest.mark.long),
         ("smollm2.sh", ""),
     ],
 )
@@ -96,7 +96,8 @@ def test_scripts_pass_swift_check(
     assert bool(report.rewards) == (way not in ("agent", "command"))
 
 
-@pytest.mark.parametrize("way", ["agent", pytest.param("tools", marks=pytest.mark.long)])
+@pytest.mark.long
+@pytest.mark.parametrize("way", ["agent", "tools"])
 def test_two_steps(rlhf: Callable[..., Any], model: Path, way: str, tmp_path: Path) -> None:
     flags: dict[str, Any] = {"reward_funcs": []}  # that of the fixture; an agent has its own
     for word in words_of("run.sh", way, tmp_path):

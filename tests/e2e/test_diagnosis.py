@@ -92,7 +92,7 @@ def test_a_run_without_a_signal_says_so_once_also_after_a_resume(
 
 
 def test_a_healthy_run_says_nothing(rlhf, tiny_model, capsys):
-    run = rlhf(tiny_model, **COMMON | {"learning_rate": 1e-3}, max_steps=16)
+    run = rlhf(tiny_model, **COMMON | {"learning_rate": 1e-3}, max_steps=10)
     assert run.code == 0 and names(run.folder) == []
     assert {"prompts/repeated", "completions/foreign_letters", "memory/host_gib"} <= run.steps[
         0

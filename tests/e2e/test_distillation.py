@@ -23,7 +23,9 @@ def teacher(tmp_path_factory, save_model):
     return save_model(tmp_path_factory.mktemp("teacher") / "llama", seed=7)
 
 
-@pytest.mark.parametrize("topk", [[], 102], ids=["advantages", "loss"])
+@pytest.mark.parametrize(
+    "topk", [[], pytest.param(102, marks=pytest.mark.long)], ids=["advantages", "loss"]
+)
 def test_a_teacher_alone_is_learned_from(rlhf, tiny_model, teacher, topk):
     run = rlhf(tiny_model, teacher_model=teacher, gkd_logits_topk=topk, **TAUGHT)
     assert run.code == 0
@@ -72,6 +74,7 @@ def test_the_policy_teaches_itself_by_a_hint(rlhf, tiny_model, tmp_path):
     assert plain.code == 2 and "teacher_prompt" in plain.errors
 
 
+@pytest.mark.long
 def test_a_server_teaches_as_the_model_itself_does(rlhf, tiny_model, teacher, start_tiny, tmp_path):
     """Two servers of one model, each for the rows of its tag."""
     servers = [start_tiny(teacher) for _ in range(2)]
@@ -152,7 +155,7 @@ def test_rlsd_and_sdar_of_a_policy_that_reads_a_hint(rlhf, tiny_model):
         tiny_model,
         sdar_loss_coef=0.5,
         sdar_gate_beta=2,
-        **flags | {"output_dir": run.folder / "sdar"},
+        **flags | {"output_dir": run.folder / "sdar", "max_steps": 1},
     )
     assert run.code == 0
     gates = [(line["sdar/gate_mean"], line["sdar/teacher_gap_mean"]) for line in run.steps]

@@ -17,22 +17,22 @@ STEP_KEYS = set(OF_A_STEP.split())
 def test_reward_rises(rlhf, tiny_model):
     run = rlhf(
         tiny_model,
-        per_device_train_batch_size=64,
-        max_steps=25,
-        learning_rate=2e-3,
+        per_device_train_batch_size=32,
+        max_steps=14,
+        learning_rate=8e-3,
         weight_decay=0,
-        eval_steps=25,
+        eval_steps=14,
         eval_on_start="true",
-        eval_limit=16,
+        eval_limit=8,
     )
     assert run.code == 0
     rewards = [line["reward"] for line in run.steps]
     first, last = sum(rewards[:5]) / 5, sum(rewards[-5:]) / 5
     assert last > first + 0.3, rewards
     summary = json.loads((run.folder / "summary.json").read_text())
-    assert summary["steps"] == 25 and summary["last_reward"] == rewards[-1]
+    assert summary["steps"] == 14 and summary["last_reward"] == rewards[-1]
     evaluations = [line for line in run.lines("logging.jsonl") if "eval/counting/reward" in line]
-    assert [line["step"] for line in evaluations] == [0, 25]
+    assert [line["step"] for line in evaluations] == [0, 14]
     assert evaluations[1]["eval/counting/reward"] > evaluations[0]["eval/counting/reward"] + 0.3
 
 

@@ -51,6 +51,7 @@ def test_a_frozen_tower_is_in_the_checkpoint_as_it_was(rlhf, seeing):
     assert Path(image["path"]).stem == image["sha256"]
 
 
+@pytest.mark.long
 def test_adapters_of_a_tower_are_merged_into_it(rlhf, seeing, tmp_path):
     run = rlhf(seeing, **RUN, train_type="lora", freeze_vit="false", target_modules="all-linear")
     adapters = run.folder / "checkpoint-2"
@@ -74,6 +75,7 @@ def test_streamed_rows_with_images_are_trained(rlhf, seeing, tmp_path):
     assert any("images" in row for row in run.lines("completions.jsonl"))
 
 
+@pytest.mark.long
 def test_a_streamed_row_with_images_behind_rows_without_ends_the_run(rlhf, seeing, tmp_path):
     (tmp_path / "a.png").write_bytes(picture())
     rows = [*[{"query": "why?"}] * 4, {"query": "what?", "images": ["a.png"]}]

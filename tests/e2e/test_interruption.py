@@ -15,7 +15,7 @@ from tests.e2e.live_run import PLUGIN, LiveRun, words_of
 @pytest.mark.parametrize(
     ("number", "code", "cold"),
     [
-        (signal.SIGTERM, 143, False),
+        pytest.param(signal.SIGTERM, 143, False, marks=pytest.mark.long),
         (signal.SIGINT, 130, False),
         pytest.param(signal.SIGINT, 130, True, marks=pytest.mark.long),
     ],

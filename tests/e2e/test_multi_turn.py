@@ -24,7 +24,7 @@ def check_trajectories(run, turns):
     return run.lines("completions.jsonl")
 
 
-@pytest.mark.parametrize("processes", [pytest.param(1, marks=pytest.mark.long), 2])
+@pytest.mark.parametrize("processes", [1, pytest.param(2, marks=pytest.mark.long)])
 def test_embedded(rlhf, tiny_model, processes):
     parallel = {"deepspeed": "zero3", "per_device_train_batch_size": 4} if processes == 2 else {}
     more = {
@@ -60,15 +60,8 @@ def test_embedded(rlhf, tiny_model, processes):
 
 def test_server(rlhf, tiny_model, rollout_server):
     url = rollout_server(tiny_model, torch_dtype="float32")
-    server = {
-        "use_vllm": "true",
-        "vllm_server_base_url": url,
-        "deepspeed": "zero3",
-        "per_device_train_batch_size": 4,
-    }
-    run = rlhf(
-        tiny_model, 2, multi_turn_scheduler="again", max_turns=3, max_steps=2, **FLAGS | server
-    )
+    server = {"use_vllm": "true", "vllm_server_base_url": url, "max_steps": 2}
+    run = rlhf(tiny_model, multi_turn_scheduler="again", max_turns=3, **FLAGS | server)
     check_trajectories(run, 3)
 
 

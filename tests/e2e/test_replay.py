@@ -111,6 +111,7 @@ def test_a_run_with_images_is_trained_on_again(seeing, tmp_path):
     assert {len(row.get("images", [])) for row in again.lines("completions.jsonl")} == {0, 1, 2}
 
 
+@pytest.mark.long
 def test_a_replay_needs_the_images_as_they_were(seeing, tmp_path):
     image, *_ = next(row["images"] for row in seeing.lines("completions.jsonl") if "images" in row)
     path = Path(image["path"])
@@ -220,7 +221,7 @@ def test_rewards(recorded, tmp_path):
                 "beta": [],
             },
         ),
-        (1, {"dynamic_sample": "true", "temperature": 0.2}),
+        pytest.param(1, {"dynamic_sample": "true", "temperature": 0.2}, marks=pytest.mark.long),
     ],
     ids=["zero3", "ppo", "dynamic"],
 )
@@ -254,6 +255,7 @@ def test_a_run_of_several_turns(tmp_path, tiny_model):
     assert refused.code == 2 and "several turns" in refused.errors
 
 
+@pytest.mark.long
 def test_a_run_with_a_server(tmp_path, tiny_model, tiny_server):
     """Without the server. Completions of rounds ahead are of older weights."""
     server = {
@@ -285,6 +287,7 @@ def test_a_killed_run_is_replayed_up_to_its_last_step(recorded, tmp_path):
     )
 
 
+@pytest.mark.long
 def test_a_killed_replay_goes_on(recorded, tmp_path):
     """It is resumed as a run is; the weights are no longer the recorded run's, which is no fault."""
     flags = {"learning_rate": 1e-3, "save_steps": 3}

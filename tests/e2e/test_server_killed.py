@@ -81,9 +81,8 @@ def test_a_killed_server_loses_no_prompt(
     assert not any(span.name == "generate" for span in timeline.spans("rank-1"))
 
 
-@pytest.mark.parametrize(
-    ("processes", "async_generate"), [pytest.param(2, "false", marks=pytest.mark.long), (1, "true")]
-)
+@pytest.mark.long
+@pytest.mark.parametrize(("processes", "async_generate"), [(2, "false"), (1, "true")])
 def test_told_to_stop_without_its_server_a_run_saves_the_last_whole_step(
     tiny_model: Path, tiny_server: Any, tmp_path: Path, processes: int, async_generate: str
 ) -> None:

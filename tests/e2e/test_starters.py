@@ -15,7 +15,7 @@ from tests.rewards.test_judge import Server
 SMALL = "--max_steps 2 --num_generations 4 --per_device_train_batch_size 8 --max_completion_length 8 --max_length 400"
 
 
-LONG = ("format", "code", "agent")
+LONG = ("format", "code", "judge", "agent")
 
 
 @pytest.mark.parametrize(

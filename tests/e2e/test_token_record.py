@@ -118,17 +118,23 @@ def test_values_are_those_of_a_slow_recomputation(rlhf, tiny_model):
         pytest.param({}, marks=pytest.mark.long),
         pytest.param({"deepspeed": "zero3"}, marks=pytest.mark.long),
         pytest.param({"fsdp": "fsdp2"}, marks=pytest.mark.long),
-        {"sequence_parallel_size": 2},
+        {"sequence_parallel_size": 2, "attn_impl": "flash_attn"},
     ],
     ids=str,
 )
 def test_two_ranks_record_what_one_does(rlhf, tiny_model, tmp_path, backend):
+    """And they are the same run, also where both share a row."""
     flags = {"max_steps": 2, "beta": 0.1, "log_tokens": "all", "deterministic": "true"}
     one = rlhf(
         tiny_model, output_dir=tmp_path / "one", **flags | {"per_device_train_batch_size": 16}
     )
     two = rlhf(tiny_model, 2, output_dir=tmp_path / "two", **flags | TWO_RANKS | backend)
     assert one.code == two.code == 0
+    for line, other in zip(one.steps, two.steps, strict=True):
+        for name in ("reward", "loss", "grad_norm", "kl", "entropy"):
+            assert other[name] == pytest.approx(line[name], rel=1e-3, abs=1e-6), name
+    told = "--attn_impl flash_attention_2: attention is PyTorch's SDPA here" in two.errors
+    assert told == ("attn_impl" in backend)
     expected = [row for rows in recorded(one.folder).values() for row in rows]
     found = [row for rows in recorded(two.folder).values() for row in rows]
     assert len(expected) == len(found) == 32

@@ -81,7 +81,7 @@ def train(rlhf: Callable[..., Any], model: Path, server: str, tmp_path: Path) ->
 
 
 def test_a_run_with_tools(train: Callable[..., Any]) -> None:
-    run = train(max_steps=2, eval_steps=2, split_dataset_ratio=0.2, eval_limit=2)
+    run = train(max_steps=2, eval_steps=2, split_dataset_ratio=0.2, eval_limit=1)
     assert run.code == 0
     assert (
         "tool calls are read by vLLM's parser hermes (the chat template has <tool_call>)"

@@ -15,7 +15,7 @@ from tests.resume.conftest import HERE
 
 FULL = {
     # Four optimizer steps a round, and checkpoints, log lines and evaluations in the middle of rounds.
-    "max_steps": 14,
+    "max_steps": 10,
     "steps_per_generation": 2,
     "num_iterations": 2,
     "save_steps": 3,
@@ -63,7 +63,7 @@ DIGITS = {"reward_funcs": "noisy_digits"}
 MIXED = {
     # A sampler that goes by rewards, a scheduler's turns, and prompts without signal that are replaced; by weights.
     "max_steps": 6,
-    "save_steps": 1,
+    "save_steps": 3,
     "per_device_train_batch_size": 20,
     "steps_per_generation": 2,
     "dynamic_sample": "true",
@@ -128,7 +128,7 @@ SETTINGS = {
     "mixed": MIXED,
     "ddp": FULL | TWO_RANKS,
     "fsdp2": FULL | TWO_RANKS | {"fsdp": "fsdp2", "gradient_checkpointing": "true"},
-    "zero3": FULL | TWO_RANKS | {"deepspeed": "zero3", "max_steps": 8},
+    "zero3": FULL | TWO_RANKS | {"deepspeed": "zero3", "max_steps": 6, "save_steps": 2},
     "ppo": PPO,
     "taught": TAUGHT,
     "zero3-ppo": PPO | TWO_RANKS | {"deepspeed": "zero3"},
@@ -170,7 +170,7 @@ def kill_and_resume(runs, folder, settings, seconds, kills):
     return kills
 
 
-SHORT = ("full", "lora", "zero3", "ppo", "taught")
+SHORT = ("full", "zero3")
 
 
 @pytest.mark.parametrize(
@@ -192,8 +192,9 @@ def cut_back(folder: Path, copy: Path, step: int) -> Path:
     return copy
 
 
-PARTS = ("prompts_taken", "master")
+PARTS = ("master",)
 MORE_PARTS = (
+    "prompts_taken",
     "rng",
     "exp_avg",
     "old_logps",

@@ -17,7 +17,7 @@ PICTURES = {
     # Four optimizer steps a round, and checkpoints in the middle of rounds.
     "external_plugins": [HERE / "noisy_plugin.py", HERE.parent / "e2e/pictures_plugin.py"],
     "dataset": "pictures",
-    "max_steps": 10,
+    "max_steps": 7,
     "steps_per_generation": 2,
     "num_iterations": 2,
     "save_steps": 3,
@@ -41,7 +41,7 @@ def whole(runs, tmp_path_factory):
     return flags, folder / "run", time.monotonic() - started
 
 
-@pytest.mark.parametrize("step", [pytest.param(3, marks=pytest.mark.long), 9])
+@pytest.mark.parametrize("step", [pytest.param(3, marks=pytest.mark.long), 6])
 def test_one_that_was_cut_within_a_round(runs, whole, same, tmp_path, step):
     """Its images are read from the checkpoint alone: of the files that the rows name the round needs none."""
     flags, expected, _ = whole
@@ -55,7 +55,7 @@ def test_a_checkpoint_is_a_model_whose_tower_was_trained(whole):
     flags, folder, _ = whole
     before, after = (
         AutoModelForMultimodalLM.from_pretrained(path, output_loading_info=True)
-        for path in (flags["model"], folder / "checkpoint-10")
+        for path in (flags["model"], folder / "checkpoint-7")
     )
     for _, info in (before, after):
         assert not info["missing_keys"] and not info["unexpected_keys"]

@@ -106,6 +106,7 @@ def undisturbed(runs: Runs, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.long
 def test_a_killed_run_goes_on_with_fewer_and_with_more_processes(runs, undisturbed, tmp_path):
     """Two are killed in the middle of a round, one between rounds; three, among which a step's eight completions do
     not divide, reach the end."""

@@ -34,13 +34,14 @@ def mixtures(tmp_path_factory):
     return Runs(save_family(tmp_path_factory.mktemp("mixture"), "qwen3_moe"))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("mode", "more"),
     [
         ("R3", {}),
-        pytest.param("R2", {}, marks=pytest.mark.long),
-        pytest.param("R3", TWO_RANKS | {"deepspeed": "zero3"}, marks=pytest.mark.long),
-        pytest.param("R3", TWO_RANKS | {"sequence_parallel_size": 2}, marks=pytest.mark.long),
+        ("R2", {}),
+        ("R3", TWO_RANKS | {"deepspeed": "zero3"}),
+        ("R3", TWO_RANKS | {"sequence_parallel_size": 2}),
     ],
 )
 def test_a_round_has_its_experts_after_a_resume(mixtures, same, tmp_path, mode, more):

@@ -42,7 +42,7 @@ def small_disk(tmp_path):
 
 def test_a_full_disk_is_survived_for_two_saves(runs, small_disk):
     """Each step saves; the third save in a row that does not fit ends the run, and what was saved is whole."""
-    ended = runs.run(small_disk / "run", max_steps=20, save_steps=1, logging_steps=1)
+    ended = runs.run(small_disk / "run", max_steps=9, save_steps=1, logging_steps=1)
     assert ended.code == 5
     assert ended.said.count("the run continues and tries again at the next save") == 2
     assert "earlier checkpoints are untouched (3 saves in a row failed)" in ended.said
@@ -56,7 +56,7 @@ def test_a_full_disk_is_survived_for_two_saves(runs, small_disk):
     subprocess.run(["mount", "-o", "remount,size=60m", str(small_disk)], check=True)
     ended = runs.run(
         small_disk / "run",
-        max_steps=20,
+        max_steps=9,
         save_steps=5,
         logging_steps=1,
         resume_from_checkpoint="last",
@@ -67,7 +67,7 @@ def test_a_full_disk_is_survived_for_two_saves(runs, small_disk):
 def test_room_made_in_time_lets_the_run_go_on(runs, small_disk):
     """With one checkpoint kept the old one is removed only after the new one is whole: two fit, so it never fails."""
     ended = runs.run(
-        small_disk / "run", max_steps=8, save_steps=1, logging_steps=1, save_total_limit=1
+        small_disk / "run", max_steps=5, save_steps=1, logging_steps=1, save_total_limit=1
     )
     assert ended.code == 0 and "cannot be saved" not in ended.said
 

@@ -23,7 +23,7 @@ def state(folder, step):
     [
         {},
         pytest.param({"processes": 2, "deepspeed": "zero2"}, marks=pytest.mark.long),
-        {"processes": 2, "deepspeed": "zero3"},
+        pytest.param({"processes": 2, "deepspeed": "zero3"}, marks=pytest.mark.long),
     ],
 )
 def test_a_step_that_is_not_finite_updates_nothing(runs, tmp_path, ranks):

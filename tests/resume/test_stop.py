@@ -30,7 +30,10 @@ def order(folder, step, number, times=1):
     )
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+@pytest.mark.parametrize(
+    ("number", "code"),
+    [(signal.SIGTERM, 143), pytest.param(signal.SIGINT, 130, marks=pytest.mark.long)],
+)
 def test_a_stopped_run_goes_on_as_if_nothing_had_been(
     runs, uninterrupted, tmp_path, same, number, code
 ):
@@ -111,8 +114,8 @@ def test_a_disk_that_stands_still_does_not_keep_a_process_alive(begin, code):
 
 def test_max_runtime_saves_and_ends(runs, tmp_path):
     folder = tmp_path / "run"
-    ended = runs.run(folder, **SETTINGS | {"max_steps": 1_000_000, "max_runtime": "5s"})
-    assert ended.code == 0 and "--max_runtime 5s is over after step" in ended.said
+    ended = runs.run(folder, **SETTINGS | {"max_steps": 1_000_000, "max_runtime": "3s"})
+    assert ended.code == 0 and "--max_runtime 3s is over after step" in ended.said
     steps = json.loads((folder / "summary.json").read_text())["steps"]
     assert 0 < steps < 1_000_000
     saved = sorted(int(path.name.rpartition("-")[2]) for path in folder.glob("checkpoint-*"))
