@@ -1,12 +1,14 @@
 """Saves a checkpoint again and again, each time in a process that exits at a file operation, one later each time.
 
 The audit event of an operation comes before it, so exiting at every one is exiting before and after each. Run by
-test_saving.py: `exit_at_operation.py MODEL FOLDER`; prints the number of operations.
+test_saving.py: `exit_at_operation.py MODEL FOLDER STRIDE`, where a stride of 4 tries every fourth operation, from one of
+the first four by chance; prints the number of operations.
 """
 
 from __future__ import annotations
 
 import os
+import random
 import shutil
 import sys
 from pathlib import Path
@@ -26,7 +28,7 @@ EVENTS = {"os.mkdir", "os.rename", "os.remove", "os.rmdir", "os.truncate", "os.c
 EXITED, SAVED = 9, 0
 
 
-def main(model: Path, folder: Path) -> None:
+def main(model: Path, folder: Path, stride: int) -> None:
     from transformers import AutoTokenizer
 
     config = OptimizerConfig(1.0, 0.0, 0.9, 0.95, 1e-8, 1.0)
@@ -39,7 +41,7 @@ def main(model: Path, folder: Path) -> None:
     run_dir.mkdir()
     save(saver, 1)
     run_dir.rename(first)
-    count = 0
+    count = random.randrange(stride)
     while True:
         shutil.rmtree(run_dir, ignore_errors=True)
         shutil.copytree(first, run_dir)
@@ -56,12 +58,12 @@ def main(model: Path, folder: Path) -> None:
         assert usable is not None and RunState.read(usable).step == int(usable.name[-1]), count
         if code == SAVED:
             break
-        # What it left does not disturb the next save (tried after each third, for time).
-        if count % 3 == 0:
+        # What it left does not disturb the next save (tried after a third of them, for time).
+        if count // stride % 3 == 0:
             save(saver, 2)
             assert [path.name for path in list_checkpoints(run_dir)] == ["checkpoint-2"], count
             assert count_leftovers(run_dir) <= 1 and not list(run_dir.glob(".writing-*")), count
-        count += 1
+        count += stride
     print(count)
 
 
@@ -101,4 +103,4 @@ def exit_at(number: int, run_dir: Path) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), Path(sys.argv[2]))
+    main(Path(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3]))

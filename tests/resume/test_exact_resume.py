@@ -62,9 +62,9 @@ CHOSEN = {
 DIGITS = {"reward_funcs": "noisy_digits"}
 MIXED = {
     # A sampler that goes by rewards, a scheduler's turns, and prompts without signal that are replaced; by weights.
-    "max_steps": 6,
+    "max_steps": 5,
     "save_steps": 3,
-    "per_device_train_batch_size": 20,
+    "per_device_train_batch_size": 12,
     "steps_per_generation": 2,
     "dynamic_sample": "true",
     "external_plugins": [HERE / "noisy_plugin.py", HERE.parent / "e2e" / "turns_plugin.py"],

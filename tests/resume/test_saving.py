@@ -17,10 +17,10 @@ from tests import forks
 HERE = Path(__file__).parent
 
 
-def test_an_exit_at_any_file_operation_leaves_a_whole_checkpoint(tiny_model, tmp_path):
-    done = forks.run(
-        [str(HERE / "exit_at_operation.py"), str(tiny_model), str(tmp_path)], timeout=250
-    )
+@pytest.mark.parametrize("stride", [4, pytest.param(1, marks=pytest.mark.long)])
+def test_an_exit_at_any_file_operation_leaves_a_whole_checkpoint(tiny_model, tmp_path, stride):
+    words = [str(HERE / "exit_at_operation.py"), str(tiny_model), str(tmp_path), str(stride)]
+    done = forks.run(words, timeout=250)
     assert done.returncode == 0, done.stderr[-3000:]
     # A file is opened, synced and hashed, folders are made, synced and renamed, the old one is removed file by file.
     assert int(done.stdout.split()[-1]) > 50
