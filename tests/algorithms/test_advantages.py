@@ -81,7 +81,7 @@ rewards_and_groups = st.integers(1, 6).flatmap(
 )
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(
     rewards_and_groups, st.sampled_from(list(ESTIMATORS)), st.sampled_from(get_args(ScaleRewards))
 )
@@ -101,7 +101,7 @@ def test_equals_the_formula(
     assert single.tolist() == pytest.approx(rounded, rel=1e-6, abs=1e-6)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(
     st.floats(-100, 100, width=32),
     st.integers(1, 9),

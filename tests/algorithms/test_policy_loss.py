@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any, get_args
 
@@ -239,7 +240,7 @@ configs = st.builds(
 )
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(configs, st.integers(0, 10**6), st.integers(1, 4), st.integers(1, 6), st.booleans())
 def test_equals_the_formula(
     config: LossConfig, seed: int, rows: int, width: int, per_token: bool
@@ -258,7 +259,7 @@ def test_equals_the_formula(
     assert output.loss.item() == pytest.approx(expected, rel=1e-5, abs=1e-5)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(configs, st.integers(0, 10**6), st.integers(1, 4), st.integers(1, 6))
 def test_what_the_loss_did_to_tokens(config: LossConfig, seed: int, rows: int, width: int) -> None:
     """Ratios token by token; and a token has a gradient if and only if the loss kept and did not clip it."""
@@ -305,13 +306,20 @@ def test_what_the_loss_did_to_tokens(config: LossConfig, seed: int, rows: int, w
     assert not output.tokens.kept[~given["mask"]].any()
 
 
-@pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("level", ["token", "sequence"])
-@pytest.mark.parametrize("loss_type", sorted(set(LOSS_TYPES) - {"fipo"}))
+def losses_and_weights() -> Iterator[Any]:
+    """Of each loss one weight at each level, of one loss all of them; the others in the long tests."""
+    for loss_type in sorted(set(LOSS_TYPES) - {"fipo"}):
+        for level, own in (("token", None), ("sequence", "sequence_mask")):
+            for mode in MODES:
+                short = loss_type == "grpo" or mode == own
+                yield pytest.param(loss_type, level, mode, marks=() if short else pytest.mark.long)
+
+
+@pytest.mark.parametrize(("loss_type", "level", "mode"), losses_and_weights())
 def test_gradient_by_finite_differences(
     loss_type: str, level: ImportanceSamplingLevel, mode: RolloutCorrection | None
 ) -> None:
-    given = make_given(3, 4, 5)
+    given = make_given(3, 3, 4)
     config = LossConfig(
         loss_type=loss_type,
         importance_sampling_level=level,
@@ -413,7 +421,7 @@ def test_only_logps_get_a_gradient(name: str) -> None:
     assert given["logps"].grad is not None and given[name].grad is None
 
 
-@pytest.mark.parametrize("pieces", [2, 8])
+@pytest.mark.parametrize("pieces", [pytest.param(2, marks=pytest.mark.long), 8])
 @pytest.mark.parametrize("level", LEVELS)
 @pytest.mark.parametrize("loss_type", LOSS_TYPES)
 def test_the_cut_into_micro_batches_changes_nothing(

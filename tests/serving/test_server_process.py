@@ -8,7 +8,6 @@ import re
 import signal
 import socket
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable
@@ -25,13 +24,13 @@ from swift_r1.serving.engines.vllm_start import start_vllm
 from swift_r1.wire.client import RolloutClient
 from swift_r1.wire.connections import ServerLoop
 from swift_r1.wire.protocol import RolloutRequest, SamplingParams
+from tests import forks
 from tests.conftest import start_server, wait_until_gone
 
 
 def run_server(folder: Path, **args: Any) -> subprocess.CompletedProcess[str]:
     (folder / "args.json").write_text(json.dumps({"args": args}))
-    command = [sys.executable, "-m", "swift_r1.serving.server", str(folder / "args.json")]
-    return subprocess.run(command, capture_output=True, text=True, timeout=120)
+    return forks.run(["-m", "swift_r1.serving.server", folder / "args.json"], timeout=120)
 
 
 def test_a_taken_port_is_exit_4_before_the_model_loads(tmp_path: Path) -> None:
@@ -57,7 +56,9 @@ def certificate(folder: Path, name: str) -> tuple[Path, Path]:
         "req",
         "-x509",
         "-newkey",
-        "rsa:2048",
+        "ec",
+        "-pkeyopt",
+        "ec_paramgen_curve:prime256v1",
         "-nodes",
         "-days",
         "2",
@@ -77,8 +78,8 @@ def certificate(folder: Path, name: str) -> tuple[Path, Path]:
 
 
 def rollout(*words: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "swift_r1", "rollout", "--model", "no-such-model", *words]
-    return subprocess.run(command, capture_output=True, text=True, timeout=60)
+    command = ["-m", "swift_r1", "rollout", "--model", "no-such-model", *words]
+    return forks.run(command, timeout=60)
 
 
 def test_a_certificate_that_cannot_be_used_is_said_at_once(tmp_path: Path) -> None:
@@ -197,14 +198,8 @@ def test_a_signal_while_the_model_loads_ends_it(
     check_end(server, number, code)
 
 
-@pytest.mark.parametrize(
-    ("number", "code"),
-    [
-        ENDS[0],
-        pytest.param(*ENDS[1], marks=pytest.mark.long),
-        pytest.param(*ENDS[2], marks=pytest.mark.long),
-    ],
-)
+@pytest.mark.long
+@pytest.mark.parametrize(("number", "code"), ENDS)
 def test_a_signal_while_vllm_loads_leaves_nothing_behind(
     tiny_model: Path, tmp_path: Path, number: signal.Signals, code: int
 ) -> None:

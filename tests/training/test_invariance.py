@@ -32,7 +32,8 @@ from swift_r1.training.optimizer import OptimizerConfig
 from tests.training import backend_worker as worker
 
 ALONE = Ranks(0, 1, torch.device("cpu"), None)
-CUTS = ("1000", "120", "24", "1000p", "40p", "1000s", "60s", "24s")
+CUTS = ("1000", "24", "40p", "60s")
+MORE_CUTS = ("120", "1000p", "1000s", "24s")
 COUNTED = ("micro_batches", "tokens_computed")
 LOSSES = {
     "grpo": LossConfig(beta=0.1),
@@ -124,7 +125,9 @@ def backends(tiny_model, tiny_model_untied):
     return pairs
 
 
-@pytest.mark.parametrize("cut", CUTS[1:])
+@pytest.mark.parametrize(
+    "cut", [*CUTS[1:], *(pytest.param(cut, marks=pytest.mark.long) for cut in MORE_CUTS)]
+)
 def test_experts_answers_change_neither_by_how_they_are_cut(backends, cut):
     """And mu is between the two losses."""
     backend, _ = backends["llama"]
@@ -145,11 +148,12 @@ def test_experts_answers_change_neither_by_how_they_are_cut(backends, cut):
 
 
 def models_and_losses():
-    """Every loss, filtered or not, on one model, and two losses on the others; all of them in the long tests."""
+    """Every loss on one model and one on the others; all of them, filtered or not, in the long tests."""
     for model in ("llama", "qwen2", "qwen3", "lora"):
         for loss in LOSSES:
             for overlong_filter in (False, True):
-                short = model == "llama" or (loss in ("grpo", "gspo") and not overlong_filter)
+                short = not overlong_filter and (model == "llama" or loss == "grpo")
+                short |= (model, loss) == ("llama", "dapo, high entropy")
                 name = f"{model}-{loss}-{'overlong filter' if overlong_filter else 'all'}"
                 marks = () if short else pytest.mark.long
                 yield pytest.param(model, loss, overlong_filter, id=name, marks=marks)
@@ -163,7 +167,7 @@ def test_cuts_packing_and_shared_prompts_change_neither_loss_nor_gradient(
     config = LOSSES[loss]
     batch = worker.ragged_round()
     results = []
-    for cut in CUTS:
+    for cut in (*CUTS, *MORE_CUTS) if loss == "grpo" else CUTS:
         metrics = worker.step_on(
             batch,
             backend,
@@ -188,7 +192,7 @@ def test_cuts_packing_and_shared_prompts_change_neither_loss_nor_gradient(
             assert difference < 1e-5, (name, difference)
 
 
-@pytest.mark.parametrize("cut", ["40", "70p", "100s"])
+@pytest.mark.parametrize("cut", ["40", pytest.param("70p", marks=pytest.mark.long), "100s"])
 def test_what_teaches_nothing_has_no_backward_pass(backends, monkeypatch, cut):
     """Two of four groups; gradient and metrics are those of a backward pass over all."""
     backend, reference = backends["llama"]
@@ -255,7 +259,7 @@ def test_advantages_of_tokens_do_not_depend_on_the_cut(backends):
     assert 1e-4 < difference.median() < 1
 
 
-@pytest.mark.parametrize("name", ["llama", "qwen3", "lora"])
+@pytest.mark.parametrize("name", ["llama", pytest.param("qwen3", marks=pytest.mark.long), "lora"])
 def test_beginnings_in_common_change_neither_loss_nor_gradient(backends, name):
     """A tree of several levels, in float64: of float32 Adam and a large KL would make more than the tolerance."""
     backend, reference = copy.deepcopy(backends[name])
