@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from swift_r1.plugins.import_names import IMPORT_NAMES
+from tests import forks
 
 REPO = Path(__file__).resolve().parents[2]
 
@@ -31,15 +32,17 @@ PROMISED = {
 
 
 def run(
-    folder: Path, plugin: str, after: str = "", before: str = ""
+    folder: Path, plugin: str, after: str = "", before: str = "", cold: bool = False
 ) -> subprocess.CompletedProcess[str]:
     """Loads a plugin with the given text in a process of its own; a fault of it is the last line on stderr."""
     (folder / "plugin.py").write_text(plugin)
-    code = (
+    (folder / "main.py").write_text(
         f"{before}\nfrom swift_r1.plugins import load_plugins\nload_plugins(['plugin.py'])\n{after}"
     )
+    if not cold:
+        return forks.run(["main.py"], cwd=folder, timeout=60)
     return subprocess.run(
-        [sys.executable, "-c", code],
+        [sys.executable, "main.py"],
         capture_output=True,
         text=True,
         cwd=folder,
@@ -65,9 +68,8 @@ assert not {{"torch", "transformers", "vllm", "datasets", "numpy"}} & set(sys.mo
 swift.utils.get_logger().info("fine")
 assert swift.utils.to_device({{"a": [1, (2,)]}}, "cpu") == {{"a": [1, (2,)]}}
 """
-    done = run(
-        tmp_path, plugin.replace("import sys, swift_r1,", "import sys, swift_r1, swift.utils,")
-    )
+    plugin = plugin.replace("import sys, swift_r1,", "import sys, swift_r1, swift.utils,")
+    done = run(tmp_path, plugin, cold=True)
     assert done.returncode == 0, done.stderr
 
 

@@ -38,6 +38,7 @@ KINDS = {
         PLAIN, use_rslora=True, use_dora=True, lora_dropout=0.5, modules_to_save=["lm_head", "norm"]
     ),
 }
+CORNER = (("plain", False), ("regex", False), ("whole", True), ("everything", False))
 CONFIG = OptimizerConfig(1e-2, 0.1, 0.9, 0.95, 1e-8, 1.0)
 
 
@@ -65,7 +66,15 @@ def saved(backend: LocalBackend, model: Path, folder: Path) -> Path:
 
 
 @pytest.mark.parametrize(
-    ("kind", "tied"), [*((kind, False) for kind in KINDS), ("whole", True), ("everything", True)]
+    ("kind", "tied"),
+    [
+        pytest.param(kind, tied, marks=() if (kind, tied) in CORNER else pytest.mark.long)
+        for kind, tied in (
+            *((kind, False) for kind in KINDS),
+            ("whole", True),
+            ("everything", True),
+        )
+    ],
 )
 def test_a_kind(tiny_model, tiny_model_untied, tmp_path, kind, tied):
     folder = tiny_model if tied else tiny_model_untied

@@ -298,8 +298,8 @@ def test_experts_get_no_adapters_and_are_trained_in_full_training(tmp_path):
 def test_zero3_trains_experts_and_keeps_buffers(jobs, tmp_path):
     """Two ranks, whose parameters are partitioned, end with the weights of one that has them whole."""
     folder = save_family(tmp_path, "glm4_moe")
-    _, whole = jobs.run(backend="local", model=folder, cuts="150 150")
-    _, parts = jobs.run(2, backend="zero3", model=folder, cuts="150 150")
+    _, whole = jobs.run(backend="local", model=folder, cuts="150")
+    _, parts = jobs.run(2, backend="zero3", model=folder, cuts="150")
     before = {
         weight.name: weight.value()
         for weight in policy_weights(load_model(folder, "float32", False))

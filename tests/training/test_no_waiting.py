@@ -143,8 +143,19 @@ def fused_on_meta(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "_device_dtype_check_for_fused", lambda *_args, **_named: None)
 
 
-@pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+@pytest.mark.parametrize(
+    ("dtype", "form"),
+    [
+        *(("bfloat16", "shared"), ("float16", "packed")),
+        *(
+            pytest.param(*one, marks=pytest.mark.long)
+            for one in (
+                *(("float32", "packed"), ("float32", "shared")),
+                *(("bfloat16", "packed"), ("float16", "shared")),
+            )
+        ),
+    ],
+)
 def test_a_step_asks_the_device_for_nothing(
     tiny_model: Any, fused_on_meta: None, form: str, dtype: str
 ) -> None:

@@ -155,8 +155,15 @@ def test_log_probs_are_those_of_the_teacher_after_its_own_prompt(student, teache
         )
 
 
-@pytest.mark.parametrize("top", [0, TOP], ids=["advantages", "loss"])
-@pytest.mark.parametrize(("kind", "hints"), [("llama", False), ("llama", True), ("qwen2", True)])
+@pytest.mark.parametrize(
+    ("kind", "hints", "top"),
+    [
+        pytest.param("llama", False, 0, id="llama-advantages"),
+        pytest.param("qwen2", True, TOP, id="qwen2-hinted-loss"),
+        pytest.param("llama", True, TOP, id="llama-hinted-loss", marks=pytest.mark.long),
+        pytest.param("qwen2", True, 0, id="qwen2-hinted-advantages", marks=pytest.mark.long),
+    ],
+)
 def test_cuts_packing_and_shared_prompts_change_neither_loss_nor_gradient(
     student, teachers, kind, hints, top
 ):
