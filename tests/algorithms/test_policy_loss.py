@@ -315,7 +315,7 @@ def losses_and_weights() -> Iterator[Any]:
                 yield pytest.param(loss_type, level, mode, marks=() if short else pytest.mark.long)
 
 
-@pytest.mark.parametrize(("loss_type", "level", "mode"), losses_and_weights())
+@pytest.mark.parametrize(("loss_type", "level", "mode"), [*losses_and_weights()])
 def test_gradient_by_finite_differences(
     loss_type: str, level: ImportanceSamplingLevel, mode: RolloutCorrection | None
 ) -> None:

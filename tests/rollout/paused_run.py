@@ -57,7 +57,7 @@ class Client(RolloutClient):
 
 
 def requests(name: str) -> list[RolloutRequest]:
-    sampling = SamplingParams(max_tokens=32, ignore_eos=True)
+    sampling = SamplingParams(max_tokens=16, ignore_eos=True)
     return [
         RolloutRequest(
             request_id=f"{os.getpid()}/{name}/{number}",

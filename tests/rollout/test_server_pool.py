@@ -67,7 +67,7 @@ def two(tiny_server: Any, second_tiny_server: Any) -> list[Any]:
     return [tiny_server, second_tiny_server]
 
 
-def requests(count: int = 12, tokens: int = 24) -> list[RolloutRequest]:
+def requests(count: int = 12, tokens: int = 12) -> list[RolloutRequest]:
     sampling = SamplingParams(max_tokens=tokens, ignore_eos=True)
     run = uuid.uuid4().hex  # a server outlives a test, and remembers
     return [
@@ -83,7 +83,7 @@ def requests(count: int = 12, tokens: int = 24) -> list[RolloutRequest]:
 
 
 def generated(
-    rollouts: ServerRollouts, at_first: Callable[[], None] = lambda: None, tokens: int = 24
+    rollouts: ServerRollouts, at_first: Callable[[], None] = lambda: None, tokens: int = 12
 ) -> list[Any]:
     """Tokens and version of every completion; each request must be answered once, in order."""
     told: list[int] = []
@@ -140,19 +140,19 @@ def test_killed_in_an_update_and_in_an_idle_moment(
 ) -> None:
     rollouts = connect([one.url for one in two])
     rollouts.publish_weights()
-    before = [tokens for tokens, _ in generated(rollouts, tokens=8)]
+    before = [tokens for tokens, _ in generated(rollouts)]
     backend.at_bucket = lambda number: two[0].kill() if number == 3 else None
     rollouts.publish_weights()
     backend.at_bucket = lambda _number: None
     version = rollouts.weight_version
-    assert generated(rollouts, tokens=8) == [(tokens, version) for tokens in before]
+    assert generated(rollouts) == [(tokens, version) for tokens in before]
     two[0].start()
     until(lambda: len(of(rollouts).health.ready) == 2, BACK_WITHIN_S)
     # Killed and back with nobody looking: no connection breaks, only the version of its answers tells.
     two[1].kill()
     two[1].start()
     two[1].wait()
-    assert generated(rollouts, tokens=8) == [(tokens, version) for tokens in before]
+    assert generated(rollouts) == [(tokens, version) for tokens in before]
     assert rollouts.take_metrics()["rollout/refused"] >= 1
     until(lambda: len(of(rollouts).health.ready) == 2, BACK_WITHIN_S)
 

@@ -60,11 +60,21 @@ def processor(sighted: Path, tokenizer: Any) -> VisionProcessor:
     return VisionProcessor.load(str(sighted), tokenizer)
 
 
+@pytest.fixture(scope="module")
+def seeing(sighted: Path) -> TinyEngine:
+    return TinyEngine(str(sighted), max_images=2)
+
+
 @pytest.fixture
-def serve(serve_engine: Callable[..., str], sighted: Path) -> Callable[..., str]:
+def serve(
+    serve_engine: Callable[..., str], sighted: Path, seeing: TinyEngine
+) -> Callable[..., str]:
     def one(engine: Any = None, max_images: int = 2) -> str:
         limits = {"image": max_images}
-        engine = engine or TinyEngine(str(sighted), max_images=max_images)
+        if engine is None:
+            engine = seeing
+            if max_images != 2:
+                engine = TinyEngine(str(sighted), max_images=max_images)
         weights = expected_weights(str(sighted), towers=max_images > 0)
         return serve_engine(engine, weights, vllm_limit_mm_per_prompt=limits)
 

@@ -246,7 +246,7 @@ def listens(port: int) -> bool:
 
 def check_drain(server: Any, number: signal.Signals, code: int) -> None:
     """A signal to the server (Ctrl-C: to all its processes, as a terminal sends it) while it generates."""
-    sampling = SamplingParams(max_tokens=250, ignore_eos=True)
+    sampling = SamplingParams(max_tokens=150, ignore_eos=True)
     lengths: list[int] = []
 
     def generate() -> None:
@@ -266,5 +266,5 @@ def check_drain(server: Any, number: signal.Signals, code: int) -> None:
     else:
         server.process.send_signal(number)
     thread.join(60)
-    assert lengths == [250] * 2
+    assert lengths == [150] * 2
     assert server.process.wait(60) == code

@@ -140,7 +140,7 @@ def test_a_model_that_rounds_far_in_16_bits_is_measured_before_the_first_update(
         rollouts.publish_weights()
 
 
-@pytest.mark.parametrize("family", ["qwen2_5_vl", "idefics3"])
+@pytest.mark.parametrize("family", [pytest.param("qwen2_5_vl", marks=pytest.mark.long), "idefics3"])
 def test_a_tower_that_stays_is_found_by_an_image(
     serve_engine: Callable[..., str], tmp_path: Path, family: str
 ) -> None:

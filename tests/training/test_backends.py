@@ -101,12 +101,15 @@ def sighted(tmp_path_factory):
     return write_tiny("qwen3_vl", tmp_path_factory.mktemp("sighted"))
 
 
-def test_fsdp_equals_one_process(train):
-    reference = train("local", mix_after=2)
-    assert_same(train("fsdp2", ranks=2, cuts="150 40s 70", mix_after=2), reference)
-    assert_same(
-        train("fsdp2", ranks=2, cuts="40p 40 150", loss=EVERYTHING), train("local", loss=EVERYTHING)
-    )
+@pytest.mark.parametrize(
+    ("cuts", "case"),
+    [
+        ("150 40s 70", {"mix_after": 2}),
+        pytest.param("40p 40 150", {"loss": EVERYTHING}, marks=pytest.mark.long),
+    ],
+)
+def test_fsdp_equals_one_process(train, cuts, case):
+    assert_same(train("fsdp2", ranks=2, cuts=cuts, **case), train("local", **case))
 
 
 @pytest.mark.parametrize(
@@ -152,12 +155,13 @@ APART = json.dumps(
 @pytest.mark.parametrize(
     ("backend", "kind"),
     [
-        pytest.param(APART, "whole", id="apart-whole"),
-        pytest.param(APART, "dora", id="apart-dora", marks=pytest.mark.long),
+        ("zero2", "whole"),
         *(
-            pytest.param(name, kind, marks=pytest.mark.long)
-            for name in ("zero2", "zero3", "fsdp2")
-            for kind in ADAPTERS
+            pytest.param(backend, kind, id=f"{name}-{kind}", marks=pytest.mark.long)
+            for name, backend, kind in (
+                *(("zero2", "zero2", "dora"), ("apart", APART, "whole"), ("apart", APART, "dora")),
+                *((name, name, kind) for name in ("zero3", "fsdp2") for kind in ADAPTERS),
+            )
         ),
     ],
 )
@@ -172,6 +176,7 @@ def test_other_adapters_equal_one_process(train, backend, kind):
 PPO = "--kl_coef 0.1 --gamma 0.95 --lam 0.9 --num_ppo_epochs 2 --whiten_rewards true"
 
 
+@pytest.mark.long
 def test_ppo_of_zero3_equals_one_process(train):
     """Policy and critic, two engines in a process; the critic learns: later values are not 0."""
     reference = train("local", ppo=PPO)
@@ -212,8 +217,8 @@ def test_ppo_of_other_backends_equals_one_process(train, backend, case):
     ("backend", "ranks", "case"),
     [
         ("local", 1, {}),
-        ("zero3", 2, {}),
-        pytest.param("fsdp2", 2, {}, marks=pytest.mark.long),
+        ("fsdp2", 2, {}),
+        pytest.param("zero3", 2, {}, marks=pytest.mark.long),
         pytest.param("ddp", 2, {}, marks=pytest.mark.long),
         pytest.param("fsdp2", 2, {"train": "lora"}, marks=pytest.mark.long),
         pytest.param("fsdp2", 2, {"train": "qlora"}, marks=pytest.mark.long),
@@ -241,8 +246,10 @@ def test_what_was_in_host_memory_between_steps_is_the_same_to_the_bit(train, bac
     ("backend", "ranks"),
     [
         ("local", 1),
-        ("zero3", 2),
-        *(pytest.param(name, 2, marks=pytest.mark.long) for name in ("ddp", "fsdp2", "zero0")),
+        *(
+            pytest.param(name, 2, marks=pytest.mark.long)
+            for name in ("ddp", "fsdp2", "zero0", "zero3")
+        ),
     ],
 )
 def test_bf16_training_keeps_updates_smaller_than_its_spacing(train, tiny_model, backend, ranks):

@@ -159,7 +159,7 @@ def models_and_losses():
                 yield pytest.param(model, loss, overlong_filter, id=name, marks=marks)
 
 
-@pytest.mark.parametrize(("model", "loss", "overlong_filter"), models_and_losses())
+@pytest.mark.parametrize(("model", "loss", "overlong_filter"), [*models_and_losses()])
 def test_cuts_packing_and_shared_prompts_change_neither_loss_nor_gradient(
     backends, model, loss, overlong_filter
 ):

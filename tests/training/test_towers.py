@@ -61,7 +61,7 @@ def opened(
     ("flags", "rates", "moved"),
     [
         ({}, {}, {"llm": RATE}),
-        (ALL, {}, {"llm": RATE, "vit": RATE, "aligner": RATE}),
+        pytest.param(ALL, {}, {"llm": RATE, "vit": RATE, "aligner": RATE}, marks=pytest.mark.long),
         (
             ALL,
             {"vit_lr": 1e-5, "aligner_lr": 1e-4},
@@ -101,7 +101,7 @@ TALK = [
 ]
 
 
-@pytest.mark.parametrize("family", ["qwen2_5_vl", "internvl"])
+@pytest.mark.parametrize("family", ["qwen2_5_vl", pytest.param("internvl", marks=pytest.mark.long)])
 def test_images_behind_what_is_learned(tmp_path: Path, family: str) -> None:
     """Rows with images in any turn, and one without, beside transformers' own forward pass of each."""
     folder = write_tiny(family, tmp_path / family)
