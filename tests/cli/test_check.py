@@ -401,16 +401,14 @@ def test_a_reward_gives_its_own_wrong_answer(judges: Path) -> None:
 
 def test_gold_on_the_command_line_and_nothing_to_learn_from(plugin: Path) -> None:
     words = ("--dataset", "sums", "--reward_funcs", "right", "--gold")
-    found = check(plugin.parent, *words, "<answer>{solution}0</answer>", code=2)
+    # other braces stay
+    found = check(plugin.parent, *words, "<answer>{{solution}}</answer>", code=2)
+    assert found["rewards"][0]["values"]["right"] == [0.0] * 2
     assert found["faults"] == [
         "no reward gives the right answer more than a wrong one: there is nothing to learn from"
     ]
-    # other braces stay
-    for template in ("<answer>{{solution}}</answer>", "{ {x y} <answer>{solution}</answer>"):
-        (right,) = check(plugin.parent, *words, template, code=2 if "{{" in template else 0)[
-            "rewards"
-        ]
-        assert right["values"]["right"] == [0.0 if "{{" in template else 1.0] * 2
+    found = check(plugin.parent, *words, "{ {x y} <answer>{solution}</answer>", code=0)
+    assert found["rewards"][0]["values"]["right"] == [1.0] * 2
     (fault,) = check(plugin.parent, *words, "{solution[0]}", code=2)["faults"]
     assert fault == "--gold '{solution[0]}': only a whole column can be filled in, {solution}"
     found = check(plugin.parent, *words, "<answer>{answer}</answer>", code=2)

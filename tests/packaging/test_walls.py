@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -42,14 +43,17 @@ def modules() -> Iterator[Path]:
             yield path
 
 
-def imported(path: Path) -> Iterator[tuple[int, str]]:
-    """Each module that a file imports anywhere in it, with the line."""
+@cache
+def imported(path: Path) -> list[tuple[int, str]]:
+    """Returns each module that a file imports anywhere in it, with the line."""
+    found = []
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         if isinstance(node, ast.Import):
-            yield from ((node.lineno, name.name) for name in node.names)
+            found += [(node.lineno, name.name) for name in node.names]
         elif isinstance(node, ast.ImportFrom):
             assert node.level == 0, f"{path}:{node.lineno}: a relative import"
-            yield from ((node.lineno, f"{node.module}.{name.name}") for name in node.names)
+            found += [(node.lineno, f"{node.module}.{name.name}") for name in node.names]
+    return found
 
 
 def package_of(name: str) -> str | None:

@@ -74,7 +74,15 @@ def test_an_agent_is_written_and_its_check_says_what_to_install(tmp_path: Path) 
 
 
 @pytest.mark.parametrize(
-    "words", [*((name,) for name in LOAD_MODELS), ("check", *PLUGIN, "--model", ".")], ids=" ".join
+    "words",
+    [
+        *(
+            pytest.param((name,), marks=() if name == "rlhf" else pytest.mark.long)
+            for name in LOAD_MODELS
+        ),
+        ("check", *PLUGIN, "--model", "."),
+    ],
+    ids=" ".join,
 )
 def test_what_loads_models_says_what_to_install(words: list[str], tmp_path: Path) -> None:
     (tmp_path / "plugins").symlink_to(ROOT / "plugins")
