@@ -5,9 +5,8 @@ from __future__ import annotations
 import json
 import logging
 import os
+import shutil
 import signal
-import subprocess
-import sys
 import tempfile
 import textwrap
 import time
@@ -21,9 +20,8 @@ from swift_r1.data import registry as registry_module
 from swift_r1.data.cache import cache_folder, kept_rows, remove_old
 from swift_r1.data.loading import load_dataset, load_rows
 from swift_r1.errors import UsageError
+from tests import forks
 from tests.data.test_builtin import arguments
-
-REPO = Path(__file__).parents[2]
 
 
 @pytest.fixture(autouse=True)
@@ -94,26 +92,20 @@ def test_a_changed_plugin_never_meets_old_rows(tmp_path: Path, lazily: bool) -> 
     imports, inside = ("", line) if lazily else (line, "pass")
     plugin = tmp_path / "plugin.py"
     plugin.write_text(textwrap.dedent(PLUGIN).format(imports=imports, inside=inside))
-    code = f"""
+    (tmp_path / "rows.py").write_text(f"""
 import logging; logging.basicConfig(level=logging.INFO)
 from swift_r1.plugins import load_plugins
 from swift_r1.data.loading import load_dataset
 load_plugins(["{plugin}"])
 rows, _ = load_dataset("mine")
 print(rows[0]["messages"][0]["content"])
-"""
+""")
 
     def run(helper: str) -> tuple[str, bool]:
         (tmp_path / "helper_of_mine.py").write_text(f"def shown(text):\n    return {helper}\n")
-        done = subprocess.run(
-            [sys.executable, "-c", code],
-            capture_output=True,
-            text=True,
-            timeout=100,
-            check=True,
-            cwd=tmp_path,
-            env={**os.environ, "PYTHONPATH": str(REPO), "PYTHONDONTWRITEBYTECODE": "1"},
-        )
+        shutil.rmtree(tmp_path / "__pycache__", ignore_errors=True)  # of the same second
+        done = forks.run(["rows.py"], cwd=tmp_path, timeout=100)
+        assert done.returncode == 0, done.stderr
         return done.stdout.strip(), "from the cache" in done.stderr
 
     assert run("text") == ("0?", False)
@@ -157,7 +149,7 @@ def test_the_launchers_rows_are_the_trainers(
     )
 
 
-@pytest.mark.parametrize("processes", [1, 3])
+@pytest.mark.parametrize("processes", [pytest.param(1, marks=pytest.mark.long), 3])
 def test_processes_give_the_same_rows(tmp_path: Path, processes: int) -> None:
     file = Path(jsonl(tmp_path / "a.jsonl", 9_000))
     lines = file.read_text().splitlines()
@@ -199,17 +191,14 @@ load_dataset("slow", num_proc=2)
 """
 
 
-@pytest.mark.parametrize("sent", [signal.SIGKILL, signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize(
+    "sent",
+    [signal.SIGKILL, signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.long)],
+)
 def test_its_processes_end_with_it(tmp_path: Path, sent: signal.Signals) -> None:
     jsonl(tmp_path / "a.jsonl", 5_000)
-    parent = subprocess.Popen(
-        [sys.executable, "-c", SLOW],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-        text=True,
-        cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": str(REPO)},
-    )
+    (tmp_path / "slow.py").write_text(SLOW)
+    parent = forks.start(["slow.py"], cwd=tmp_path, stdout=forks.PIPE, stderr=forks.DEVNULL)
     assert parent.stdout is not None
     children = {int(parent.stdout.readline()) for _ in range(2)}
     assert parent.pid not in children and len(children) == 2

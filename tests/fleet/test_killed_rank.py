@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
+from pathlib import Path
 
 import pytest
 
 from swift_r1.errors import EXIT_RANK_KILLED, EXIT_RUN_FAILED
 from swift_r1.runtime.stopping import LAUNCHED
-from tests.conftest import REPO
+from tests import forks
 
 SCRIPT = """
 import sys
@@ -31,9 +29,8 @@ sys.exit(run_workers(World(nproc_per_node=2), (sys.executable, "-c", worker)))
         pytest.param("sys.exit(5)", True, EXIT_RUN_FAILED, marks=pytest.mark.long),
     ],
 )
-def test_exit_code(end: str, launched: bool, code: int) -> None:
-    environ = os.environ | {"PYTHONPATH": str(REPO)} | ({LAUNCHED: "1"} if launched else {})
-    done = subprocess.run(
-        [sys.executable, "-c", SCRIPT, end], env=environ, timeout=120, check=False
-    )
+def test_exit_code(tmp_path: Path, end: str, launched: bool, code: int) -> None:
+    (tmp_path / "run.py").write_text(SCRIPT)
+    environ = {LAUNCHED: "1"} if launched else {}
+    done = forks.run(["run.py", end], cwd=tmp_path, environ=environ, timeout=120)
     assert done.returncode == code

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-
 import pytest
 import yaml
+
+from tests import forks
 
 GPU_ROLES = {"train": {"nodes": 2, "gpus": 8}, "rollout": {"replicas": 4, "gpus": 2}}
 
@@ -17,19 +16,8 @@ def dry_run(write_run, tmp_path):
 
     def run(engine, roles, **sections):
         write_run(roles, **sections)
-        words = [
-            sys.executable,
-            "-m",
-            "swift_r1",
-            "launch",
-            "run.yaml",
-            "--on",
-            engine,
-            "--dry_run",
-        ]
-        done = subprocess.run(
-            words, cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False
-        )
+        words = ["-m", "swift_r1", "launch", "run.yaml", "--on", engine, "--dry_run"]
+        done = forks.run(words, cwd=tmp_path, timeout=60)
         return done.returncode, done.stdout, done.stderr
 
     return run
@@ -172,10 +160,8 @@ def test_a_jobset(dry_run, monkeypatch):
 
 def test_a_manifest_is_not_applied_from_here(dry_run, write_run, tmp_path):
     write_run({"train": {}}, kubernetes={"image": "i", "claim": "c"})
-    words = [sys.executable, "-m", "swift_r1", "launch", "run.yaml", "--on", "kubernetes"]
-    done = subprocess.run(
-        words, cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False
-    )
+    words = ["-m", "swift_r1", "launch", "run.yaml", "--on", "kubernetes"]
+    done = forks.run(words, cwd=tmp_path, timeout=60)
     assert done.returncode == 2
     assert done.stderr.strip().endswith(
         "swift launch run.yaml --on kubernetes --dry_run | kubectl apply --server-side -f -"

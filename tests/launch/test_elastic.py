@@ -1,15 +1,13 @@
 """Several trainer processes: ranks, the first cause of a failure, signals. Real processes, no model."""
 
 import json
-import os
 import signal
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
-from tests.conftest import REPO, until
+from tests import forks
+from tests.conftest import until
 
 WORKER = """
 import os, signal, sys, time
@@ -52,30 +50,25 @@ sys.exit(run_workers(World(nproc_per_node=2), command, lambda: "what helps", pat
 """
 
 
-def launch(
-    folder: Path, mode: str, script: str = LAUNCH, patience: int = 0
-) -> subprocess.Popen[str]:
+def launch(folder: Path, mode: str, patience: int = 0) -> forks.ForkedProcess:
+    """The launcher has its imports; its workers start cold."""
     (folder / "worker.py").write_text(WORKER)
-    return subprocess.Popen(
-        [sys.executable, "-c", script, mode, str(patience)],
-        cwd=folder,
-        env={**os.environ, "PYTHONPATH": str(REPO)},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
+    (folder / "launch.py").write_text(LAUNCH)
+    with (folder / "said").open("w") as said:
+        words = ["launch.py", mode, str(patience)]
+        return forks.start(words, cwd=folder, stdout=forks.DEVNULL, stderr=said)
 
 
-def end(process: subprocess.Popen[str]) -> tuple[int, str]:
+def end(folder: Path, process: forks.ForkedProcess) -> tuple[int, str]:
     try:
-        _, err = process.communicate(timeout=60)
+        code = process.wait(60)
     finally:
         process.kill()
-    return process.returncode, err
+    return code, (folder / "said").read_text()
 
 
 def test_every_rank_runs_and_knows_the_world(tmp_path: Path) -> None:
-    code, err = end(launch(tmp_path, "ok"))
+    code, err = end(tmp_path, launch(tmp_path, "ok"))
     assert (code, err) == (0, "")
     assert (tmp_path / "world0").read_text() == "0 0 2 127.0.0.1"
     assert (tmp_path / "world1").read_text() == "1 1 2 127.0.0.1"
@@ -103,14 +96,12 @@ def test_every_rank_runs_and_knows_the_world(tmp_path: Path) -> None:
 def test_the_first_failure_is_the_runs(
     tmp_path: Path, mode: str, code: int, lines: list[str]
 ) -> None:
-    found, err = end(launch(tmp_path, mode))
+    found, err = end(tmp_path, launch(tmp_path, mode))
     assert found == code
     assert err.splitlines() == lines
 
 
-def signalled(
-    folder: Path, number: signal.Signals, mode: str, **more: int
-) -> subprocess.Popen[str]:
+def signalled(folder: Path, number: signal.Signals, mode: str, **more: int) -> forks.ForkedProcess:
     """A launch whose workers wait, and have all taken the signal."""
     process = launch(folder, mode, **more)
     until(lambda: all((folder / f"ready{rank}").exists() for rank in "01"))
@@ -126,7 +117,7 @@ def signalled(
 def test_signals_reach_the_workers_which_may_save(
     tmp_path: Path, number: signal.Signals, code: int
 ) -> None:
-    found, err = end(signalled(tmp_path, number, "wait"))
+    found, err = end(tmp_path, signalled(tmp_path, number, "wait"))
     assert found == code
     assert err == (
         f"swift rlhf: {number.name}: waiting for the ranks to end, as long as they make progress; "
@@ -137,7 +128,7 @@ def test_signals_reach_the_workers_which_may_save(
 
 @pytest.mark.long
 def test_a_rank_that_does_not_end_is_killed_after_shutdown_timeout(tmp_path: Path) -> None:
-    code, err = end(signalled(tmp_path, signal.SIGTERM, "hangs", patience=1))
+    code, err = end(tmp_path, signalled(tmp_path, signal.SIGTERM, "hangs", patience=1))
     assert code == 143
     assert "at most 1 s (--shutdown_timeout)" in err
 
@@ -146,12 +137,12 @@ def test_a_rank_that_does_not_end_is_killed_after_shutdown_timeout(tmp_path: Pat
 def test_a_second_signal_ends_the_ranks_at_once(tmp_path: Path) -> None:
     process = signalled(tmp_path, signal.SIGTERM, "hangs")
     process.send_signal(signal.SIGTERM)
-    assert end(process)[0] == 143
+    assert end(tmp_path, process)[0] == 143
 
 
 @pytest.mark.long
 def test_a_rank_that_aborts_after_the_summary_does_not_fail_the_run(tmp_path: Path) -> None:
-    code, err = end(launch(tmp_path, "aborts after the end"))
+    code, err = end(tmp_path, launch(tmp_path, "aborts after the end"))
     assert code == 0
     assert (
         err
@@ -211,11 +202,9 @@ os._exit(0)
 
 def test_the_ranks_of_one_machine_listen_on_loopback_alone(tmp_path: Path) -> None:
     (tmp_path / "worker.py").write_text(LISTENS)
-    environ = os.environ | {"PYTHONPATH": str(REPO), "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(
-        [sys.executable, "-c", LAUNCH, "ok", "0"], cwd=tmp_path, env=environ, timeout=120
-    )
-    assert done.returncode == 0
+    (tmp_path / "launch.py").write_text(LAUNCH)
+    done = forks.run(["launch.py", "ok", "0"], cwd=tmp_path, timeout=120)
+    assert done.returncode == 0, done.stderr
     for rank in "01":
         seen, port = json.loads((tmp_path / f"listens{rank}").read_text())
         assert {host for host, _ in seen} == {"127.0.0.1"} and [

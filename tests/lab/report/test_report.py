@@ -87,7 +87,10 @@ def test_the_same_file_from_the_same_folder(
 
 @pytest.mark.parametrize(
     "how",
-    ["ended", "killed", "failed", "one step", "no step", "logging alone", "args alone"],
+    [
+        *("ended", "killed", "no step", "logging alone", "args alone"),
+        *(pytest.param(how, marks=pytest.mark.long) for how in ("failed", "one step")),
+    ],
 )
 def test_a_report_of_any_run(tmp_path: Path, how: str) -> None:
     run = make_run(
@@ -140,7 +143,7 @@ def test_the_result_comes_first_with_its_interval_and_why(tmp_path: Path) -> Non
 
 
 def test_paths_are_without_the_folder_of_this_machine(tmp_path: Path) -> None:
-    run = make_run(tmp_path / "v0-run")
+    run = make_run(tmp_path / "v0-run", steps=0)
     content = json.loads((run / "args.json").read_text())
     content["command"] = [
         "swift",
@@ -220,7 +223,7 @@ def test_seeds_are_one_curve_and_other_flags_another(tmp_path: Path) -> None:
 def test_a_file_that_is_no_report_stays(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    run = make_run(tmp_path / "my  rün" / "v0")
+    run = make_run(tmp_path / "my  rün" / "v0", steps=0)
     mine = tmp_path / "report.html"
     mine.write_text("# see swift report\n")
     monkeypatch.chdir(tmp_path)
