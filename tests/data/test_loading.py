@@ -155,15 +155,15 @@ def test_what_a_loader_calls_its_held_out_split(
 ) -> None:
     def rows(split: str, count: int | None = None) -> list[dict[str, Any]]:
         if split == known:
-            return questions(6, 9_997)
+            return questions(6, 997)
         if split == "train" or otherwise == "trains":
-            return questions(count or 10_000)
+            return questions(count or 1_000)
         return {"nothing": []}[otherwise]
 
     loader = rows if counts else lambda split: rows(split)
     register_dataset(DatasetMeta(dataset_name="made", loader=loader))
-    data = load_rows(arguments(dataset=["made#10000"], evaluates=True, eval_limit=6))
-    assert sorted(solutions(data.eval)) == list(range(9_997, 10_003))
+    data = load_rows(arguments(dataset=["made#1000"], evaluates=True, eval_limit=6))
+    assert sorted(solutions(data.eval)) == list(range(997, 1_003))
     assert "3 of 6 held-out prompts are in the training rows too" in caplog.text
     register_dataset(DatasetMeta(dataset_name="none", loader=lambda split: {"train": []}[split]))
     with pytest.raises(UsageError, match=r"KeyError: 'eval' .* 'eval' or 'test' or 'valid"):

@@ -108,7 +108,13 @@ def test_a_prompt_has_a_token_for_each_feature(folder_of: Any, family: str) -> N
 SIZES = [(1, 1), (3, 1), (28, 28), (56, 112), (40, 16), (300, 200), (199, 1)]
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize(
+    "family",
+    [
+        pytest.param(one, marks=pytest.mark.long if one in ("qwen3_vl", "qwen3_5") else ())
+        for one in FAMILIES
+    ],
+)
 def test_tokens_are_counted_without_an_image(folder_of: Any, family: str) -> None:
     own = encoder(folder_of(family)).vision
     assert own._beside is not None  # by formula

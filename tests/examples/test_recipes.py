@@ -33,6 +33,7 @@ RECIPES = (
 )
 SCRIPTS = [(recipe, script) for recipe in RECIPES for script in ("run.sh", "mini.sh")]
 SCRIPTS.append(("smollm2_countdown", "run.sh"))
+CHECKED = [(recipe, "run.sh") for recipe in ("countdown_grpo_server", "gsm8k_ppo", "math_dr_grpo")]
 VARIANTS = [
     (size, template) for size in ("1.5b", "7b", "llama") for template in ("r1", "qwen_math", "no")
 ]
@@ -242,7 +243,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize(
     ("recipe", "script"),
-    [pytest.param(*one, marks=pytest.mark.long if one[1] == "mini.sh" else ()) for one in SCRIPTS],
+    [pytest.param(*one, marks=() if one in CHECKED else pytest.mark.long) for one in SCRIPTS],
 )
 def test_swift_check_passes(
     calls, data: Path, monkeypatch: pytest.MonkeyPatch, recipe: str, script: str

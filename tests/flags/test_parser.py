@@ -193,7 +193,8 @@ def test_faults_of_a_config_file_name_the_file(tmp_path: Path) -> None:
         f"{name}: &{name} [{', '.join([f'*{before}'] * 10)}]\n"
         for before, name in zip("abcdefgh", "bcdefghi", strict=True)
     )
-    merged = "a: &a {{x: 1}}\nb: {{<<: [{}]}}\n".format(", ".join(["*a"] * 100_000))
+    many = ", ".join(f"x{number}: 1" for number in range(100))
+    merged = f"a: &a {{{many}}}\nb: {{<<: [{', '.join(['*a'] * 1000)}]}}\n"
     for text in (bomb, "a: &a [*a]\n", "a: &a {<<: *a}\n", merged):
         config.write_text(text)
         with pytest.raises(UsageError, match="aliases make it endless, or more than 100,000"):

@@ -16,7 +16,7 @@ ROOT = Path(__file__).parents[2]
 @pytest.mark.skipif(not DATA.is_dir(), reason=f"no data at {DATA}: set SWIFT_R1_DATA")
 @pytest.mark.data
 def test_no_answer_near_a_gold_one_earns_a_reward(tmp_path: Path) -> None:
-    words = ["tests.fuzz.near_answers", "--data", str(DATA), "--every", "150"]
+    words = ["tests.fuzz.near_answers", "--data", str(DATA), "--every", "600"]
     path = {"PYTHONPATH": str(ROOT), "PATH": "/usr/bin:/bin", "HOME": str(tmp_path)}
     done = subprocess.run(
         [sys.executable, "-m", *words],

@@ -42,7 +42,9 @@ def run(tmp_path: Path, test: str, words: tuple[str, ...] = ()) -> subprocess.Co
     )
 
 
-@pytest.mark.parametrize("words", [(), TWO], ids=["one process", "two processes"])
+@pytest.mark.parametrize(
+    "words", [(), pytest.param(TWO, marks=pytest.mark.long)], ids=["one process", "two processes"]
+)
 def test_a_process_that_tests_leave_behind_is_ended_and_fails_the_run(
     tmp_path: Path, words: tuple[str, ...]
 ) -> None:

@@ -59,6 +59,7 @@ def test_a_plugin_is_written_and_checked(tmp_path: Path) -> None:
     assert "all good" in done.stdout
 
 
+@pytest.mark.long
 def test_an_agent_is_written_and_its_check_says_what_to_install(tmp_path: Path) -> None:
     done = swift(tmp_path, "init", "agent", "new")
     assert done.returncode == EXIT_USAGE

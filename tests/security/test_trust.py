@@ -151,7 +151,10 @@ def test_every_call_says_so() -> None:
     """`from_pretrained` of transformers asks at a terminal unless it is told not to."""
     calls = 0
     for path in (REPO / "swift_r1").rglob("*.py"):
-        for node in ast.walk(ast.parse(path.read_text())):
+        text = path.read_text()
+        if not any(word in text for word in ("from_pretrained", "from_config", "eval(")):
+            continue
+        for node in ast.walk(ast.parse(text)):
             if not isinstance(node, ast.Call) or not isinstance(
                 node.func, ast.Attribute | ast.Name
             ):
