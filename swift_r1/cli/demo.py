@@ -26,8 +26,8 @@ from swift_r1.cli.files import naming
 from swift_r1.errors import EXIT_OK
 from swift_r1.flags.fields import as_words, flag
 from swift_r1.flags.parser import Command, parse_arguments
-from swift_r1.launch.colocated_servers import free_ports
 from swift_r1.record.metrics import read_json_lines
+from swift_r1.runtime.hardware import free_ports
 from swift_r1.runtime.processes import handlers_kept, module_words
 from swift_r1.runtime.terminal import Terminal
 from swift_r1.workers.process import SupervisedProcess

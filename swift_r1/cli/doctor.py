@@ -19,8 +19,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from swift_r1.errors import EXIT_OK, EXIT_USAGE, UsageError
-from swift_r1.launch.environment import find_allocator, has_gpu, usable_cpus
-from swift_r1.runtime.hardware import cpu_multiplies
+from swift_r1.launch.environment import find_allocator, has_gpu
+from swift_r1.runtime.hardware import cpu_multiplies, usable_cpus
 from swift_r1.runtime.libraries import GET_VLLM, missing_for_vllm, package_versions
 from swift_r1.sandboxes.base import SandboxError, SandboxSpec
 

@@ -10,11 +10,10 @@ import psutil
 from swift_r1.errors import EXIT_OK, EXIT_USAGE
 from swift_r1.flags.run import RunFlags
 from swift_r1.flags.world import World
-from swift_r1.launch.environment import usable_cpus
 from swift_r1.launch.gpu_defaults import UNKNOWN, fits_on_gpu, for_gpu
 from swift_r1.models.multimodal import is_multimodal
 from swift_r1.models.shape import shape_of, transformers_config
-from swift_r1.runtime.hardware import GpuMemory
+from swift_r1.runtime.hardware import GpuMemory, usable_cpus
 from swift_r1.training.memory import (
     GIB,
     advice,

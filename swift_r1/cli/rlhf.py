@@ -27,7 +27,6 @@ from swift_r1.launch.environment import (
     new_environment,
     start_page,
     trainer_environment,
-    usable_cpus,
 )
 from swift_r1.launch.gpu_defaults import as_it_began, for_gpu
 from swift_r1.launch.nodes import launching, tell_node_0
@@ -41,7 +40,7 @@ from swift_r1.launch.run_folder import (
     write_args,
 )
 from swift_r1.launch.servers import wait_for_servers, with_servers_turns
-from swift_r1.runtime.hardware import gpu_memory
+from swift_r1.runtime.hardware import gpu_memory, usable_cpus
 from swift_r1.runtime.processes import say
 
 _USAGE = """swift rlhf [config.yaml] --rlhf_type grpo|ppo --model M --dataset D --reward_funcs R [--flag value ...]

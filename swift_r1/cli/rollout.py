@@ -23,8 +23,8 @@ from swift_r1.launch.environment import (
     new_environment,
     replace_process,
     server_environment,
-    usable_cpus,
 )
+from swift_r1.runtime.hardware import usable_cpus
 from swift_r1.runtime.libraries import vllm_faults
 from swift_r1.runtime.processes import say
 

@@ -26,10 +26,8 @@ from typing import Any
 import psutil
 
 from swift_r1.errors import EXIT_USAGE
-from swift_r1.launch.colocated_servers import free_ports
-from swift_r1.launch.environment import usable_cpus
 from swift_r1.launch.supervisor import is_ready
-from swift_r1.runtime.hardware import gpu_ids
+from swift_r1.runtime.hardware import free_ports, gpu_ids, usable_cpus
 from swift_r1.runtime.libraries import own_version
 from swift_r1.runtime.processes import adopt_orphans, end_with_parent, say
 from swift_r1.workers.killing import end_children

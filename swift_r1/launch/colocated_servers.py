@@ -11,10 +11,8 @@ from __future__ import annotations
 import json
 import os
 import secrets
-import socket
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from subprocess import PIPE
@@ -27,9 +25,10 @@ from swift_r1.flags.rollout import url_of
 from swift_r1.flags.run import RunFlags
 from swift_r1.flags.server import LOOPBACK
 from swift_r1.flags.world import World
-from swift_r1.launch.environment import cpu_binding, has_gpu, own_address, usable_cpus
+from swift_r1.launch.environment import cpu_binding, has_gpu, own_address
 from swift_r1.launch.nodes import Nodes
 from swift_r1.launch.servers import wait_for_servers
+from swift_r1.runtime.hardware import free_ports, usable_cpus
 from swift_r1.runtime.processes import module_words, say
 from swift_r1.training.room import engine_length
 from swift_r1.workers.process import SupervisedProcess
@@ -190,13 +189,3 @@ def devices_of(
     if not gpu and name in environ:
         return [{} for _ in starts]
     return [{name: separator.join(parts[start : start + each])} for start in starts]
-
-
-def free_ports(count: int, host: str) -> list[int]:
-    """Returns ports of `host`, an address of this machine, that nobody listens on now."""
-    with ExitStack() as cleanup:
-        family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        probes = [cleanup.enter_context(socket.socket(family)) for _ in range(count)]
-        for probe in probes:
-            probe.bind((host, 0))
-        return [int(probe.getsockname()[1]) for probe in probes]

@@ -118,11 +118,6 @@ def card_here(environ: Mapping[str, str], count: int) -> float | None:
     return card_of(gpu, gpu_memory(environ, count) if gpu else None)
 
 
-def usable_cpus() -> tuple[int, ...]:
-    """Returns the CPUs this process may run on."""
-    return tuple(sorted(os.sched_getaffinity(0)))
-
-
 def trainer_environment(
     environ: Mapping[str, str],
     world: World,

@@ -6,8 +6,10 @@ import glob
 import os
 import platform
 import re
+import socket
 import subprocess
 from collections.abc import Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -100,3 +102,18 @@ def _field(path: str, name: str) -> str | None:
     except OSError:
         return None
     return found[1] if found else None
+
+
+def usable_cpus() -> tuple[int, ...]:
+    """Returns the CPUs this process may run on."""
+    return tuple(sorted(os.sched_getaffinity(0)))
+
+
+def free_ports(count: int, host: str) -> list[int]:
+    """Returns ports of `host`, an address of this machine, that nobody listens on now."""
+    with ExitStack() as cleanup:
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        probes = [cleanup.enter_context(socket.socket(family)) for _ in range(count)]
+        for probe in probes:
+            probe.bind((host, 0))
+        return [int(probe.getsockname()[1]) for probe in probes]

@@ -16,6 +16,7 @@ import psutil
 import pytest
 import yaml
 
+from tests import forks
 from tests.conftest import REPO, living, until, wait_until_gone
 
 STUB = REPO / "tests" / "fleet" / "stub.py"
@@ -35,24 +36,25 @@ RLHF = {
 
 
 class Launch:
-    """A running `swift launch` in a folder."""
+    """A running `swift launch` in a folder; forked, where it is not entered otherwise or has `streams` of its own."""
 
     def __init__(
         self, folder: Path, words: list[str], enter: Sequence[str] = (), **streams: Any
     ) -> None:
         self.folder, self.log = folder, folder / "launch.log"
+        words = ["-m", "swift_r1", "launch", "run.yaml", *words]
+        self.process: subprocess.Popen[bytes] | forks.ForkedProcess
         with self.log.open("ab") as out:
-            self.process = subprocess.Popen(
-                [*enter, sys.executable, "-m", "swift_r1", "launch", "run.yaml", *words],
-                cwd=folder,
-                env=os.environ | {"PYTHONPATH": str(REPO), "OMP_NUM_THREADS": "1"},
-                **{
-                    "stdout": out,
-                    "stderr": subprocess.STDOUT,
-                    "start_new_session": True,
-                    **streams,
-                },
-            )
+            if not enter and not streams:
+                self.process = forks.start(words, cwd=folder, stdout=out, stderr=forks.STDOUT)
+            else:
+                own = {"stdout": out, "stderr": subprocess.STDOUT, "start_new_session": True}
+                self.process = subprocess.Popen(
+                    [*enter, sys.executable, *words],
+                    cwd=folder,
+                    env=os.environ | {"PYTHONPATH": str(REPO), "OMP_NUM_THREADS": "1"},
+                    **(own | streams),
+                )
         self.seen: dict[int, psutil.Process] = {}
 
     @property

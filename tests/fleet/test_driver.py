@@ -8,6 +8,7 @@ import json
 import os
 import pty
 import signal
+import subprocess
 import tempfile
 import termios
 from pathlib import Path
@@ -31,6 +32,7 @@ def test_servers_then_training_then_nothing(launch):
         ONE | {"judge": {"cpus": 1}},
         judge={"model": "j"},
         environ={"SOME": "thing"},
+        streams={"stderr": subprocess.STDOUT},  # it starts cold
         rlhf={"reward_funcs": ["digits", "judge"]},
     )
     servers = one.started("rollout", 3)

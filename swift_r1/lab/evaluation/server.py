@@ -21,10 +21,10 @@ from swift_r1.flags.eval_tasks import EvalTask
 from swift_r1.flags.evaluation import EvalArguments
 from swift_r1.flags.fields import as_words
 from swift_r1.flags.parser import API_KEY_VARIABLE
-from swift_r1.launch.colocated_servers import free_ports
 from swift_r1.models.loading import load_tokenizer
 from swift_r1.models.shape import transformers_config
 from swift_r1.rollout.base import GroupRequest
+from swift_r1.runtime.hardware import free_ports
 from swift_r1.runtime.libraries import package_version
 from swift_r1.runtime.processes import module_words
 from swift_r1.training.evaluation.questions import evaluation_seeds
