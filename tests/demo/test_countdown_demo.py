@@ -57,7 +57,8 @@ def test_traces_say_the_truth() -> None:
         assert thought.count("y") == thought.endswith("y")  # the search ends at the first solution
         assert answer == expression
         right += thought.endswith("y")
-    assert 0.6 < right / len(problems) < 0.8
+        assert thought.count(",") < task.MOST_CANDIDATES
+    assert 0.7 < right / len(problems) < 0.95
 
 
 @pytest.fixture(scope="module")
