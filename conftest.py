@@ -27,8 +27,9 @@ import pytest
 REQUIRED = os.environ.get("SWIFT_R1_REQUIRE_DATA") == "1"
 MARK = "SWIFT_R1_TESTS"  # in the environment of all that tests start
 LEFT = pytest.StashKey[list[str]]()
+FORKS = pytest.StashKey[Any]()
 GRACE_S = 15.0  # for what has been killed to be gone
-WORKER_BYTES = 7 << 30  # pytest, a fork server, a vLLM server, two ranks
+WORKER_BYTES = 7 << 30  # pytest, a vLLM server, two ranks
 EXIT_S = 120.0  # for Python to end
 # Half of the collection's time would go into looking for garbage among modules that stay.
 gc.disable()
@@ -67,6 +68,10 @@ def pytest_configure(config: pytest.Config) -> None:
     # A worker's mark begins with that of the process that has started it.
     os.environ[MARK] = f"{os.environ[MARK]}/{worker}" if worker else uuid.uuid4().hex
     config.stash[LEFT] = []
+    if not worker:
+        from tests.forks import ForkServer
+
+        config.stash[FORKS] = ForkServer()
     # Threads of tiny sums on a busy machine wait for each other twenty times longer than they compute.
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     # A shell has what it starts in the background ignore Ctrl-C, and with it all that tests start.
@@ -146,6 +151,8 @@ def words_of(process: psutil.Process) -> list[str]:
 
 @pytest.hookimpl(trylast=True)
 def pytest_sessionfinish(session: pytest.Session) -> None:
+    if FORKS in session.config.stash:
+        session.config.stash[FORKS].close()
     psutil.wait_procs(started_by_tests(), GRACE_S)
     left = session.config.stash[LEFT]
     for one in started_by_tests():

@@ -207,13 +207,6 @@ def nothing_left_changed() -> Iterator[None]:
 
 
 @pytest.fixture(scope="session", autouse=True)
-def fork_server() -> Iterator[None]:
-    """What `forks` starts comes from it; it is the last to end."""
-    yield
-    forks.close()
-
-
-@pytest.fixture(scope="session", autouse=True)
 def own_data_cache(tmp_path_factory: pytest.TempPathFactory) -> None:
     """Prepared rows of the tests, and of the processes that they start, are kept apart from the user's."""
     os.environ["SWIFT_R1_CACHE"] = str(tmp_path_factory.mktemp("cache"))

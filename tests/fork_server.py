@@ -1,6 +1,7 @@
 """Starts Python programs without paying for their imports each time: a process that has them forks for each start.
 
-`python -m tests.fork_server FD`, where FD is a socket to `tests/forks.py`. Each message on it is a JSON object with
+`python -m tests.fork_server OWNER LISTENER`, two descriptors of sockets of `tests/forks.py`: it ends when the first hangs
+up, and all processes that run tests connect to the second. Each message of theirs is a JSON object with
 `words` (what follows `python`: `-P -m MODULE ...`, where `-P` may be left out, or `SCRIPT ...`), `cwd`, `environ` and
 perhaps `prepare` (a module, a function and its arguments, called first). With it come four descriptors: stdin, stdout,
 stderr, and one to which the exit code is written in the end (negative: the signal). The answer is the process id; the
@@ -45,22 +46,23 @@ FORKED = {
     "swift_r1": ("rlhf",),
     ELASTIC: (),
     WORKER: (),
+    "swift_r1.rollout.agents.parent": (),
 }
 """Modules that a program starts, and the commands of one that has several."""
 
 
-def main(control: socket.socket) -> None:
-    """Forks until the other side hangs up; in a child, does not return."""
+def main(owner: socket.socket, listener: socket.socket) -> None:
+    """Forks for all that connect, until the owner hangs up; in a child, does not return."""
     gc.disable()
     import_everything()
     gc.freeze()  # the collector does not write to what is shared
     gc.enable()
-    control.send(b"ready")
     with selectors.DefaultSelector() as selector:
-        selector.register(control, selectors.EVENT_READ)
+        for one in (owner, listener):
+            selector.register(one, selectors.EVENT_READ)
         while True:
             for key, _ in selector.select():
-                if key.fileobj is not control:
+                if key.data is not None:
                     pid, ended = key.data
                     _, status = os.waitpid(pid, 0)
                     selector.unregister(key.fileobj)
@@ -68,16 +70,27 @@ def main(control: socket.socket) -> None:
                     with contextlib.suppress(BrokenPipeError), open(ended, "w") as pipe:
                         pipe.write(str(os.waitstatus_to_exitcode(status)))
                     continue
+                if key.fileobj is owner:
+                    return
+                if key.fileobj is listener:
+                    selector.register(listener.accept()[0], selectors.EVENT_READ)
+                    continue
+                control = key.fileobj
+                assert isinstance(control, socket.socket)
                 message, descriptors, _, _ = socket.recv_fds(control, MESSAGE_BYTES, DESCRIPTORS)
                 if not message:
-                    return
+                    selector.unregister(control)
+                    control.close()
+                    continue
                 pid = os.fork()
                 if pid == 0:
                     for other in list(selector.get_map().values()):
-                        for descriptor in (other.fd, *other.data[1:]) if other.data else ():
-                            os.close(descriptor)
+                        if isinstance(other.fileobj, socket.socket):
+                            other.fileobj.close()
+                        else:
+                            os.close(other.fd)
+                            os.close(other.data[1])
                     selector.close()
-                    control.close()
                     become(descriptors, **json.loads(message))
                 for descriptor in descriptors[:-1]:
                     os.close(descriptor)
@@ -87,6 +100,7 @@ def main(control: socket.socket) -> None:
 
 IMPORTED_LATE = (
     *(
+        "datasets",
         "deepspeed",
         "peft.tuners.lora",
         "transformers.models.llama.modeling_llama",
@@ -111,6 +125,8 @@ def import_everything() -> None:
     for name in (*ours, *IMPORTED_LATE):
         if "vllm" not in name and not name.endswith(("__main__", "gpu_kernels")):
             importlib.import_module(name)
+    # Hundreds of patterns, which each run compiles for the first model that it loads.
+    importlib.import_module("transformers.conversion_mapping").get_checkpoint_conversion_mapping("")
     recorder = importlib.import_module("swift_r1.record.recorder")
     assert callable(recorder.draw_curves)
     recorder.draw_curves = lambda log, folder: None
@@ -267,4 +283,4 @@ def run(words: list[str], environ: dict[str, str]) -> NoReturn:
 
 
 if __name__ == "__main__":
-    main(socket.socket(fileno=int(sys.argv[1])))
+    main(*(socket.socket(fileno=int(word)) for word in sys.argv[1:]))

@@ -70,48 +70,63 @@ class ForkedProcess:
         return self.returncode
 
 
+ADDRESS = "SWIFT_R1_FORK_SERVER"
+"""Names the variable with the abstract address of the fork server of all processes that run the tests."""
+
+
 class ForkServer:
-    """One for all tests of this process, started when it is first needed."""
+    """The process, which the one that owns it starts when the first that runs tests connects."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
+        self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._listener.bind("")
+        self._listener.listen()
+        os.environ[ADDRESS] = self._listener.getsockname()[1:].decode()
+        self._hang_up, self._theirs = socket.socketpair()
         self._process: subprocess.Popen[bytes] | None = None
+        self._thread = threading.Thread(target=self._start_when_needed, daemon=True)
+        self._thread.start()
 
-    def start(self, request: Mapping[str, Any], descriptors: Sequence[int]) -> int:
-        """The process id."""
-        with self._lock:
-            if self._process is None:
-                self._begin()
-            socket.send_fds(self._control, [json.dumps(request).encode()], descriptors)
-            answer = self._control.recv(64)
-        assert answer, "the fork server has ended"
-        return int(answer)
+    def _start_when_needed(self) -> None:
+        """Returns when it is started, or no longer wanted."""
+        ready, _, _ = select.select([self._listener, self._theirs], [], [])
+        if self._theirs in ready:
+            return
+        descriptors = (self._theirs.fileno(), self._listener.fileno())
+        own = {"OMP_NUM_THREADS": "1", "DS_ACCELERATOR": "cpu", "PYTHONPATH": str(REPO)}
+        self._process = subprocess.Popen(
+            [sys.executable, "-P", "-m", "tests.fork_server", *map(str, descriptors)],
+            cwd=REPO,
+            env=os.environ | own,
+            stdin=DEVNULL,
+            pass_fds=descriptors,
+            start_new_session=True,
+        )
+        self._listener.close()
+        self._theirs.close()
 
     def close(self) -> None:
-        with self._lock:
-            if self._process is not None:
-                self._control.close()
-                self._process.kill()  # it holds nothing: what it started has ended
-                self._process.wait(60)
-                self._process = None
-
-    def _begin(self) -> None:
-        self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        with theirs:
-            own = {"OMP_NUM_THREADS": "1", "DS_ACCELERATOR": "cpu", "PYTHONPATH": str(REPO)}
-            self._process = subprocess.Popen(
-                [sys.executable, "-P", "-m", "tests.fork_server", str(theirs.fileno())],
-                cwd=REPO,
-                env=os.environ | own,
-                stdin=DEVNULL,
-                pass_fds=[theirs.fileno()],
-                start_new_session=True,
-            )
-        assert self._control.recv(64) == b"ready", "the fork server did not start"
+        self._hang_up.close()
+        self._thread.join()
+        if self._process is not None:
+            self._process.kill()  # it holds nothing: what it started has ended
+            self._process.wait(60)
 
 
-_server = ForkServer()
-close = _server.close
+_lock = threading.Lock()
+_connection: list[socket.socket] = []
+
+
+def _fork(request: Mapping[str, Any], descriptors: Sequence[int]) -> int:
+    """Returns the process id."""
+    with _lock:
+        if not _connection:
+            _connection.append(socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET))
+            _connection[0].connect(f"\0{os.environ[ADDRESS]}")
+        socket.send_fds(_connection[0], [json.dumps(request).encode()], descriptors)
+        answer = _connection[0].recv(64)
+    assert answer, "the fork server has ended"
+    return int(answer)
 
 
 def start(
@@ -159,7 +174,7 @@ def start(
             | dict(environ or {}),
             "prepare": prepare,
         }
-        pid = _server.start(request, [into, out, err, end])
+        pid = _fork(request, [into, out, err, end])
     return ForkedProcess(pid, ended, words, pipes)
 
 
