@@ -139,7 +139,7 @@ def test_what_the_document_allows_and_forbids_is_answered(
         assert str(answer.status_code) in case.operation.definition.raw["responses"], answer.text
 
     quiet = settings(
-        max_examples=5,
+        max_examples=3,
         deadline=None,
         derandomize=True,
         database=None,

@@ -75,7 +75,8 @@ BY_COMPLETION: list[dict[str, Any]] = [
 def test_what_is_of_a_completion_is_the_same_in_one_row_or_in_several(
     tiny_model: Path, flags: dict[str, Any]
 ) -> None:
-    """The second row of two goes on where the first one ends, so each token has the log-prob of the uncut one."""
+    """The second row of two goes on where the first one ends, so each token has the log-prob of the uncut one. The
+    model computes in float64: an update by Adam makes the last bit of a tiny gradient a step of full size."""
     generator = torch.Generator().manual_seed(1)
     whole = [
         torch.randint(3, 90, (length,), generator=generator).tolist() for length in (8, 5, 7, 9)
@@ -87,7 +88,7 @@ def test_what_is_of_a_completion_is_the_same_in_one_row_or_in_several(
         """Metrics of two updates, with completions in two rows where they are cut."""
         device = ALONE.device
         backend = LocalBackend(
-            load_model(str(tiny_model), "float32", False), SETTINGS, device, Policy
+            load_model(str(tiny_model), "float64", False), SETTINGS, device, Policy
         )
         parts = [
             (number, stop)
@@ -121,4 +122,4 @@ def test_what_is_of_a_completion_is_the_same_in_one_row_or_in_several(
     for uncut, cut in updates:
         assert cut.keys() == uncut.keys() >= {"clip_ratio/low", "rollout/training_ppl"}
         for name in cut.keys() - {"micro_batches", "tokens_computed"}:
-            assert cut[name] == pytest.approx(uncut[name], rel=1e-4, abs=1e-6), name
+            assert cut[name] == pytest.approx(uncut[name], rel=1e-5, abs=1e-6), name

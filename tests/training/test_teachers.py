@@ -99,7 +99,7 @@ def scored_round(tokenizer, hints):
     return ScoredRound(trained, [])
 
 
-def taught(student, folder, hints, cut, top):
+def taught(student, folder, hints, cut, top, dtype="float32"):
     """The round, its micro-batches as the teacher of a folder fills them, and the teacher's model."""
     tokenizer = AutoTokenizer.from_pretrained(folder)
     scored = scored_round(tokenizer, hints)
@@ -107,7 +107,7 @@ def taught(student, folder, hints, cut, top):
     form = worker.FORMS[cut.lstrip("0123456789")]
     shares = 0.0 if form.shared else None
     batching = Batching(form, 1, GROUP, int(cut.rstrip("ps")), share_from=shares)
-    own = load_model(folder, "float32", gradient_checkpointing=False)
+    own = load_model(folder, dtype, gradient_checkpointing=False)
     teacher = LocalTeacher(
         ALONE,
         PromptEncoder(tokenizer),
@@ -126,11 +126,11 @@ def taught(student, folder, hints, cut, top):
 @pytest.mark.parametrize("hints", [False, True], ids=["plain", "hinted"])
 @pytest.mark.parametrize("kind", ["llama", "qwen2"])
 def test_log_probs_are_those_of_the_teacher_after_its_own_prompt(student, teachers, kind, hints):
-    scored, batch, steps = taught(student, teachers[kind], hints, "1000s", TOP)
+    scored, batch, steps = taught(student, teachers[kind], hints, "1000s", TOP, "float64")
     found = of_round("teacher_logps", batch, steps, ALONE)
     [micro] = steps[0]
     model, tokenizer = (
-        AutoModelForCausalLM.from_pretrained(teachers[kind]),
+        AutoModelForCausalLM.from_pretrained(teachers[kind], dtype=torch.float64),
         AutoTokenizer.from_pretrained(teachers[kind]),
     )
     encoder = PromptEncoder(tokenizer)
@@ -142,7 +142,7 @@ def test_log_probs_are_those_of_the_teacher_after_its_own_prompt(student, teache
             logits = (
                 model(torch.tensor([[*before, *ids]])).logits[0, len(before) - 1 : -1] / TEMPERATURE
             )
-        logps, mask = logits.log_softmax(-1), torch.tensor(item.sequences[0].loss_mask)
+        logps, mask = logits.log_softmax(-1).float(), torch.tensor(item.sequences[0].loss_mask)
         own = logps.gather(-1, torch.tensor(ids)[:, None]).squeeze(-1)
         torch.testing.assert_close(found[number, : len(ids)][mask], own[mask], rtol=0, atol=1e-5)
         row = micro.samples.tolist().index(number)
