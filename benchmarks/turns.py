@@ -25,7 +25,7 @@ from swift_r1.data.prompts import PromptEncoder
 from swift_r1.flags.server import RolloutArguments
 from swift_r1.plugins.rollouts import MultiTurnScheduler
 from swift_r1.rollout.base import GroupRequest
-from swift_r1.rollout.multi_turn import BatchedTurns, ConversationDriver, ServedTurns
+from swift_r1.rollout.multi_turn import BatchedTurns, ServedTurns, Turns
 from swift_r1.rollout.pool.pool import ServerPool
 from swift_r1.rollout.pool.session import Expected, ServerSession
 from swift_r1.rollout.remote import ServerRollouts
@@ -99,7 +99,7 @@ def serve(engine: SlowEngine) -> str:
     return f"http://{host}:{port}"
 
 
-def seconds_of(driver: ConversationDriver, asked: Sequence[GroupRequest], turns: int) -> float:
+def seconds_of(driver: Turns, asked: Sequence[GroupRequest], turns: int) -> float:
     groups: list[Sequence[Trajectory]] = []
     began = time.perf_counter()
     driver.generate(asked, lambda _count: None, groups.append)

@@ -42,7 +42,7 @@ class ImageInputs:
 
 
 @dataclass(frozen=True, slots=True)
-class Stretch:
+class PromptSpan:
     """Consecutive tokens of a micro-batch's rows: a prompt, or what stands behind one, or both."""
 
     prompt: int  # the number of its prompt; -1: none, these are padding
@@ -113,7 +113,7 @@ class Vision:
         return positions[:, 0]
 
     def position_ids(
-        self, prompts: Sequence[PromptWithImages], stretches: Sequence[Stretch], rows: int
+        self, prompts: Sequence[PromptWithImages], spans: Sequence[PromptSpan], rows: int
     ) -> Tensor | None:
         """Returns the positions of `rows` rows of equal length, `[4, R, S]`: those that count the tokens of a sample,
         and the three axes. A text goes on behind the largest position of its prompt. None as in `positions`."""
@@ -121,11 +121,11 @@ class Vision:
             return None
         of_prompts = [self.positions(prompt) for prompt in prompts]
         parts = []
-        for stretch in stretches:
-            places = torch.arange(stretch.tokens) + stretch.start
+        for span in spans:
+            places = torch.arange(span.tokens) + span.start
             axes = places.expand(3, -1)
-            if stretch.prompt >= 0:
-                of_prompt = cast(Tensor, of_prompts[stretch.prompt])
+            if span.prompt >= 0:
+                of_prompt = cast(Tensor, of_prompts[span.prompt])
                 length = of_prompt.shape[1]
                 behind = places - length + of_prompt.max() + 1
                 axes = torch.where(
@@ -137,18 +137,18 @@ class Vision:
     def inputs(
         self,
         prompts: Sequence[PromptWithImages],
-        stretches: Sequence[Stretch],
+        spans: Sequence[PromptSpan],
         device: torch.device,
         idle: PromptWithImages | None = None,
     ) -> ImageInputs | None:
-        """Returns the images of the rows that these stretches make up; None without any.
+        """Returns the images of the rows that these spans make up; None without any.
 
         Args:
             idle: whose images go through the tower where the rows have none.
         """
         standing = [
             one.prompt
-            for one in stretches
+            for one in spans
             if one.prompt >= 0 and one.start == 0 and prompts[one.prompt].images
         ]
         if not standing and idle is None:

@@ -12,7 +12,7 @@ from PIL import Image
 from torch import Tensor
 
 from swift_r1.models.policy import ModelInputs
-from swift_r1.models.vision import PromptWithImages, Stretch, Vision
+from swift_r1.models.vision import PromptSpan, PromptWithImages, Vision
 from swift_r1.rollout.base import TrainedPolicy
 from swift_r1.wire.protocol import RolloutRequest, SamplingParams
 
@@ -52,15 +52,15 @@ class ImageProbe:
         token_ids = torch.cat([prompt, written], 1).to(device)
         width = token_ids.shape[1]
         first = torch.arange(count)[:, None] * width + width - length - 1
-        stretches = [Stretch(0, 0, width)] * count
+        spans = [PromptSpan(0, 0, width)] * count
         prompts = [self._prompt]
-        places = self._vision.position_ids(prompts, stretches, count)
+        places = self._vision.position_ids(prompts, spans, count)
         inputs = ModelInputs(
             token_ids,
             (first + torch.arange(length)).flatten().to(device),
             written.flatten().to(device),
             position_ids=None if places is None else places.to(device),
-            images=self._vision.inputs(prompts, stretches, device),
+            images=self._vision.inputs(prompts, spans, device),
         )
         return policy.logprobs(inputs, 1.0).logps.float().view(count, length).cpu()
 

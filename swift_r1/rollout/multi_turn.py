@@ -33,7 +33,7 @@ GroupRequests = Sequence[GroupRequest]
 OnGroup = Callable[[Sequence[Trajectory]], None]
 
 
-class ConversationDriver(Protocol):
+class Turns(Protocol):
     """Answers the loop's and the evaluation's prompts with conversations."""
 
     def generate(self, asked: GroupRequests | None, on_done: OnDone, on_group: OnGroup) -> None:
@@ -134,7 +134,7 @@ class OpenConversation:
         return self._busy_before + (0.0 if self.calls else time.monotonic() - self.since)
 
 
-class ConversationRunner(Protocol):
+class EpisodeRunner(Protocol):
     """Leads conversations of several turns, on rank 0, in an event loop of another thread."""
 
     @property
@@ -176,7 +176,7 @@ class ConversationLoop:
     model is put there as it is asked for. `busy` has the conversation first that is so for longest."""
 
     def __init__(
-        self, runner: ConversationRunner, asked: GroupRequests, calls: OpenCalls | None = None
+        self, runner: EpisodeRunner, asked: GroupRequests, calls: OpenCalls | None = None
     ) -> None:
         self.busy: dict[OpenConversation, None] = {}
         self._runner = runner
@@ -301,11 +301,11 @@ class ConversationLoop:
         return call
 
 
-Runners = Mapping[str, ConversationRunner]
+Runners = Mapping[str, EpisodeRunner]
 """By task, on rank 0."""
 
 
-class _Conversations:
+class _TaskLoops:
     """The conversations of one `generate`: a loop for each runner leads those of its task; those of a task without one
     have one turn. With `calls` each turn of the model is put there."""
 
@@ -386,7 +386,7 @@ class BatchedTurns:
                 self.rollouts.generate(None, on_done, ignore_output)
             return
         assert asked is not None
-        conversations = _Conversations(self.runners, self.decode, asked)
+        conversations = _TaskLoops(self.runners, self.decode, asked)
         try:
             while True:
                 with self.ranks.busy():
@@ -441,7 +441,7 @@ class ServedTurns:
             conversations.answer([output])
 
         calls = OpenCalls(answered, look, images=_images_of(prompt for prompt, _ in asked))
-        conversations = _Conversations(self.runners, self.decode, asked, calls)
+        conversations = _TaskLoops(self.runners, self.decode, asked, calls)
         try:
             self.rollouts.answer(calls)
         finally:

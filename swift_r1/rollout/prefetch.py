@@ -15,7 +15,7 @@ from swift_r1.record.recorder import Recorder
 from swift_r1.record.spans import Spans, Stopwatch
 from swift_r1.rollout.base import NO_IMAGES, Generator, OnDone, OnOutput
 from swift_r1.rollout.calls import OpenCalls, answers_of
-from swift_r1.rollout.multi_turn import ConversationDriver
+from swift_r1.rollout.multi_turn import Turns
 from swift_r1.rollout.pool.health import GatherAgain
 from swift_r1.rollout.pool.pool import ServerPool
 from swift_r1.rollout.prompts import Positions
@@ -28,7 +28,7 @@ from swift_r1.wire.protocol import RolloutOutput, RolloutRequest
 
 logger = logging.getLogger("swift_r1.training")
 
-MakeTurns = Callable[[Generator, Ranks], ConversationDriver]
+MakeTurns = Callable[[Generator, Ranks], Turns]
 
 _LOOK_S = 0.5  # between two looks at the servers
 _CLOSE_S = 10.0

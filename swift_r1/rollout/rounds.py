@@ -15,7 +15,7 @@ from swift_r1.flags import Plan, RunFlags
 from swift_r1.record.recorder import Recorder
 from swift_r1.record.spans import Stopwatch
 from swift_r1.rollout.base import GroupRequest, OnDone, Rollouts
-from swift_r1.rollout.multi_turn import ConversationDriver
+from swift_r1.rollout.multi_turn import Turns
 from swift_r1.rollout.prompts import MixedPrompts, Positions
 from swift_r1.rollout.scoring import Gradings, ScoredRound, Scoring
 from swift_r1.rollout.trajectory import Trajectory
@@ -34,7 +34,7 @@ class RoundSampler:
     plan: Plan
     ranks: Ranks
     rollouts: Rollouts
-    turns: ConversationDriver
+    turns: Turns
     shares: Mapping[str, Share]
     sampling: Mapping[str, SamplingParams]
     run_id: str

@@ -148,7 +148,7 @@ class TurnEngine:
         # a turn that begins, not one that goes on
         if transcript.messages[-1]["role"] != "assistant":
             text = self._encoder.response_prefix + text
-        versions = versions_of_tokens(completion.stretches, len(completion.token_ids))
+        versions = versions_of_tokens(completion.version_spans, len(completion.token_ids))
         transcript.answer(
             completion.token_ids,
             completion.logprobs,

@@ -16,7 +16,7 @@ from swift_r1.wire.protocol import (
     Completion,
     FinishReason,
     Limit,
-    Stretches,
+    VersionSpans,
     versions_of_tokens,
 )
 
@@ -45,7 +45,7 @@ class TokenSequence:
     # `T`, the engine's (natural log); 0 for tokens that the policy did not write
     logprobs: Sequence[float]
     loss_mask: Sequence[bool]  # `T`, True where the policy wrote it and it is trained
-    versions: Stretches = ((0, 0),)
+    versions: VersionSpans = ((0, 0),)
     # `T`, the number of the turn that wrote it, -1 where none did; empty: there is one turn
     turns: Sequence[int] = ()
     images: Sequence[ImageFile] = ()  # of the prompt
@@ -64,7 +64,7 @@ class TokenSequence:
             token_ids=completion.token_ids,
             logprobs=completion.logprobs,
             loss_mask=(True,) * len(completion.token_ids),
-            versions=completion.stretches,
+            versions=completion.version_spans,
             routes=routes,
         )
 
@@ -199,7 +199,7 @@ def turns_of_tokens(spans: Sequence[slice], length: int) -> list[int]:
     return turns
 
 
-def spans_of(versions: Sequence[int | None]) -> Stretches:
+def spans_of(versions: Sequence[int | None]) -> VersionSpans:
     """Returns the stretches of tokens with these versions; a token that no weights wrote belongs to the stretch before
     it."""
     spans: list[tuple[int, int]] = []

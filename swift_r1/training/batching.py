@@ -16,7 +16,7 @@ from swift_r1.algorithms import drop_truncated, groups_without_signal
 from swift_r1.errors import RunFailed
 from swift_r1.models.attention import PackedRow, Segment, packed_row
 from swift_r1.models.policy import MicroBatch, ModelInputs
-from swift_r1.models.vision import ImageInputs, PromptWithImages, Stretch, Vision
+from swift_r1.models.vision import ImageInputs, PromptSpan, PromptWithImages, Vision
 from swift_r1.rollout.trajectory import TokenSequence
 from swift_r1.runtime.ranks import Ranks
 from swift_r1.runtime.sequence_parallel import SequenceGroup
@@ -255,12 +255,12 @@ def everywhere(batch: RoundBatch | None, ranks: Ranks) -> RoundBatch:
 
 
 def starts_of(lengths: Tensor) -> Tensor:
-    """Returns where each of `R` stretches begins, `[R]`, if they stand one after another."""
+    """Returns where each of `R` spans begins, `[R]`, if they stand one after another."""
     return lengths.cumsum(0) - lengths
 
 
 def places_of(starts: Tensor, lengths: Tensor) -> Tensor:
-    """Returns `start, start + 1, ...` of each of `R` stretches, `[sum of lengths]`."""
+    """Returns `start, start + 1, ...` of each of `R` spans, `[sum of lengths]`."""
     return torch.arange(int(lengths.sum())) + (starts - starts_of(lengths)).repeat_interleave(
         lengths
     )
@@ -370,8 +370,8 @@ class _Rows(NamedTuple):
 
     sources: Tensor  # int64 `[R, S]`, where in the round each token is; -1 for padding
     ways: Tensor
-    # in order; the number of a stretch's prompt is a row of the round
-    stretches: Sequence[Stretch] = ()
+    # in order; the number of a span's prompt is a row of the round
+    spans: Sequence[PromptSpan] = ()
     position_ids: Tensor | None = None
     packed_row: PackedRow | None = None
 
@@ -389,16 +389,16 @@ class _Rows(NamedTuple):
             )
         # a prompt once, however many rows have it
         numbers = range(len(batch.owners)) if anywhere else batch.prompt_numbers.tolist()
-        row_of = {numbers[one.prompt]: one.prompt for one in self.stretches if one.prompt >= 0}
+        row_of = {numbers[one.prompt]: one.prompt for one in self.spans if one.prompt >= 0}
         prompts = [batch.prompt(row, anywhere) for row in row_of.values()]
         places = {number: place for place, number in enumerate(row_of)}
-        stretches = [
+        spans = [
             replace(one, prompt=places[numbers[one.prompt]]) if one.prompt >= 0 else one
-            for one in self.stretches
+            for one in self.spans
         ]
         first = batch.prompt(int(batch.image_counts.nonzero()[0]))
-        images = vision.inputs(prompts, stretches, device, first if vision.together else None)
-        positions = vision.position_ids(prompts, stretches, len(self.sources))
+        images = vision.inputs(prompts, spans, device, first if vision.together else None)
+        positions = vision.position_ids(prompts, spans, len(self.sources))
         return images, self.position_ids if positions is None else positions
 
 
@@ -473,14 +473,14 @@ def collate(
 
 def _padded(batch: RoundBatch, samples: Tensor) -> _Rows:
     if not len(samples):
-        return _Rows(torch.full((1, 1), -1), samples, [Stretch(-1, 0, 1)])
+        return _Rows(torch.full((1, 1), -1), samples, [PromptSpan(-1, 0, 1)])
     starts = batch.starts[samples]
     lengths = batch.lengths[samples]
     columns = torch.arange(int(lengths.max()))
     real = filled_places(lengths, len(columns))
     ways = places_of(torch.arange(len(samples)) * len(columns), lengths)
-    stretches = [Stretch(sample, 0, len(columns)) for sample in samples.tolist()]
-    return _Rows(torch.where(real, starts[:, None] + columns, -1), ways, stretches)
+    spans = [PromptSpan(sample, 0, len(columns)) for sample in samples.tolist()]
+    return _Rows(torch.where(real, starts[:, None] + columns, -1), ways, spans)
 
 
 def _packed(
@@ -521,17 +521,18 @@ def _packed(
         torch.arange(one.length) + starts[row] + begin
         for one, (row, begin) in zip(segments, origins, strict=True)
     ]
-    stretches = [
-        Stretch(row, begin, one.length) for one, (row, begin) in zip(segments, origins, strict=True)
+    spans = [
+        PromptSpan(row, begin, one.length)
+        for one, (row, begin) in zip(segments, origins, strict=True)
     ]
     if place < least:
         sources.append(torch.full((least - place,), -1))
         segments.append(Segment(least - place))
-        stretches.append(Stretch(-1, 0, least - place))
+        spans.append(PromptSpan(-1, 0, least - place))
     return _Rows(
         torch.cat(sources)[None],
         torch.cat([*(ways[sample] for unit in units for sample in unit), _NOWHERE]),
-        stretches,
-        torch.cat([torch.arange(one.tokens) + one.start for one in stretches])[None],
+        spans,
+        torch.cat([torch.arange(one.tokens) + one.start for one in spans])[None],
         packed_row(segments, device) if own_attention else None,
     )

@@ -22,10 +22,10 @@ from swift_r1.rollout.agents.runner import AgentLimits, AgentRunner
 from swift_r1.rollout.base import EmbeddedRollouts, Generator
 from swift_r1.rollout.multi_turn import (
     BatchedTurns,
-    ConversationDriver,
-    ConversationRunner,
+    EpisodeRunner,
     ServedTurns,
     SingleTurn,
+    Turns,
 )
 from swift_r1.rollout.prefetch import MakeTurns, PrefetchRollouts
 from swift_r1.rollout.remote import ServerRollouts
@@ -76,7 +76,7 @@ def open_turns(context: Context, facts: ModelFacts) -> MakeTurns:
     """Returns what drives conversations of one turn, and those that a task's scheduler or agent leads. Raises as
     `open_tools`, `open_agents`."""
     tokenizer: Any = context.tokenizer
-    runners: dict[str, ConversationRunner] | None = None
+    runners: dict[str, EpisodeRunner] | None = None
     takes_turns = context.args.takes_turns and context.start.replay is None
     if takes_turns and context.ranks.is_rank0:
         runners = {
@@ -88,7 +88,7 @@ def open_turns(context: Context, facts: ModelFacts) -> MakeTurns:
     def decode(ids: Sequence[int]) -> str:
         return str(tokenizer.decode(list(ids), skip_special_tokens=True))
 
-    def drive(generator: Generator, ranks: Ranks) -> ConversationDriver:
+    def drive(generator: Generator, ranks: Ranks) -> Turns:
         if not takes_turns:
             return SingleTurn(generator, decode)
         if isinstance(generator, EmbeddedRollouts):
@@ -99,7 +99,7 @@ def open_turns(context: Context, facts: ModelFacts) -> MakeTurns:
     return drive
 
 
-def _open_runner(context: Context, args: RunFlags, facts: ModelFacts) -> ConversationRunner:
+def _open_runner(context: Context, args: RunFlags, facts: ModelFacts) -> EpisodeRunner:
     """Returns what leads the conversations of a task, whose flags are `args`; on rank 0."""
     if args.plays_agent:
         return open_agents(context, args, facts)

@@ -58,7 +58,7 @@ Several = Annotated[tuple[T, ...], Field(fail_fast=True)]
 Version = Annotated[int, Field(ge=1, lt=2**53)]  # what every JSON reader and a float hold exactly
 # The limit makes pydantic check the text: JSON can hold half a surrogate pair, which cannot be encoded.
 Text = Annotated[str, Field(max_length=64 << 20)]
-Stretches = tuple[tuple[int, int], ...]
+VersionSpans = tuple[tuple[int, int], ...]
 """`(first token, weight version)` of each stretch of tokens that the same weights wrote, in order."""
 Digest = Annotated[str, Field(pattern="^[0-9a-f]{32}$")]
 ImageDigest = Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
@@ -161,21 +161,21 @@ class Completion(Wire):
     logprobs: tuple[float, ...]  # of the tokens
     finish_reason: FinishReason
     weight_version: int  # the oldest that wrote a token
-    weight_versions: Stretches | None = (
+    weight_versions: VersionSpans | None = (
         None  # (first token, version) in order, where there are several
     )
     routes: Routes | None = None  # where they were asked for
 
     @property
-    def stretches(self) -> Stretches:
+    def version_spans(self) -> VersionSpans:
         """Returns which weights wrote which tokens."""
         return self.weight_versions or ((0, self.weight_version),)
 
 
-def versions_of_tokens(stretches: Sequence[tuple[int, int]], length: int) -> list[int]:
+def versions_of_tokens(spans: Sequence[tuple[int, int]], length: int) -> list[int]:
     """Returns the version of the weights that wrote each of `length` tokens."""
     versions: list[int] = []
-    for start, version in reversed(stretches):
+    for start, version in reversed(spans):
         versions = [version] * (length - len(versions) - start) + versions
     return versions
 

@@ -47,9 +47,9 @@ def test_age_is_counted_in_rounds_and_by_token(served: ServedVersions) -> None:
 
 def test_versions_of_turns_join_to_those_of_the_trajectory() -> None:
     turn = completion(5, 1, weight_versions=((0, 1), (3, 2)))
-    assert versions_of_tokens(turn.stretches, 5) == [1, 1, 1, 2, 2]
-    assert versions_of_tokens(completion(2, 7).stretches, 2) == [7, 7]
-    assert versions_of_tokens(completion(0, 7).stretches, 0) == []
+    assert versions_of_tokens(turn.version_spans, 5) == [1, 1, 1, 2, 2]
+    assert versions_of_tokens(completion(2, 7).version_spans, 2) == [7, 7]
+    assert versions_of_tokens(completion(0, 7).version_spans, 0) == []
     # Tokens of the environment between two turns belong to the turn before them.
     assert spans_of([1, 1, None, 1, 2, None, None, 2, 3]) == ((0, 1), (4, 2), (8, 3))
     assert spans_of([None, 4]) == ((0, 4),)

@@ -256,7 +256,7 @@ def test_kept_generations_go_on_over_an_update(
 
         def generate() -> None:
             for one in client.generate([long])[0].completions:
-                spans.append([version for _, version in one.stretches])
+                spans.append([version for _, version in one.version_spans])
 
         thread = threading.Thread(target=generate)
         thread.start()

@@ -143,7 +143,7 @@ class CompletionPieces:
         texts = self._model.prompts.texts(done.token_ids)
         logprobs = tuple(map(TokenLogprob, texts, done.logprobs))
         said = self._text(done), logprobs, done.finish_reason
-        yield 0, Piece(done.token_ids, *said, done.stretches, done.routes)
+        yield 0, Piece(done.token_ids, *said, done.version_spans, done.routes)
 
     def _text(self, done: Completion) -> str:
         """Without the token or the text that ended it."""

@@ -218,7 +218,7 @@ class ServerSession:
     def check(self, output: RolloutOutput, versions: Container[int]) -> None:
         """Raises OtherWeights for an answer that was not made by weights of these `versions`."""
         for completion in output.completions:
-            others = [one for _, one in completion.stretches if one not in versions]
+            others = [one for _, one in completion.version_spans if one not in versions]
             if completion.finish_reason == "abort" or others:
                 raise OtherWeights(
                     f"the rollout server answered with weight version {(others or [completion.weight_version])[0]} "

@@ -13,7 +13,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from swift_r1.models.routing import routing_of
-from swift_r1.models.vision import PromptWithImages, Stretch, Vision, image_arguments
+from swift_r1.models.vision import PromptSpan, PromptWithImages, Vision, image_arguments
 from swift_r1.serving.engines.decoding import (
     AppendCache,
     Groups,
@@ -299,15 +299,15 @@ class TransformersEngine:
         images: dict[str, Any] = {}
         behind = lengths
         if self.vision is not None:
-            stretches = []
+            spans = []
             for number, prompt in enumerate(different):
                 count = len(prompt.token_ids)
-                stretches += [Stretch(-1, 0, width - count), Stretch(number, 0, count)]
-            axes = self.vision.position_ids(different, stretches, len(different))
+                spans += [PromptSpan(-1, 0, width - count), PromptSpan(number, 0, count)]
+            axes = self.vision.position_ids(different, spans, len(different))
             if axes is not None:
                 positions = axes.to(device)
                 behind = positions[1:, :, -1].amax(0) + 1
-            inputs = self.vision.inputs(different, stretches, device)
+            inputs = self.vision.inputs(different, spans, device)
             if inputs is not None:
                 images = image_arguments(self.model, token_ids, inputs)
         logits = self._last_logits(
