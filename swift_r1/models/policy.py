@@ -92,7 +92,7 @@ class MicroBatch:
     samples: Tensor  # `[B]` int64 on the CPU, which rows of the round these are
     # `[sum of the rows' lengths]` int64 on the CPU: where in `token_ids`, flattened, the tokens of each row are, prompt
     # and completion; rows that begin alike may have places in common
-    ways: Tensor
+    token_places: Tensor
     shares: Tensor  # `[B]` float32, which part of its completion's trained tokens a row has
     # old_logps, old_entropies: `[B, T]` float32, of the policy before the round's first update; None where nothing
     # needs them

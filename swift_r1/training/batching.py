@@ -366,10 +366,10 @@ def _begin_alike(batch: RoundBatch, samples: range, lengths: RowLengths) -> RowL
 
 class _Rows(NamedTuple):
     """What goes through the model, and where in it, flattened, the tokens of each row are, prompt and completion, one
-    row after another (`ways` `[sum of lengths]`)."""
+    row after another (`token_places` `[sum of lengths]`)."""
 
-    sources: Tensor  # int64 `[R, S]`, where in the round each token is; -1 for padding
-    ways: Tensor
+    source_tokens: Tensor  # int64 `[R, S]`, where in the round each token is; -1 for padding
+    token_places: Tensor
     # in order; the number of a span's prompt is a row of the round
     spans: Sequence[PromptSpan] = ()
     position_ids: Tensor | None = None
@@ -398,7 +398,7 @@ class _Rows(NamedTuple):
         ]
         first = batch.prompt(int(batch.image_counts.nonzero()[0]))
         images = vision.inputs(prompts, spans, device, first if vision.together else None)
-        positions = vision.position_ids(prompts, spans, len(self.sources))
+        positions = vision.position_ids(prompts, spans, len(self.source_tokens))
         return images, self.position_ids if positions is None else positions
 
 
@@ -436,13 +436,13 @@ def collate(
     token_starts = (batch.starts + batch.prompt_lengths)[samples]
     # Hidden state p predicts token p + 1, so a completion's first token is predicted by its prompt's last.
     first = starts_of(batch.lengths[samples]) + batch.prompt_lengths[samples] - 1
-    positions = rows.ways[places_of(first, lengths)][mask[filled]]
+    positions = rows.token_places[places_of(first, lengths)][mask[filled]]
     mine = None
     if sequence is not None:
-        part = sequence.own(rows.sources.shape[1])
+        part = sequence.own(rows.source_tokens.shape[1])
         mine = ((positions >= part.start) & (positions < part.stop)).nonzero().flatten().to(device)
-    padding = rows.sources < 0
-    taken = rows.sources.clamp(min=0)
+    padding = rows.source_tokens < 0
+    taken = rows.source_tokens.clamp(min=0)
     routes = None
     if batch.of_routes is not None:
         routes = batch.of_routes[taken]
@@ -466,7 +466,7 @@ def collate(
         ),
         rollout_logps=rollout_logps.to(device),
         samples=samples,
-        ways=rows.ways,
+        token_places=rows.token_places,
         shares=batch.shares()[samples].to(device),
     )
 
@@ -478,9 +478,9 @@ def _padded(batch: RoundBatch, samples: Tensor) -> _Rows:
     lengths = batch.lengths[samples]
     columns = torch.arange(int(lengths.max()))
     real = filled_places(lengths, len(columns))
-    ways = places_of(torch.arange(len(samples)) * len(columns), lengths)
+    token_places = places_of(torch.arange(len(samples)) * len(columns), lengths)
     spans = [PromptSpan(sample, 0, len(columns)) for sample in samples.tolist()]
-    return _Rows(torch.where(real, starts[:, None] + columns, -1), ways, spans)
+    return _Rows(torch.where(real, starts[:, None] + columns, -1), token_places, spans)
 
 
 def _packed(
@@ -500,7 +500,7 @@ def _packed(
     origins: list[
         tuple[int, int]
     ] = []  # of each segment: a row of the round that has it, and where in that
-    ways: dict[int, Tensor] = {}  # by row
+    token_places: dict[int, Tensor] = {}  # by row
     place = 0
     for unit in units:
         ordered = in_order(batch.beginnings(unit)) if len(unit) > 1 else ALONE
@@ -511,13 +511,13 @@ def _packed(
             origins.append((unit[row], begin))
             place += one.length
         for row, path in zip(ordered.rows, tree.paths, strict=True):
-            ways[unit[row]] = torch.cat([places[number] for number in path])
+            token_places[unit[row]] = torch.cat([places[number] for number in path])
         first = len(segments)
         segments += [
             one._replace(parent=one.parent + first if one.parent >= 0 else -1)
             for one in tree.segments
         ]
-    sources = [
+    source_tokens = [
         torch.arange(one.length) + starts[row] + begin
         for one, (row, begin) in zip(segments, origins, strict=True)
     ]
@@ -526,12 +526,12 @@ def _packed(
         for one, (row, begin) in zip(segments, origins, strict=True)
     ]
     if place < least:
-        sources.append(torch.full((least - place,), -1))
+        source_tokens.append(torch.full((least - place,), -1))
         segments.append(Segment(least - place))
         spans.append(PromptSpan(-1, 0, least - place))
     return _Rows(
-        torch.cat(sources)[None],
-        torch.cat([*(ways[sample] for unit in units for sample in unit), _NOWHERE]),
+        torch.cat(source_tokens)[None],
+        torch.cat([*(token_places[sample] for unit in units for sample in unit), _NOWHERE]),
         spans,
         torch.cat([torch.arange(one.tokens) + one.start for one in spans])[None],
         packed_row(segments, device) if own_attention else None,

@@ -212,7 +212,7 @@ def with_noted_routes(
         if whole is None:
             whole = routes.new_zeros(len(batch.token_ids), *routes.shape[2:], device="cpu")
         places = places_of(batch.starts[micro.samples], batch.lengths[micro.samples])
-        whole[places] = routes.flatten(0, 1).cpu()[micro.ways]
+        whole[places] = routes.flatten(0, 1).cpu()[micro.token_places]
     assert whole is not None
     mine = batch.with_routes(whole)
     return replace(mine, routes=ranks.sum_data(mine.routes))  # each row is of one rank
