@@ -99,17 +99,25 @@ def test_the_loss_scale_falls_and_grows():
     assert scale.scale == 1.0
 
 
-def test_muon_moves_matrices_of_layers_and_adamw_the_rest():
-    """Both by torch's own, with a rate that changes."""
+def test_muon_moves_matrices_of_layers_and_adamw_the_rest(monkeypatch):
+    """Both as torch's own, whose iteration is made to be in float32, with a rate that changes."""
+    monkeypatch.setattr(torch.Tensor, "bfloat16", torch.Tensor.float)
     torch.manual_seed(0)
-    shapes = {"embed.weight": (7, 4), "layers.0.up.weight": (6, 4), "layers.0.norm.weight": (4,)}
+    shapes = {
+        "embed.weight": (7, 4),
+        "layers.0.up.weight": (6, 4),
+        "layers.1.up.weight": (4, 6),
+        "layers.0.norm.weight": (4,),
+    }
     own, torchs = (
         {name: nn.Parameter(torch.ones(shape)) for name, shape in shapes.items()} for _ in range(2)
     )
     config = OptimizerConfig(0.1, 0.3, 0.9, 0.95, 1e-8, 1.0, optim="muon")
     optimizer = build_optimizer(parameter_groups(own.items(), config), config)
-    embedding, matrix, norm = torchs.values()
-    muon = torch.optim.Muon([matrix], weight_decay=0.3, eps=1e-8, adjust_lr_fn="match_rms_adamw")
+    embedding, tall, wide, norm = torchs.values()
+    muon = torch.optim.Muon(
+        [tall, wide], weight_decay=0.3, eps=1e-8, adjust_lr_fn="match_rms_adamw"
+    )
     groups = [{"params": [embedding], "weight_decay": 0.3}, {"params": [norm], "weight_decay": 0}]
     adamw = torch.optim.AdamW(groups, betas=(0.9, 0.95))
     for rate in (0.1, 0.02, 0.1):
@@ -122,7 +130,6 @@ def test_muon_moves_matrices_of_layers_and_adamw_the_rest():
                 group["lr"] = rate
             expected.step()
         optimizer.step()
-        assert all(
-            torch.equal(own[name], one) for name, one in zip(own, torchs.values(), strict=True)
-        )
+        for name, one in zip(own, torchs.values(), strict=True):
+            torch.testing.assert_close(own[name], one, rtol=0, atol=1e-6)
     assert {float(state["step"]) for state in optimizer.state.values()} == {3.0}
