@@ -119,7 +119,7 @@ def measure(kind: str, form: str, layers: int, times: int, run: Path | None) -> 
     from torch.utils.flop_counter import FlopCounterMode
     from transformers import LlamaConfig, LlamaForCausalLM
 
-    from swift_r1.algorithms import LossConfig
+    from swift_r1.algorithms.config import LossConfig
     from swift_r1.models.attention import use_packed_attention
     from swift_r1.models.policy import Policy
     from swift_r1.rollout.trajectory import TokenSequence

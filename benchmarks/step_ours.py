@@ -9,7 +9,8 @@ from collections.abc import Callable
 import torch
 from step_work import Clock, Work, peak_bytes, report
 
-from swift_r1.algorithms import LossConfig, group_advantages
+from swift_r1.algorithms.advantages import group_advantages
+from swift_r1.algorithms.config import LossConfig
 from swift_r1.models import attention, loading, logprobs
 from swift_r1.rollout.trajectory import TokenSequence
 from swift_r1.runtime.ranks import Ranks

@@ -20,14 +20,10 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from swift_r1.algorithms import (
-    LossConfig,
-    group_advantages,
-    loss_normalizer,
-    mean_metrics,
-    policy_loss,
-    sum_metrics,
-)
+from swift_r1.algorithms.advantages import group_advantages
+from swift_r1.algorithms.aggregation import loss_normalizer, mean_metrics, sum_metrics
+from swift_r1.algorithms.config import LossConfig
+from swift_r1.algorithms.losses import policy_loss
 from swift_r1.models.loading import end_tokens, load_model, load_tokenizer
 from swift_r1.models.policy import ModelInputs, Policy
 from swift_r1.rewards.graders import grade_countdown

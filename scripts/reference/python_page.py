@@ -8,7 +8,7 @@ from dataclasses import fields
 from stubs import stub
 from text import MADE, link, table
 
-from swift_r1.algorithms import LossConfig
+from swift_r1.algorithms.config import LossConfig
 from swift_r1.plugins.import_names import IMPORT_NAMES, Missing
 
 _INTRODUCTION = f"""{MADE}
@@ -49,13 +49,27 @@ _SECTIONS: dict[str, tuple[str, str, str]] = {
         "ChatCompletionResponseChoice ChatMessage",
         "In plugins `from swift.infer_engine.protocol import ...`.",
     ),
-    "Algorithms": (
-        "swift_r1.algorithms",
-        "group_advantages turn_advantages groups_without_signal Advantages LossConfig policy_loss LossOutput "
-        "loss_normalizer sum_metrics mean_metrics drop_truncated top_entropy_threshold rewards_less_kl "
-        "PPOConfig ppo_targets gae token_rewards value_loss whiten teacher_advantages reverse_kl",
-        "Pure functions on tensors; they raise ValueError for shapes that do not fit together and values out of range. "
-        "`examples/minimal_grpo.py` is a whole run made of them. [algorithms.md](algorithms.md) has the formulas.",
+    "Advantages": (
+        "swift_r1.algorithms.advantages",
+        "group_advantages turn_advantages groups_without_signal Advantages",
+        "Pure functions on tensors, as all algorithms; they raise ValueError for shapes that do not fit together and values "
+        "out of range. `examples/minimal_grpo.py` is a whole run made of them. [algorithms.md](algorithms.md) has the "
+        "formulas.",
+    ),
+    "The policy's loss": (
+        "swift_r1.algorithms.losses",
+        "policy_loss LossOutput top_entropy_threshold",
+        "Its `LossConfig` is in `swift_r1.algorithms.config`.",
+    ),
+    "Sums over an optimizer step": (
+        "swift_r1.algorithms.aggregation",
+        "loss_normalizer sum_metrics mean_metrics drop_truncated",
+        "Losses and metrics of micro-batches add up.",
+    ),
+    "PPO": (
+        "swift_r1.algorithms.ppo",
+        "PPOConfig ppo_targets gae token_rewards value_loss whiten",
+        "Advantages of tokens by a critic, and its loss.",
     ),
     "Talking to a rollout server": (
         "swift_r1.wire.client",

@@ -8,7 +8,7 @@ from itertools import chain
 
 import torch
 
-from swift_r1.algorithms import groups_without_signal
+from swift_r1.algorithms.advantages import groups_without_signal
 from swift_r1.data.mixture import Share, tasks_of_round
 from swift_r1.errors import RunFailed
 from swift_r1.flags import Plan, RunFlags

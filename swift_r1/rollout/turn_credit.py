@@ -8,7 +8,7 @@ from collections.abc import Hashable, Sequence
 from itertools import chain, groupby
 from typing import TYPE_CHECKING, TypeVar
 
-from swift_r1.algorithms import turn_advantages
+from swift_r1.algorithms.advantages import turn_advantages
 from swift_r1.algorithms.methods import ESTIMATORS
 from swift_r1.rollout.trajectory import Trajectory
 

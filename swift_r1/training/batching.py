@@ -12,7 +12,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from swift_r1.algorithms import drop_truncated, groups_without_signal
+from swift_r1.algorithms.advantages import groups_without_signal
+from swift_r1.algorithms.aggregation import drop_truncated
 from swift_r1.errors import RunFailed
 from swift_r1.models.attention import PackedRow, Segment, packed_row
 from swift_r1.models.policy import MicroBatch, ModelInputs

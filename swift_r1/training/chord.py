@@ -6,7 +6,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
-from swift_r1.algorithms import LossOutput, chord_mu, expert_loss
+from swift_r1.algorithms.chord import chord_mu, expert_loss
+from swift_r1.algorithms.losses import LossOutput
 from swift_r1.data.experts import ExpertAnswers
 from swift_r1.flags import RunFlags
 from swift_r1.models.policy import MicroBatch

@@ -12,27 +12,29 @@ from itertools import chain
 import torch
 from torch import Tensor, nn
 
-from swift_r1.algorithms import (
-    Advantages,
-    LossConfig,
-    LossOutput,
+from swift_r1.algorithms.advantages import Advantages
+from swift_r1.algorithms.aggregation import (
+    divide,
+    drop_truncated,
     loss_normalizer,
     mean_metrics,
-    policy_loss,
-    reverse_kl,
-    rewards_less_kl,
     sum_metrics,
-    top_entropy_threshold,
+    token_means,
 )
-from swift_r1.algorithms.aggregation import divide, drop_truncated, token_means
+from swift_r1.algorithms.config import LossConfig
+from swift_r1.algorithms.kl import rewards_less_kl
 from swift_r1.algorithms.losses import (
     ROLLOUT_LOG_RATIO_BOUND,
+    LossOutput,
     limited_log_ratio,
     marked_tokens,
+    policy_loss,
     rollout_weights,
+    top_entropy_threshold,
 )
 from swift_r1.algorithms.method import Estimator
 from swift_r1.algorithms.methods import ESTIMATORS, LOSSES
+from swift_r1.algorithms.methods.teacher import reverse_kl
 from swift_r1.algorithms.off_policy import WholeMeans, completion_weights, of_owners, weight_metrics
 from swift_r1.flags import RunFlags
 from swift_r1.models.policy import MicroBatch

@@ -38,14 +38,11 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from swift_r1.algorithms import (
-    Advantages,
-    LossConfig,
-    from_flags,
-    group_advantages,
-)
+from swift_r1.algorithms.advantages import Advantages, group_advantages
 from swift_r1.algorithms.aggregation import token_means
+from swift_r1.algorithms.config import LossConfig
 from swift_r1.algorithms.methods import ESTIMATORS
+from swift_r1.algorithms.rewards import from_flags
 from swift_r1.errors import ServerUnreachable
 from swift_r1.flags import Plan, RunFlags
 from swift_r1.models.policy import MicroBatch

@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from swift_r1.algorithms import Advantages
+from swift_r1.algorithms.advantages import Advantages
 from swift_r1.models.policy import MicroBatch
 from swift_r1.runtime.ranks import Ranks
 from swift_r1.training.backends.base import Backend
@@ -128,15 +128,6 @@ def saved_round(
     if facts is None:
         return None
     saved = dict(round_tensors_of(checkpoint))
-    # Of a version in which each completion was a row, none had images, and no experts were noted.
-    saved.setdefault("owners", torch.arange(len(saved["rewards"])))
-    saved.setdefault("turn_advantages", torch.zeros(0))
-    for name in ("image_lengths", "image_numbers"):
-        saved.setdefault(name, torch.zeros(0, dtype=torch.long))
-    saved.setdefault("image_bytes", torch.zeros(0, dtype=torch.uint8))
-    saved.setdefault("image_counts", torch.zeros_like(saved["prompt_lengths"]))
-    saved.setdefault("routes", torch.zeros(0, dtype=torch.uint8))
-    saved.setdefault("route_shape", torch.zeros(0, dtype=torch.long))
     batch = RoundBatch(**{item.name: saved[item.name] for item in fields(RoundBatch)})
     known = [name for name in _BEFORE_TRAINING if name in saved]
 

@@ -9,7 +9,9 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from swift_r1.algorithms import Advantages, LossOutput, PPOConfig, ppo_targets, value_loss
+from swift_r1.algorithms.advantages import Advantages
+from swift_r1.algorithms.losses import LossOutput
+from swift_r1.algorithms.ppo import PPOConfig, ppo_targets, value_loss
 from swift_r1.models.policy import MicroBatch
 from swift_r1.runtime.ranks import Ranks
 from swift_r1.training.backends.base import Backend

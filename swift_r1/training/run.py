@@ -17,8 +17,7 @@ from itertools import chain
 
 import torch
 
-from swift_r1.algorithms import from_flags
-from swift_r1.algorithms.rewards import Composition
+from swift_r1.algorithms.rewards import Composition, from_flags
 from swift_r1.data.conversations import Conversation
 from swift_r1.data.prompts import Wording, tokenizer_of_run
 from swift_r1.data.vocabulary import vocabulary_of

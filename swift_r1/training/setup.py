@@ -12,8 +12,9 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from swift_r1.algorithms import PPOConfig, from_flags
 from swift_r1.algorithms.methods import ESTIMATORS, LOSSES
+from swift_r1.algorithms.ppo import PPOConfig
+from swift_r1.algorithms.rewards import from_flags
 from swift_r1.data.hubs import default_hub
 from swift_r1.data.prompts import PromptEncoder, Wording
 from swift_r1.data.vision import VisionProcessor

@@ -13,8 +13,10 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from swift_r1.algorithms import Advantages, LossOutput, expert_loss
+from swift_r1.algorithms.advantages import Advantages
 from swift_r1.algorithms.aggregation import masked_metric
+from swift_r1.algorithms.chord import expert_loss
+from swift_r1.algorithms.losses import LossOutput
 from swift_r1.data.conversations import Conversation
 from swift_r1.models.policy import MicroBatch
 from swift_r1.record.spans import Stopwatch

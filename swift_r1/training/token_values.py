@@ -10,7 +10,7 @@ import numpy
 import torch
 from torch import Tensor
 
-from swift_r1.algorithms import LossOutput
+from swift_r1.algorithms.losses import LossOutput
 from swift_r1.models.policy import MicroBatch
 from swift_r1.record.token_record import TokenRows
 from swift_r1.rollout.scoring import ScoredRound

@@ -11,15 +11,15 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from swift_r1.algorithms import (
-    gigpo_advantages,
+from swift_r1.algorithms.advantages import (
+    ScaleRewards,
     group_advantages,
     groups_without_signal,
-    rewards_less_kl,
     turn_advantages,
 )
-from swift_r1.algorithms.advantages import ScaleRewards
+from swift_r1.algorithms.kl import rewards_less_kl
 from swift_r1.algorithms.methods import ESTIMATORS
+from swift_r1.algorithms.methods.gigpo import gigpo_advantages
 from swift_r1.errors import UsageError
 from swift_r1.flags.parser import parse_arguments
 from swift_r1.flags.rlhf import RlhfArguments

@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from swift_r1.algorithms import chord_mu, expert_loss
+from swift_r1.algorithms.chord import chord_mu, expert_loss
 
 
 def test_mu_rises_in_a_line_and_falls_along_a_cosine() -> None:

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from swift_r1.algorithms import LossConfig
+from swift_r1.algorithms.config import LossConfig
 from swift_r1.algorithms.losses import marked_tokens
 
 

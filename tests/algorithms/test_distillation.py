@@ -7,8 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from swift_r1.algorithms import reverse_kl, teacher_advantages
-from swift_r1.algorithms.methods.teacher import LEAST_TAIL
+from swift_r1.algorithms.methods.teacher import LEAST_TAIL, reverse_kl, teacher_advantages
 
 
 def two(seed, vocab, rows=5, spread=2.0):

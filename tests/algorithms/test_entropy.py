@@ -7,7 +7,8 @@ import math
 import pytest
 import torch
 
-from swift_r1.algorithms import LossConfig, policy_loss
+from swift_r1.algorithms.config import LossConfig
+from swift_r1.algorithms.losses import policy_loss
 
 
 def test_the_bonus_is_a_gradient_of_the_entropies_alone() -> None:

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from swift_r1.algorithms import gae, value_loss
+from swift_r1.algorithms.ppo import gae, value_loss
 
 
 def make(seed: int, rows: int, width: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:

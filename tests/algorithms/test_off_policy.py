@@ -6,7 +6,7 @@ from statistics import mean
 import pytest
 import torch
 
-from swift_r1.algorithms import mean_metrics, sum_metrics
+from swift_r1.algorithms.aggregation import mean_metrics, sum_metrics
 from swift_r1.algorithms.off_policy import (
     completion_weights,
     kept_completions,

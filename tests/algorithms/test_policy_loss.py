@@ -13,17 +13,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from swift_r1.algorithms import (
-    LossConfig,
+from swift_r1.algorithms.aggregation import (
     drop_truncated,
     loss_normalizer,
     mean_metrics,
-    policy_loss,
     sum_metrics,
-    top_entropy_threshold,
 )
-from swift_r1.algorithms.config import ImportanceSamplingLevel, RolloutCorrection
-from swift_r1.algorithms.losses import marked_tokens
+from swift_r1.algorithms.config import ImportanceSamplingLevel, LossConfig, RolloutCorrection
+from swift_r1.algorithms.losses import marked_tokens, policy_loss, top_entropy_threshold
 from swift_r1.algorithms.methods import LOSSES
 
 LOSS_TYPES = tuple(LOSSES)

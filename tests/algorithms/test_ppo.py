@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from swift_r1.algorithms import PPOConfig, ppo_targets
+from swift_r1.algorithms.ppo import PPOConfig, ppo_targets
 
 
 def make(seed: int, rows: int, width: int) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:

@@ -10,7 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from swift_r1.algorithms import LossConfig, policy_loss, real_advantages, reward_labels
+from swift_r1.algorithms.config import LossConfig
+from swift_r1.algorithms.losses import policy_loss
+from swift_r1.algorithms.methods.real import real_advantages, reward_labels
 
 
 def loop_loss(scores: Tensor, labels: Tensor, size: int, tau: float) -> Tensor:

@@ -7,7 +7,8 @@ import math
 import pytest
 import torch
 
-from swift_r1.algorithms import rlsd_advantages, rlsd_strength, sdar
+from swift_r1.algorithms.methods.rlsd import rlsd_advantages, rlsd_strength
+from swift_r1.algorithms.methods.sdar import sdar
 
 
 @pytest.mark.parametrize("negative_only", [False, True])

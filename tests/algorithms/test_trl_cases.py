@@ -20,7 +20,9 @@ from typing import Any
 import pytest
 import torch
 
-from swift_r1.algorithms import LossConfig, LossOutput, loss_normalizer, mean_metrics, policy_loss
+from swift_r1.algorithms.aggregation import loss_normalizer, mean_metrics
+from swift_r1.algorithms.config import LossConfig
+from swift_r1.algorithms.losses import LossOutput, policy_loss
 
 DOCUMENT = json.loads(Path(__file__).with_name("fixtures").joinpath("trl_cases.json").read_text())
 AGREEING = sorted(set(DOCUMENT["cases"]) - {"bnpo_two_micro_batches"})

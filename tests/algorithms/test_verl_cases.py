@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from swift_r1.algorithms import LossConfig, policy_loss
-from swift_r1.algorithms.losses import marked_tokens
+from swift_r1.algorithms.config import LossConfig
+from swift_r1.algorithms.losses import marked_tokens, policy_loss
 from swift_r1.algorithms.methods.optimal_baseline import token_advantages
 
 DOCUMENT = json.loads(Path(__file__).with_name("fixtures").joinpath("verl_cases.json").read_text())

@@ -14,17 +14,12 @@ from swift.rlhf_trainers.grpo_trainer import GRPOTrainer
 from swift.rlhf_trainers.utils import compute_chord_loss, mu_schedule_function
 from torch import Tensor
 
-from swift_r1.algorithms import (
-    LossConfig,
-    chord_mu,
-    expert_loss,
-    group_advantages,
-    policy_loss,
-    real_advantages,
-    reward_labels,
-    rlsd_advantages,
-    rlsd_strength,
-)
+from swift_r1.algorithms.advantages import group_advantages
+from swift_r1.algorithms.chord import chord_mu, expert_loss
+from swift_r1.algorithms.config import LossConfig
+from swift_r1.algorithms.losses import policy_loss
+from swift_r1.algorithms.methods.real import real_advantages, reward_labels
+from swift_r1.algorithms.methods.rlsd import rlsd_advantages, rlsd_strength
 
 GROUP = 4
 GIVEN = dict(max_completion_length=10, num_generations=GROUP, epsilon_high=0.28)

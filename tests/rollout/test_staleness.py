@@ -2,7 +2,8 @@
 
 import pytest
 
-from swift_r1.algorithms import LossConfig, from_flags
+from swift_r1.algorithms.config import LossConfig
+from swift_r1.algorithms.rewards import from_flags
 from swift_r1.data.prompts import Prompt
 from swift_r1.flags import RlhfArguments, parse_arguments
 from swift_r1.rollout.staleness import ServedVersions, oldest_rounds, staleness_metrics

@@ -228,7 +228,9 @@ def test_keys_that_are_changed_after_the_cache_are_refused():
 
 def test_sampling_from_a_part_leaves_the_trainers_ratio_whole(model):
     """Temperature 1.2, top-p 0.8: the engine's log-probs are the trainer's less log Z; the ratio has no Z in it."""
-    from swift_r1.algorithms import LossConfig, mean_metrics, policy_loss
+    from swift_r1.algorithms.aggregation import mean_metrics
+    from swift_r1.algorithms.config import LossConfig
+    from swift_r1.algorithms.losses import policy_loss
 
     asked = requests([5, 9], temperature=1.2, top_p=0.8)
     tokens, whole, reported, mass = [], [], [], []

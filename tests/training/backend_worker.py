@@ -17,7 +17,11 @@ import torch
 import torch.distributed as dist
 from safetensors.torch import save_file
 
-from swift_r1.algorithms import LossConfig, PPOConfig, from_flags, group_advantages, reward_labels
+from swift_r1.algorithms.advantages import group_advantages
+from swift_r1.algorithms.config import LossConfig
+from swift_r1.algorithms.methods.real import reward_labels
+from swift_r1.algorithms.ppo import PPOConfig
+from swift_r1.algorithms.rewards import from_flags
 from swift_r1.data.vision import VisionProcessor
 from swift_r1.flags import RlhfArguments, make_plan, parse_arguments
 from swift_r1.flags.adapters import AdapterArguments

@@ -6,7 +6,7 @@ import pytest
 import torch
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
-from swift_r1.algorithms import LossConfig
+from swift_r1.algorithms.config import LossConfig
 from swift_r1.algorithms.methods import ESTIMATORS
 from swift_r1.errors import UsageError
 from swift_r1.flags import RlhfArguments, parse_arguments

@@ -16,7 +16,9 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from swift_r1.algorithms import Advantages, LossConfig, PPOConfig
+from swift_r1.algorithms.advantages import Advantages
+from swift_r1.algorithms.config import LossConfig
+from swift_r1.algorithms.ppo import PPOConfig
 from swift_r1.models.loading import load_critic, load_model
 from swift_r1.models.policy import Critic, Policy
 from swift_r1.rollout.trajectory import TokenSequence

@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 import torch
 
-from swift_r1.algorithms import Advantages, LossConfig
+from swift_r1.algorithms.advantages import Advantages
+from swift_r1.algorithms.config import LossConfig
 from swift_r1.models.loading import load_model
 from swift_r1.models.policy import Policy
 from swift_r1.rollout.trajectory import TokenSequence

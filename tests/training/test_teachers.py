@@ -7,7 +7,8 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from swift_r1.algorithms import LossConfig, teacher_advantages
+from swift_r1.algorithms.config import LossConfig
+from swift_r1.algorithms.methods.teacher import teacher_advantages
 from swift_r1.data.prompts import PromptEncoder
 from swift_r1.errors import RunFailed
 from swift_r1.models.loading import load_model

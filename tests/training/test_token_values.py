@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from swift_r1.algorithms import LossConfig, policy_loss
+from swift_r1.algorithms.config import LossConfig
+from swift_r1.algorithms.losses import policy_loss
 from swift_r1.data.prompts import Prompt
 from swift_r1.rollout.scoring import ScoredRound
 from swift_r1.rollout.trajectory import TokenSequence, Trajectory

@@ -28,7 +28,7 @@ def open_backend(
     wrap: type[Policy] | type[Critic],
 ) -> Backend:
     """The policy or critic in `path`, which `load` makes (a policy once more for a reference). Collective."""
-    from swift_r1.algorithms import from_flags
+    from swift_r1.algorithms.rewards import from_flags
     from swift_r1.training.optimizer import OptimizerConfig
 
     optimizer = replace(from_flags(OptimizerConfig, args), learning_rate=learning_rate)
