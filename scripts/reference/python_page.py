@@ -53,8 +53,8 @@ _SECTIONS: dict[str, tuple[str, str, str]] = {
         "swift_r1.algorithms.advantages",
         "group_advantages turn_advantages groups_without_signal Advantages",
         "Pure functions on tensors, as all algorithms; they raise ValueError for shapes that do not fit together and "
-        "values out of range. `examples/minimal_grpo.py` is a whole run made of them. [algorithms.md](algorithms.md) has the "
-        "formulas.",
+        "values out of range. `examples/minimal_grpo.py` is a whole run made of them. [algorithms.md](algorithms.md) "
+        "has the formulas.",
     ),
     "The policy's loss": (
         "swift_r1.algorithms.losses",
