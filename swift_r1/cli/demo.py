@@ -73,8 +73,9 @@ COMPLETIONS = 512
 GROUP = 16
 SERVER_STOP_S = 40
 PLUGIN = ("--external_plugins", str(FILES / "plugin.py"))
+# Half a point for the format: at less it pays to search on until the completion is cut off.
 FLAGS = f"""
-    --dataset countdown_mini --reward_funcs countdown format --reward_weights 1 0.1
+    --dataset countdown_mini --reward_funcs countdown format --reward_weights 1 0.5
     --num_generations {GROUP} --max_completion_length 160 --torch_dtype float32
     --learning_rate 3e-4 --adam_beta2 0.999 --weight_decay 0 --lr_scheduler_type constant_with_warmup
     --gradient_checkpointing false --num_train_epochs 100
