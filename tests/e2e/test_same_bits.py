@@ -15,14 +15,6 @@ ROUNDS = {
     "learning_rate": 1e-2,
     "max_completion_length": 24,
 }
-TURNS = {
-    "processes": 1,
-    "external_plugins": Path(__file__).parent / "turns_plugin.py",
-    "dataset": "starts#50",
-    "reward_funcs": "seen",
-    "multi_turn_scheduler": "again",
-    "max_turns": 4,
-}
 
 
 def differences(run):
@@ -38,32 +30,6 @@ def test_log_probs_differ_by_nothing(rlhf, tmp_path):
     assert ours.steps[0]["ratio"] == 1.0 and ours.steps[0]["grad_norm"] > 0
     plain = rlhf(model, output_dir=tmp_path / "plain", **ROUNDS | {"max_steps": 1})
     assert min(differences(plain)) > 0
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("family", ["qwen2", "glm4_moe"])
-@pytest.mark.parametrize(
-    "flags",
-    [
-        {"deepspeed": "zero2"},
-        {"deepspeed": "zero3"},
-        {"fsdp": "fsdp2"},
-        {"sequence_parallel_size": 2},
-        {"processes": 1, "torch_dtype": "bfloat16", "gradient_checkpointing": "true"},
-        {"train_type": "lora", "target_modules": ["q_proj", "v_proj"]},
-        TURNS,
-    ],
-    ids=["zero2", "zero3", "fsdp2", "sequence", "bfloat16", "lora", "turns"],
-)
-def test_however_it_is_trained(rlhf, tmp_path, family, flags):
-    model = save_family(tmp_path / "model", family)
-    run = rlhf(
-        model,
-        **{"processes": 2, "batch_invariant": "true", "beta": 0.1, "share_prompt": "true"}
-        | ROUNDS
-        | flags,
-    )
-    assert differences(run) == [0.0] * 3
 
 
 @pytest.mark.parametrize(

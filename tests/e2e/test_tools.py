@@ -120,38 +120,6 @@ def test_a_run_with_tools(train: Callable[..., Any]) -> None:
 
 
 @pytest.mark.long
-def test_tools_beside_a_plain_task(train: Callable[..., Any], tmp_path: Path) -> None:
-    """One task's model sees tools and calls them, that of the other does neither."""
-    rows = str(tmp_path / "sums.jsonl")
-    tasks = {
-        "plain": {"dataset": rows, "reward_funcs": "length", "prompts": 1},
-        "tools": {
-            "dataset": rows,
-            "reward_funcs": "right",
-            "tools": TOOLS,
-            "max_tool_response_length": 20,
-            "prompts": 1,
-        },
-    }
-    plugin = tmp_path / "length.py"
-    plugin.write_text(
-        "from swift_r1 import orms\n\n\ndef length(completions, **columns):\n"
-        "    assert 'tool_calls' not in columns\n    return [float(len(text)) for text in completions]\n\n\n"
-        "orms['length'] = length\n"
-    )
-    flags = ("dataset", "reward_funcs", "tools", "mcp_servers", "max_tool_response_length")
-    none: dict[str, Any] = {name: [] for name in flags}
-    run = train(**none, external_plugins=[PLUGIN, plugin], mixture=tasks, max_steps=2)
-    assert run.code == 0
-    for row in run.lines("completions.jsonl"):
-        called = row["task"] == "tools"
-        assert ("tool_calls" in row) == ("<tools>" in row["prompt"]) == called
-        assert ("rewards/right" in row) == called and ("rewards/length" in row) != called
-    for line in run.steps:
-        assert "tasks/tools/tools/add/calls" in line and "tasks/plain/tools/add/calls" not in line
-
-
-@pytest.mark.long
 @pytest.mark.parametrize(
     ("flags", "fault"),
     [

@@ -60,28 +60,3 @@ def test_a_run(
     for line in run.steps:
         assert line["agent/failed"] == 0 and f"agent/returned/{part}" in line
         assert line["rollout/logp_diff"] < 2e-3 and line["rewards/agent_reward/invalid"] == 0
-
-
-@pytest.mark.long
-def test_two_environments_beside_a_plain_task(
-    rlhf: Callable[..., Any],  # noqa: F811
-    model: Path,
-    tmp_path: Path,
-) -> None:
-    """Both have rows of their own under the one name `env`, in the shares of their weights."""
-    spec = KINDS["trl"][0]
-    tasks = {
-        "four": {"env": spec, "env_args": {"argv": ["--most", 4]}},
-        "nine": {"env": spec, "env_args": {"argv": ["--most", 9]}, "dataset": "env#9"},
-        "plain": {"dataset": "counting#40", "reward_funcs": "digits", "weight": 2},
-    }
-    more = {"max_turns": 3, "max_completion_length": 8, "per_device_train_batch_size": 64}
-    own = {"dataset": [], "reward_funcs": [], "mixture": tasks}
-    run = rlhf(model, **own, **more, max_steps=1)
-    assert run.code == 0
-    rows = run.lines("completions.jsonl")
-    found: dict[str, list[int]] = {name: [] for name in tasks}
-    for row in rows:
-        found[row["task"]] += [row["env_row"]["wanted"]] if "env_row" in row else [0]
-    assert max(found["four"]) <= 4 < max(found["nine"])
-    assert {name: len(own) / 4 for name, own in found.items()} == {"four": 4, "nine": 4, "plain": 8}
