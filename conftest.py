@@ -31,6 +31,9 @@ FORKS = pytest.StashKey[Any]()
 GRACE_S = 15.0  # for what has been killed to be gone
 WORKER_BYTES = 7 << 30  # pytest, a vLLM server, two ranks
 EXIT_S = 120.0  # for Python to end
+# Threads of tiny sums on a busy machine wait for each other twenty times longer than they compute. Here, since conftest
+# files of folders that the command line names load torch before `pytest_configure`.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 # Half of the collection's time would go into looking for garbage among modules that stay.
 gc.disable()
 atexit.register(gc.unfreeze)  # else C++ modules complain of objects that outlive them
@@ -72,8 +75,6 @@ def pytest_configure(config: pytest.Config) -> None:
         from tests.forks import ForkServer
 
         config.stash[FORKS] = ForkServer()
-    # Threads of tiny sums on a busy machine wait for each other twenty times longer than they compute.
-    os.environ.setdefault("OMP_NUM_THREADS", "1")
     # A shell has what it starts in the background ignore Ctrl-C, and with it all that tests start.
     if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -6,9 +6,11 @@ import importlib
 import textwrap
 from collections.abc import Iterator, Sequence
 from itertools import groupby
+from typing import Any
 
 from text import MADE, anchor, link, table
 
+from swift_r1.cli import rlhf
 from swift_r1.cli.help import shown
 from swift_r1.cli.main import COMMANDS
 from swift_r1.flags import RlhfArguments
@@ -56,8 +58,10 @@ _PAGES = {
     "Check": "plugins.md",
     "Forecast": "forecast.md",
     "Supervised training": "sft.md",
+    "Preferences": "preferences.md",
 }
 """What explains the flags of a group; a new group needs an entry."""
+_PREFERENCES = "rlhf --rlhf_type dpo"
 _COMMAND_PAGES = {
     **{
         "launch": "launch.md",
@@ -76,6 +80,7 @@ _COMMAND_PAGES = {
         "check": "plugins.md",
         "rollout": "server.md",
     },
+    _PREFERENCES: "preferences.md",
     **{"merge-lora": "backends.md", "init": "plugins.md", "plugins": "plugins.md"},
 }
 
@@ -89,10 +94,14 @@ any; one line at the start of a run lists them), and refused at others.
 def page() -> str:
     parts = [_INTRODUCTION]
     rows = []
-    for command, about in COMMANDS.items():
-        text = _command(command)
-        parts.append(text)
-        rows.append((link(f"swift {command}"), about))
+    helps = {
+        command: importlib.import_module(f"swift_r1.cli.{command.replace('-', '_')}").HELP
+        for command in COMMANDS
+    }
+    about = COMMANDS | {_PREFERENCES: "teach a model which of two answers is better"}
+    for command, own in (helps | {_PREFERENCES: rlhf.PREFERENCES}).items():
+        parts.append(_command(command, own))
+        rows.append((link(f"swift {command}"), about[command]))
     parts.insert(1, table(("command", "what it does"), rows) + "\n")
     rows = [*_others()]
     return "\n".join([*parts, _OTHERS, table(("flag", "always", "reason"), rows), ""])
@@ -102,8 +111,8 @@ def _plain(heading: str) -> str:
     return heading.partition(": ")[2]
 
 
-def _command(command: str) -> str:
-    usage, *rest = importlib.import_module(f"swift_r1.cli.{command.replace('-', '_')}").HELP
+def _command(command: str, own: Sequence[Any]) -> str:
+    usage, *rest = own
     usage, _, examples = usage.partition("\n\nExamples:")
     examples = textwrap.dedent(rest[1] if rest else examples).strip()
     parts = [f"## swift {command}", "", *_fence(usage.strip())]
@@ -177,7 +186,7 @@ def _row(command: str, spec: FlagSpec, trains: bool) -> tuple[str, str, str, str
     meaning = info.help + "".join(f". No effect {one}" for one in scopes)
     meaning += ". On GPUs only" if info.gpu_only else ""
     meaning += ". May change on resume" if info.may_change and trains else ""
-    return f'<a id="{address}"></a>{names}', value, default, meaning
+    return f'<a id="{address.replace(" ", "-")}"></a>{names}', value, default, meaning
 
 
 def _range(spec: FlagSpec) -> str:

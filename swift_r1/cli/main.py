@@ -120,8 +120,10 @@ def _terminated(_number: int, _frame: FrameType | None) -> None:
 
 def _run(command: str, words: list[str]) -> int:
     from swift_r1.flags.algorithm import MS_SWIFT_RLHF_TYPES
+    from swift_r1.flags.parser import given_value
+    from swift_r1.flags.preferences import PREFERENCE_TYPES
 
-    rlhf_type = _rlhf_type(words) if command == "rlhf" else None
+    rlhf_type = given_value(words, "rlhf_type") if command == "rlhf" else None
     if command in MS_SWIFT_COMMANDS or rlhf_type in MS_SWIFT_RLHF_TYPES:
         to_ms_swift(command, words, rlhf_type)
     if command in COMMANDS:
@@ -137,7 +139,7 @@ def _run(command: str, words: list[str]) -> int:
                 raise UsageError(_wanting(error.name)) from error
         from swift_r1.cli.help import command_help
 
-        print(command_help(*module.HELP))
+        print(command_help(*(module.PREFERENCES if rlhf_type in PREFERENCE_TYPES else module.HELP)))
         return EXIT_OK
     near = difflib.get_close_matches(command, [*COMMANDS, *MS_SWIFT_COMMANDS, *_OTHER_NAMES], n=1)
     hint = (
@@ -150,14 +152,6 @@ def _run(command: str, words: list[str]) -> int:
 
 def _wanting(library: str) -> str:
     return f"{library} is not installed: pip install 'swift-r1[cpu]', or 'swift-r1[gpu]' on a machine with NVIDIA GPUs"
-
-
-def _rlhf_type(words: Sequence[str]) -> str | None:
-    for index, word in enumerate(words):
-        name, equals, value = word.partition("=")
-        if name.replace("-", "_") == "__rlhf_type":
-            return value if equals else next(iter(words[index + 1 :]), None)
-    return None
 
 
 def to_ms_swift(command: str, words: Sequence[str], rlhf_type: str | None) -> NoReturn:

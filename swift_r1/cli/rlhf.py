@@ -13,8 +13,14 @@ from typing import NoReturn
 from swift_r1.cli.memory import print_estimate
 from swift_r1.cli.view import check_packages
 from swift_r1.errors import SwiftError
-from swift_r1.flags.parser import parse_arguments
+from swift_r1.flags.parser import given_value, parse_arguments
 from swift_r1.flags.plan import Plan, make_plan, micro_batch_tokens, plan_table
+from swift_r1.flags.preferences import (
+    ALWAYS,
+    GROUPS,
+    PREFERENCE_TYPES,
+    PreferenceArguments,
+)
 from swift_r1.flags.rlhf import RlhfArguments
 from swift_r1.flags.run import RunFlags
 from swift_r1.flags.world import World
@@ -45,8 +51,8 @@ from swift_r1.runtime.processes import say
 
 _USAGE = """swift rlhf [config.yaml] --rlhf_type grpo|ppo --model M --dataset D --reward_funcs R [--flag value ...]
 
-Trains a model with GRPO, or with PPO and a critic. A config file (YAML) comes first; flags win over it. Booleans are
-written `--flag true`.
+Trains a model with GRPO, or with PPO and a critic; on pairs of answers with --rlhf_type dpo, cpo, simpo or orpo (`swift
+rlhf --rlhf_type dpo --help`). A config file (YAML) comes first; flags win over it. Booleans are written `--flag true`.
 NPROC_PER_NODE, NNODES, NODE_RANK, MASTER_ADDR and MASTER_PORT in the environment, or flags of these names, say how
 many processes train."""
 _EXAMPLES = """
@@ -55,10 +61,30 @@ swift rlhf --rlhf_type grpo --model models/smollm2-135m --external_plugins plugi
 NPROC_PER_NODE=2 swift rlhf grpo.yaml --deepspeed zero3 --use_vllm true --vllm_server_host 127.0.0.1
 """
 HELP = (_USAGE, RlhfArguments, _EXAMPLES)
+_PREFERENCES = """swift rlhf [config.yaml] --rlhf_type dpo|cpo|simpo|orpo --model M --dataset D [--flag value ...]
+
+Trains a model on pairs of answers, of which one is preferred. A row has `messages` that end with the chosen answer, and
+`rejected_response` or `rejected_messages`; or `prompt`, `chosen` and `rejected`. Nothing is sampled, and there are no
+rewards. Batches, adapters, ZeRO, FSDP2, checkpoints and resuming are those of `swift sft`. See docs/preferences.md."""
+_PREFERENCE_EXAMPLES = """
+swift rlhf --rlhf_type dpo --model models/smollm2-135m --dataset pairs.jsonl --per_device_train_batch_size 8
+swift rlhf --rlhf_type dpo --model M --dataset pairs.jsonl --train_type lora --loss_type sigmoid sft --loss_weights 1 0.1
+NPROC_PER_NODE=2 swift rlhf --rlhf_type simpo --model M --dataset pairs.jsonl --deepspeed zero3
+"""
+PREFERENCES = (
+    _PREFERENCES,
+    PreferenceArguments,
+    _PREFERENCE_EXAMPLES,
+    GROUPS,
+    PreferenceArguments.refused,
+)
+"""The help of `--rlhf_type dpo` and its like."""
 
 
 def run(words: Sequence[str]) -> int:
     """Runs the command. Raises as `train`."""
+    if given_value(words, "rlhf_type") in PREFERENCE_TYPES:
+        return train(words, partial(parse_arguments, PreferenceArguments, words, recorded=ALWAYS))
     return train(words, partial(parse_arguments, RlhfArguments, words))
 
 

@@ -8,7 +8,7 @@ R1 leave their thinking out), later ones do not continue that text, and begin a 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -50,6 +50,7 @@ class Conversation(Prompt):
     """A row with its answers. `text` and `token_ids` are those of the first sequence."""
 
     sequences: tuple[AnsweredTokens, ...] = ()
+    rejected: tuple[AnsweredTokens, ...] = ()  # of the answer that is preferred less
 
 
 @dataclass
@@ -235,6 +236,24 @@ class ConversationEncoder(PromptEncoder):
 
     def _longest(self, sequences: Sequence[AnsweredTokens]) -> int:
         return max(len(one.token_ids) for one in sequences)
+
+
+class PreferenceEncoder(ConversationEncoder):
+    """Renders and tokenises rows with a rejected answer (`rejected_messages`). Both are cut, or the row is left out."""
+
+    def encode(self, row: Row) -> Conversation | None:
+        chosen = super().encode(row)
+        rejected = super().encode(_with_rejected(row))
+        if chosen is None or rejected is None:
+            return None
+        return replace(chosen, rejected=rejected.sequences)
+
+    def _is_too_long(self, row: Row) -> bool:
+        return super()._is_too_long(row) or super()._is_too_long(_with_rejected(row))
+
+
+def _with_rejected(row: Row) -> Row:
+    return row | {"messages": row["rejected_messages"]}
 
 
 def _squeezed(text: str) -> str:

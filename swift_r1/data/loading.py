@@ -309,7 +309,8 @@ def _sources(
     sources = open_sources(values, labels, flags.use_hf, streaming)
     before = f"{flags.task}/" if flags.task else ""
     return [
-        replace(source, whole=flags.whole, label=f"{before}{source.label}") for source in sources
+        replace(source, whole=flags.whole, pairs=flags.pairs, label=f"{before}{source.label}")
+        for source in sources
     ]
 
 

@@ -206,7 +206,8 @@ def _name(source: Source, split: Split, count: int | None, flags: DataFlags) -> 
     code = fingerprint([source.preprocess, dict(source.of_subset)])
     if identity is None or code is None:
         return None
-    about = [identity, code, sorted(flags.columns.items()), source.name, source.label, source.whole]
+    about: list[Any] = [identity, code, sorted(flags.columns.items()), source.name, source.label]
+    about += [source.whole, source.pairs]
     text = json.dumps([*about, flags.tool_use.identity(), astuple(flags.image_rules)])
     return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
 

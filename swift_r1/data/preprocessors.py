@@ -86,6 +86,25 @@ class ResponsePreprocessor(RowPreprocessor):
         return row
 
 
+class PreferencePreprocessor(ResponsePreprocessor):
+    """Rows with a `chosen` and a `rejected` answer, as for TRL: texts or messages, behind a `query` or with it."""
+
+    def preprocess(self, row: Row) -> Preprocessed:
+        chosen, rejected = row.pop("chosen"), row.pop("rejected")
+        row.pop("response", None)
+        if _are_messages(chosen) != _are_messages(rejected):
+            raise RowFault("chosen and rejected are a text and messages: give both in one form")
+        asked = dict(row)
+        made = super().preprocess(row | {"response": chosen})
+        if not isinstance(made, dict):
+            return made
+        if not _are_messages(rejected):
+            return made | {"rejected_response": rejected}
+        other = super().preprocess(asked | {"response": rejected})
+        assert isinstance(other, dict)
+        return made | {"rejected_messages": other["messages"]}
+
+
 def _are_messages(said: Any) -> bool:
     return (
         isinstance(said, list)
@@ -197,17 +216,21 @@ def _first(message: Mapping[str, Any], keys: Sequence[str]) -> Any:
 
 
 class AutoPreprocessor(RowPreprocessor):
-    """Chooses by the columns: a conversation, Alpaca's three columns, else query and response."""
+    """Chooses by the columns: a conversation, a chosen and a rejected answer, Alpaca's three columns, else query and
+    response."""
 
     def __init__(self, *, columns: Mapping[str, str] | None = None, **kwargs: Any) -> None:
         super().__init__(columns=columns, **kwargs)
         self._messages = MessagesPreprocessor(**kwargs)
         self._alpaca = AlpacaPreprocessor(**kwargs)
+        self._preference = PreferencePreprocessor(**kwargs)
         self._response = ResponsePreprocessor(**kwargs)
 
     def preprocess(self, row: Row) -> Preprocessed:
         if not row.keys().isdisjoint(("conversation", "conversations", "messages")):
             return preprocess_row(self._messages, row)
+        if "chosen" in row and "rejected" in row:
+            return preprocess_row(self._preference, row)
         if "instruction" in row and "input" in row:
             return preprocess_row(self._alpaca, row)
         return preprocess_row(self._response, row)

@@ -138,6 +138,8 @@ def _training_rows(
         images = take_images(row)
         last = _messages(row)[-1:]
         row["messages"] = _conversation(row) if source.whole else _prompt_messages(row)
+        if source.pairs:
+            row["rejected_messages"] = _rejected(row, bool(images))
         drops.answered += any(
             one["role"] == "assistant" and isinstance(one.get("content"), str) for one in last
         )
@@ -272,6 +274,33 @@ def _conversation(row: Mapping[str, Any]) -> list[dict[str, Any]]:
     if next(one["role"] for one in found if one["role"] != "system") == "assistant":
         raise RowFault("the assistant's message comes first: there is no question")
     return found
+
+
+def _rejected(row: Row, images: bool) -> list[dict[str, Any]]:
+    """Returns the conversation with the rejected answer, of a row whose `messages` end with the chosen one; takes
+    `rejected_response` out.
+
+    Raises:
+        RowFault: there is none, there are two, it is the chosen one, or as `_conversation`.
+    """
+    text, given = row.pop("rejected_response", None), row.get("rejected_messages")
+    if is_empty(text) == is_empty(given):
+        both = "both rejected_response and rejected_messages" if given else "no rejected answer"
+        raise RowFault(
+            f"{both}: a row has one of rejected_response, rejected_messages, or chosen and rejected (other columns: "
+            f"{_columns(row)})"
+        )
+    messages: Any = given
+    if is_empty(given):
+        messages = [*row["messages"][:-1], {"role": "assistant", "content": text}]
+    elif images:
+        raise RowFault(
+            "rejected_messages of a row with images: give the answer as rejected_response"
+        )
+    rejected = _conversation({"messages": messages})
+    if rejected == row["messages"]:
+        raise RowFault("the rejected answer is the chosen one")
+    return rejected
 
 
 def _messages(row: Mapping[str, Any]) -> Sequence[Any]:

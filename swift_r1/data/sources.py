@@ -61,6 +61,7 @@ class DataFlags:
     eval_limit: int | None = None
     eval_datasets: Sequence[str] = ()
     whole: bool = False  # rows are conversations with their answers, which are learned
+    pairs: bool = False  # and each has an answer that is rejected
     task: str = ""  # what prompt ids begin with, of a run with several tasks
     max_pixels: int | None = None
     min_pixels: int | None = None
@@ -148,6 +149,7 @@ class Source:
         held_out_split: splits of `place` that are held out.
         streaming: rows of a hub are downloaded as they are read.
         whole: rows keep the answers at the end of their messages, which are learned.
+        pairs: each of those has `rejected_messages` too.
     """
 
     spec: DatasetSpec
@@ -163,6 +165,7 @@ class Source:
     held_out_split: tuple[str, ...] = ()
     streaming: bool = False
     whole: bool = False
+    pairs: bool = False
 
     @property
     def _keywords(self) -> frozenset[str]:

@@ -10,7 +10,7 @@ from swift_r1.algorithms.method import Field, Loss, with_settings
 from swift_r1.algorithms.methods import ESTIMATORS, LOSSES
 from swift_r1.flags.fields import RATE, Scope, flag, resumable_flag
 
-MS_SWIFT_RLHF_TYPES = ("dpo", "orpo", "simpo", "kto", "cpo", "rm", "gkd")
+MS_SWIFT_RLHF_TYPES = ("kto", "rm", "gkd")
 """`--rlhf_type` of runs that are handed to ms-swift."""
 DEFAULT_SCALE_REWARDS = {name: estimator.default_scale for name, estimator in ESTIMATORS.items()}
 """`--advantage_estimator` to the `--scale_rewards` that its paper, and ms-swift, go with."""
@@ -99,7 +99,7 @@ class AlgorithmArguments:
 
     rlhf_type: str = flag(
         "grpo",
-        "grpo or ppo; dpo, orpo, simpo, kto, cpo, rm and gkd are handed to ms-swift",
+        "grpo or ppo; dpo, cpo, simpo and orpo have flags of their own; kto, rm and gkd are handed to ms-swift",
         choices=("grpo", "ppo"),
         elsewhere=dict.fromkeys(
             MS_SWIFT_RLHF_TYPES,

@@ -374,9 +374,9 @@ def round_faults(args: RunFlags, given: frozenset[str], world: World) -> Iterato
             "--steps_per_generation, --gradient_accumulation_steps or --num_generations so that it does"
         )
         return
-    loss = LOSSES[args.loss_type]
+    loss = LOSSES[args.loss_type] if args.generates else None
     step = micro_batch * accumulation
-    if loss.labels is not None and step % args.num_generations:
+    if loss is not None and loss.labels is not None and step % args.num_generations:
         yield (
             f"{loss.chosen_by} compares all completions of a prompt, and an optimizer step of {step} ({across} x "
             f"{accumulation} accumulation steps) splits groups of --num_generations {args.num_generations}"

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, ClassVar, Self
 
 from swift_r1.flags.fields import Scope, flag
+from swift_r1.flags.preferences import PREFERENCE_TYPES, PreferenceArguments
 from swift_r1.flags.rlhf import RlhfArguments
 from swift_r1.flags.run import RunFlags
 from swift_r1.flags.sft import SftArguments
@@ -99,5 +100,7 @@ def arguments_of(args_json: Mapping[str, Any]) -> RunFlags:
     """Returns the arguments that the content of an args.json holds."""
     kinds: dict[str, type[RunFlags]] = {
         one.command: one for one in (ForecastArguments, SftArguments)
-    }
-    return kinds.get(args_json["command"][1], RlhfArguments).from_dict(args_json["args"])
+    } | dict.fromkeys(PREFERENCE_TYPES, PreferenceArguments)
+    args = args_json["args"]
+    kind = kinds.get(args_json["command"][1]) or kinds.get(args["rlhf_type"], RlhfArguments)
+    return kind.from_dict(args)

@@ -149,6 +149,20 @@ def without_flag(words: Sequence[str], name: str) -> list[str]:
     return kept
 
 
+def given_value(words: Sequence[str], name: str) -> str | None:
+    """Returns what a command line says of a flag, or the config file before it. None where neither does, or the file
+    cannot be read, which parsing it says."""
+    for index, word in enumerate(words):
+        written, equals, value = word.partition("=")
+        if is_flag(word) and spelling(written) == name:
+            return value if equals else next(iter(words[index + 1 :]), None)
+    if words and words[0].lower().endswith(CONFIG_SUFFIXES):
+        entries = _load_config(words[0], []) or {}
+        found = {spelling(str(key)): value for key, value in entries.items()}.get(name)
+        return found if isinstance(found, str) else None
+    return None
+
+
 def parse_arguments(
     cls: type[A],
     argv: Sequence[str],

@@ -279,7 +279,8 @@ def plan_table(plan: Plan, args: RunFlags) -> Table:
     if not args.generates:
         for name in ("rollouts", "rewards", "a round", "steps per round"):
             del rows[name]
-        rows["learned"] = f"--loss_scale {args.loss_scale}; the mean over a step's tokens"
+        whose = "tokens" if args.command == "sft" else "pairs"
+        rows["learned"] = f"--loss_scale {args.loss_scale}; the mean over a step's {whose}"
         rows["in all"] = (
             f"{_count(plan.total_steps, 'optimizer step')}, {plan.warmup_steps:,} of them warm-up"
         )

@@ -62,6 +62,9 @@ class SftArguments(RlhfArguments):
 
     command: ClassVar[str] = "sft"
     generates: ClassVar[bool] = False
+    groups: ClassVar[Sequence[str]] = GROUPS
+    taken: ClassVar[Sequence[str]] = _TAKEN
+    not_taken: ClassVar[frozenset[str]] = _NOT_TAKEN
     loss_scale: str = flag(
         "default",
         "what is learned: default all answers, last_round those behind the user's last message, all every token, also "
@@ -91,9 +94,9 @@ class SftArguments(RlhfArguments):
     )
 
     def faults(self, given: frozenset[str], world: World) -> Iterator[str]:
-        others = sorted(filter(refused, given))
+        others = sorted(filter(self.refused, given))
         yield from (
-            f"--{name} is of sampling, rewards or their algorithms, which `swift sft` has none of: leave it out"
+            f"--{name} is of sampling, rewards or their algorithms, which `{self.written}` has none of: leave it out"
             for name in others
         )
         given = given.difference(others)
@@ -117,15 +120,20 @@ class SftArguments(RlhfArguments):
         )
 
     @property
+    def written(self) -> str:
+        """The command that these are flags of."""
+        return "swift sft"
+
+    @classmethod
+    def refused(cls, name: str) -> bool:
+        """Returns whether the command does not take a flag."""
+        taken = flag_specs(cls)[name].group in cls.groups or name in cls.taken
+        return name in cls.not_taken or not taken
+
+    @property
     def compared(self) -> Sequence[str]:
         return (*_FALLING, "token_accuracy")
 
     @property
     def data_flags(self) -> DataFlags:
         return replace(super().data_flags, whole=True)
-
-
-def refused(name: str) -> bool:
-    """Returns whether `swift sft` does not take a flag."""
-    taken = flag_specs(SftArguments)[name].group in GROUPS or name in _TAKEN
-    return name in _NOT_TAKEN or not taken

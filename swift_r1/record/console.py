@@ -23,6 +23,8 @@ from swift_r1.runtime.terminal import Terminal, duration
 
 _SHOWN = {
     "token_accuracy": "tokens right {:.0%}",
+    "rewards/accuracies": "pairs right {:.0%}",
+    "rewards/margins": "margin {:.3f}",
     "kl": "KL {:.4f}",
     "teacher_kl": "KL to the teacher {:.4f}",
     "completions/clipped_ratio": "cut off {:.0%}",
@@ -168,6 +170,12 @@ class RunConsole:
                 right = metrics[f"eval/{dataset}/token_accuracy"]
                 self.say(
                     f"step {step}: held-out perplexity {value:.3f}, token accuracy {right:.3f} on {dataset}"
+                )
+            dataset = name.removeprefix("eval/").removesuffix("/rewards/accuracies")
+            if name.endswith("/rewards/accuracies"):
+                margin = metrics[f"eval/{dataset}/rewards/margins"]
+                self.say(
+                    f"step {step}: held-out pairs right {value:.3f}, margin {margin:.3f} on {dataset}"
                 )
 
     def show_completions(self, rows: Sequence[Mapping[str, Any]]) -> None:

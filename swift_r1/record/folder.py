@@ -74,8 +74,11 @@ class RunFolder:
 
     @property
     def supervised(self) -> bool:
-        """Says whether it learns answers (`swift sft`), without rewards."""
-        return self.command[1:2] == ["sft"]
+        """Says whether it learns from answers that are in its data, without rewards."""
+        return self.command[1:2] == ["sft"] or self.args.get("rlhf_type", "grpo") not in (
+            "grpo",
+            "ppo",
+        )
 
     @property
     def replays(self) -> bool:

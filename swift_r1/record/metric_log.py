@@ -18,7 +18,8 @@ from swift_r1.record.lines import JsonRows
 MOST_POINTS = 1000
 LARGEST_STEP = 1 << 62  # larger ones are damage
 _EVALUATED = re.compile(
-    r"eval/(?P<benchmark>.+)/(?P<name>accuracy|reward|(avg|pass|maj)@\d+|perplexity|token_accuracy)$"
+    r"eval/(?P<benchmark>.+)/(?P<name>accuracy|reward|(avg|pass|maj)@\d+|perplexity|token_accuracy"
+    r"|rewards/(accuracies|margins))$"
 )
 _OF_TASK = re.compile(r"tasks/([^/]+)/reward")
 # What ms-swift's `logging.jsonl` calls otherwise.

@@ -8,7 +8,7 @@ from functools import partial
 from itertools import chain
 
 from swift_r1.data.choices import Choices
-from swift_r1.data.conversations import ConversationEncoder
+from swift_r1.data.conversations import ConversationEncoder, PreferenceEncoder
 from swift_r1.data.experts import ExpertAnswers, load_answers
 from swift_r1.data.loading import have_images, load_rows, stream_of
 from swift_r1.data.prompts import Prompt, PromptEncoder, Wording
@@ -18,6 +18,7 @@ from swift_r1.data.vision import VisionProcessor
 from swift_r1.data.vocabulary import vocabulary_of
 from swift_r1.errors import UsageError
 from swift_r1.flags import make_plan
+from swift_r1.flags.preferences import PreferenceArguments
 from swift_r1.flags.run import Task
 from swift_r1.flags.sft import SftArguments
 from swift_r1.models.shape import longest_prompt
@@ -123,11 +124,10 @@ def _open_task(context: Context, task: Task) -> _TaskInputs:
     data = load_rows(flags, context.start.prepared)
     about = (Wording.of(args), longest_prompt(args), args.truncation_strategy)
     vision = partial(VisionProcessor.load, args.model, context.tokenizer)
-    encoder = (
-        ConversationEncoder(context.tokenizer, *about, args.loss_scale, vision)
-        if isinstance(args, SftArguments)
-        else PromptEncoder(context.tokenizer, *about, vision)
-    )
+    encoder = PromptEncoder(context.tokenizer, *about, vision)
+    if isinstance(args, SftArguments):
+        kind = PreferenceEncoder if isinstance(args, PreferenceArguments) else ConversationEncoder
+        encoder = kind(context.tokenizer, *about, args.loss_scale, vision)
     rows = data.train if args.streaming else encoder.fitting(data.train)
     held_out = [
         prompt for row in encoder.fitting(data.eval, "held-out") if (prompt := encoder.encode(row))

@@ -62,10 +62,10 @@ from swift_r1.training.checkpoint.resume import Checkpoints, RunProgress, RunSum
 from swift_r1.training.chord import Experts
 from swift_r1.training.evaluation.evaluate import EvaluationLeft, Evaluator
 from swift_r1.training.movement import Movement
+from swift_r1.training.objectives.base import AnsweredRounds, AnswerEvaluator
 from swift_r1.training.open_round import OpenRound, saved_round
 from swift_r1.training.optimizer import LearningRate
 from swift_r1.training.recorded import RecordedRounds
-from swift_r1.training.sft import AnsweredRounds, AnswerEvaluator
 from swift_r1.training.shared_device import SharedDevice
 from swift_r1.training.teachers import Teacher
 from swift_r1.training.token_values import StepTokens
@@ -367,7 +367,7 @@ class Trainer:
         """The policy's loss and update."""
         rate = self.learning_rate.value
         if round_.step is not None:
-            return round_.step(micro_batches, self.backend, rate, self.ranks)
+            return round_.step(micro_batches, rate)
         return grpo.train_step(
             micro_batches,
             round_.advantages.values,

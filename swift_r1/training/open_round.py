@@ -14,14 +14,13 @@ from torch import Tensor
 from swift_r1.algorithms.advantages import Advantages
 from swift_r1.models.policy import MicroBatch
 from swift_r1.runtime.ranks import Ranks
-from swift_r1.training.backends.base import Backend
 from swift_r1.training.batching import RoundBatch
 from swift_r1.training.checkpoint.saving import round_tensors_of
 from swift_r1.training.checkpoint.state import RunState
 from swift_r1.training.token_values import Recorded, StepTokens
 
 Steps = list[list[MicroBatch]]  # a rank's micro-batches of each optimizer step
-Step = Callable[[Sequence[MicroBatch], Backend, float, Ranks], dict[str, float]]
+Step = Callable[[Sequence[MicroBatch], float], dict[str, float]]
 """Loss and update of an optimizer step, given the learning rate; returns its metrics."""
 _WIDE = ("teacher_ids", "teacher_tops")  # `[B, T, M]`, the others `[B, T]`
 _BEFORE_TRAINING = (

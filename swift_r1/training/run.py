@@ -61,10 +61,11 @@ from swift_r1.training.evaluation.evaluate import Evaluator, eval_sets
 from swift_r1.training.inputs import Inputs, open_inputs
 from swift_r1.training.loop import Trainer
 from swift_r1.training.model_checks import choose_batching
+from swift_r1.training.objectives import objective_of
+from swift_r1.training.objectives.base import AnsweredRounds, AnswerEvaluator, Objective, of_answers
 from swift_r1.training.recorded import RecordedRounds
 from swift_r1.training.rehearsal import Rehearsal
 from swift_r1.training.setup import Context, ModelFacts, Start
-from swift_r1.training.sft import AnsweredRounds, AnswerEvaluator, alone
 from swift_r1.training.shared_device import SharedDevice
 from swift_r1.training.teachers import open_teacher
 from swift_r1.training.turns import open_turns
@@ -232,11 +233,12 @@ def _build(context: Context, plan: Plan, data: Inputs, eval_sizes: Sequence[int]
     rounds: Rounds | AnsweredRounds
     evaluator: Evaluator | AnswerEvaluator | None
     if isinstance(args, SftArguments):
-        batching = alone(batching)
+        objective = objective_of(args, backend, reference)
+        batching = of_answers(batching, objective.answers_per_row)
         rounds = AnsweredRounds(
-            data.prompts, plan.completions_per_round, batching, ranks, stopwatch
+            objective, data.prompts, plan.completions_per_round, batching, ranks, stopwatch
         )
-        evaluator = _answer_evaluator(args, data, eval_sizes, backend, batching)
+        evaluator = _answer_evaluator(args, data, eval_sizes, objective, batching, ranks)
     else:
         rounds, evaluator = _sampled(
             context, plan, data, eval_sizes, backend, batching, rollouts, ends, recorder, run_id
@@ -369,19 +371,19 @@ def _answer_evaluator(
     args: SftArguments,
     data: Inputs,
     eval_sizes: Sequence[int],
-    backend: Backend,
+    objective: Objective,
     batching: Batching,
+    ranks: Ranks,
 ) -> AnswerEvaluator | None:
     """Returns what measures held-out answers; None where there are none."""
     held_out = [one for one in chain(*data.eval_prompts) if isinstance(one, Conversation)]
     size = args.per_device_eval_batch_size
-    ranks = backend.ranks
     evaluator = AnswerEvaluator(
+        objective,
         held_out,
         sum(eval_sizes),
         size * ranks.data_parallel_size,
-        backend,
-        replace(batching, completions=size),
+        replace(batching, completions=size * objective.answers_per_row),
         ranks,
     )
     return evaluator if evaluator.num_completions else None

@@ -187,7 +187,7 @@ def open_policy(context: Context, images: bool = False) -> Backend:
                 if args.rollout_importance_sampling_mode
                 else "",
             )
-        cap = LOSSES[args.loss_type].cap
+        cap = LOSSES[args.loss_type].cap if args.generates else None
         if cap is not None and args.epsilon_high is None:
             logger.info(
                 "--loss_type %s caps the importance ratio at %g (--epsilon_high)",

@@ -288,7 +288,7 @@ def test_bad_commands(tmp_path: Path, command: list[str], line: str) -> None:
     "command",
     [
         pytest.param(["pt", "--model", "m"], marks=pytest.mark.long),
-        ["rlhf", "--rlhf_type", "dpo"],
+        ["rlhf", "--rlhf_type", "gkd"],
         pytest.param(["rlhf", "--rlhf-type=kto"], marks=pytest.mark.long),
     ],
 )

@@ -13,7 +13,7 @@ from swift_r1.cli.demo import DemoArguments
 from swift_r1.cli.replay import ReplayArguments
 from swift_r1.cli.view import ViewArguments
 from swift_r1.cli.why import WhyArguments
-from swift_r1.flags import RlhfArguments, RolloutArguments
+from swift_r1.flags import RlhfArguments, RolloutArguments, preferences
 from swift_r1.flags.evaluation import EvalArguments
 from swift_r1.flags.fields import spellings
 from swift_r1.flags.forecast import ForecastArguments
@@ -84,6 +84,12 @@ def look_up(command: Shown) -> None:
             assert {word[2:] for word in flags if word.startswith("--")} <= known
         case ["swift", "sft", *flags]:
             parse_arguments(SftArguments, flags, command.environ, recorded=ALWAYS)
+        case ["swift", "rlhf", "--rlhf_type", kind, *_] if kind in preferences.PREFERENCE_TYPES:
+            flags = words[2:]
+            recorded = preferences.ALWAYS
+            parse_arguments(
+                preferences.PreferenceArguments, flags, command.environ, recorded=recorded
+            )
         case ["swift", name, *_]:
             parse_arguments(COMMANDS[name], filled(command), command.environ)
         case ["make", *rest]:

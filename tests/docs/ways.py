@@ -58,6 +58,7 @@ SHELL = frozenset(
 
 RESOLVED_TRAININGS = {
     # words of a `swift rlhf` that keep it from running here: why
+    "dpo": "pairs of the reader's: tests/e2e/test_preferences.py",
     "NNODES": "several machines: tests/multi_node",
     "--vllm_server_base_url": "servers of names that are not here: tests/rollout/test_server_pool.py",
     "--vllm_server_file": "servers of names that are not here: tests/e2e/test_server_file.py",

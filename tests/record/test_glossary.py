@@ -27,6 +27,6 @@ def test_a_key_has_the_meaning_of_its_own_or_of_its_family(key: str, name: str) 
 
 
 def test_a_key_without_a_meaning_is_named() -> None:
-    assert unknown(["reward", "rewards", "loss/new", "eval/x/avg@n", "agent/other"]) == [
-        *("agent/other", "eval/x/avg@n", "loss/new", "rewards"),
+    assert unknown(["reward", "rewards", "policy_loss/new", "eval/x/avg@n", "agent/other"]) == [
+        *("agent/other", "eval/x/avg@n", "policy_loss/new", "rewards"),
     ]

@@ -14,8 +14,9 @@ from swift_r1.runtime.ranks import Ranks
 from swift_r1.training.backends.local import LocalBackend
 from swift_r1.training.batching import Batching, split_step
 from swift_r1.training.micro_batches import Form
+from swift_r1.training.objectives.answers import LearnedAnswers
+from swift_r1.training.objectives.base import AnswerEvaluator, batch_of
 from swift_r1.training.optimizer import OptimizerConfig
-from swift_r1.training.sft import AnswerEvaluator, batch_of, sft_step
 from tests.training.fixtures.make_sft_cases import FILE, ROWS, SCALES, save_model
 
 ALONE = Ranks(0, 1, torch.device("cpu"), None)
@@ -87,11 +88,12 @@ def test_loss_and_gradients_are_those_of_cross_entropy(
     backend, conversations, expected, form, budget
 ) -> None:
     loss, gradients, hits, _ = expected
-    batch = batch_of(conversations)
+    objective = LearnedAnswers(backend, ALONE)
+    batch = batch_of(objective, conversations)
     batching = Batching(form, 1, 1, max_tokens=budget)
     micros = split_step(batch, range(len(batch)), batching, ALONE)
     assert (len(micros) > 1) == (budget < 1000)
-    metrics = sft_step(micros, backend, 0.0, ALONE)
+    metrics = objective.step(batch, micros, 0.0)
     assert metrics["loss"] == pytest.approx(loss, rel=1e-6)
     assert metrics["perplexity"] == pytest.approx(math.exp(loss), rel=1e-5)
     assert metrics["token_accuracy"] == pytest.approx(hits)
@@ -114,11 +116,12 @@ def test_loss_and_gradients_are_those_of_other_libraries(same_model, library, fo
     theirs = json.loads(FILE.read_text())[library]
     encoder = ConversationEncoder(tokenizer, loss_scale=SCALES[library])
     rows = [row | {"prompt_id": "d:0", "dataset": "d"} for row in ROWS]
-    batch = batch_of([encoder.encode(row) for row in rows])
-    micros = split_step(batch, range(len(batch)), Batching(form, 1, 1, max_tokens=budget), ALONE)
     model = load_model(folder, "float32", gradient_checkpointing=False)
     backend = Frozen(model, OptimizerConfig(1e-3, 0.1, 0.9, 0.95, 1e-8, 1e9))
-    metrics = sft_step(micros, backend, 0.0, ALONE)
+    objective = LearnedAnswers(backend, ALONE)
+    batch = batch_of(objective, [encoder.encode(row) for row in rows])
+    micros = split_step(batch, range(len(batch)), Batching(form, 1, 1, max_tokens=budget), ALONE)
+    metrics = objective.step(batch, micros, 0.0)
     assert metrics["loss"] == pytest.approx(theirs["loss"], rel=1e-6)
     assert backend.gradients.keys() == theirs["gradients"].keys()
     for name, one in backend.gradients.items():
@@ -129,7 +132,12 @@ def test_loss_and_gradients_are_those_of_other_libraries(same_model, library, fo
 def test_evaluation_is_of_each_data_set(backend, conversations, expected) -> None:
     loss, _, _, sums = expected
     evaluator = AnswerEvaluator(
-        conversations, len(conversations), 3, backend, Batching(Form(), 1, 1), ALONE
+        LearnedAnswers(backend, ALONE),
+        conversations,
+        len(conversations),
+        3,
+        Batching(Form(), 1, 1),
+        ALONE,
     )
     metrics, rows = evaluator.run(0, lambda: False)
     assert rows == []
@@ -147,7 +155,9 @@ def test_a_step_without_a_learned_token(backend, tiny_model) -> None:
     encoder = ConversationEncoder(load_tokenizer(str(tiny_model)))
     silent = [messages(0)[0], messages(0)[1] | {"loss": False}]
     one = encoder.encode({"messages": silent, "prompt_id": "d:0", "dataset": "d"})
-    micros = split_step(batch_of([one]), range(1), Batching(Form(), 1, 1), ALONE)
-    metrics = sft_step(micros, backend, 0.0, ALONE)
+    objective = LearnedAnswers(backend, ALONE)
+    batch = batch_of(objective, [one])
+    micros = split_step(batch, range(1), Batching(Form(), 1, 1), ALONE)
+    metrics = objective.step(batch, micros, 0.0)
     assert metrics["loss"] == 0 and metrics["tokens_learned"] == 0
     assert all(not one.any() for one in backend.gradients.values())

@@ -21,8 +21,9 @@ from swift_r1.runtime.ranks import Ranks
 from swift_r1.training.backends.local import LocalBackend
 from swift_r1.training.batching import Batching, collate, round_batch, split_step
 from swift_r1.training.micro_batches import Form
+from swift_r1.training.objectives.answers import LearnedAnswers
+from swift_r1.training.objectives.base import batch_of, of_answers
 from swift_r1.training.optimizer import OptimizerConfig
-from swift_r1.training.sft import alone, batch_of, sft_step
 from tests.vision import image_file, picture, write_tiny
 
 RATE = 1e-3
@@ -135,11 +136,13 @@ def test_images_behind_what_is_learned(tmp_path: Path, family: str) -> None:
             assert not (ids[0, 1:][mask] == processor.token_id).any()
             own = logps.gather(1, ids[0, 1:, None])[mask]
             sums += torch.tensor([-own.double().sum(), own.numel()])
-        batch = batch_of(conversations)
+        objective = LearnedAnswers(backend, ranks)
+        batch = batch_of(objective, conversations)
         for form in (Form(), Form(packed=True)):
-            batching = alone(Batching(form, 1, 8, max_tokens=10_000, share_from=0.0, vision=vision))
+            own = Batching(form, 1, 8, max_tokens=10_000, share_from=0.0, vision=vision)
+            batching = of_answers(own, 1)
             micros = split_step(batch, range(len(batch)), batching, ranks)
-            metrics = sft_step(micros, backend, 0.0, ranks)
+            metrics = objective.step(batch, micros, 0.0)
             assert metrics["loss"] == pytest.approx((sums[0] / sums[1]).item(), rel=2e-6)
 
 

@@ -41,25 +41,32 @@ class Verdict:
         return asdict(self) | {"text": self.reward.text}
 
 
+_OF_PAIRS = {"rewards/accuracies": "pairs right", "rewards/margins": "margin"}
 NO_VERDICT = "no verdict: it takes the rewards of two rounds"
 
 
 def headline(verdict: Verdict | None, past: Past) -> str:
-    """Returns the verdict on a run with this past in a sentence; of a run without rewards, how well it says the answers
-    that it learns; of a replay, how far the policy has moved."""
+    """Returns the verdict on a run with this past in a sentence; of a run without rewards, how well it says, or tells
+    apart, the answers that it learns from; of a replay, how far the policy has moved."""
     if verdict is not None:
         return verdict.reward.text
     log = past.log
     if past.replays:
         return movement_of(past)
-    if not log.get("token_accuracy"):
+    if log.get("rewards/accuracies"):
+        does, shown = "compares answers", {"loss": "loss"} | _OF_PAIRS
+        held_out = _OF_PAIRS
+    elif log.get("token_accuracy"):
+        does, shown = "learns answers", {"loss": "loss", "token_accuracy": "token accuracy"}
+        held_out = {"perplexity": "perplexity"}
+    else:
         return NO_VERDICT
-    shown = {"loss": "loss", "token_accuracy": "token accuracy"}
     for benchmark in log.benchmarks():
-        shown[f"eval/{benchmark}/perplexity"] = f"held-out perplexity on {benchmark}"
+        for metric, name in held_out.items():
+            shown[f"eval/{benchmark}/{metric}"] = f"held-out {name} on {benchmark}"
     found = {name: [one for one in log.get(name).values if math.isfinite(one)] for name in shown}
     parts = [f"{shown[name]} {own[0]:.4g} to {own[-1]:.4g}" for name, own in found.items() if own]
-    return f"learns answers: {', '.join(parts)}"
+    return f"{does}: {', '.join(parts)}"
 
 
 def brief(verdict: Verdict | None, past: Past) -> str:

@@ -56,7 +56,7 @@ def _result(run: RunFolder, log: MetricLog, step: int) -> list[Block]:
 
 
 def _algorithm(run: RunFolder) -> str:
-    return "sft" if run.supervised else str(run.args["rlhf_type"])
+    return "sft" if run.command[1:2] == ["sft"] else str(run.args["rlhf_type"])
 
 
 def _header(args: Mapping[str, Any], algorithm: str) -> str:

@@ -24,10 +24,13 @@ _FACTS = {
 }
 _SAMPLED = "{rlhf_type}, loss {loss_type}, {num_generations} completions per prompt"
 _SUPERVISED = "sft, --loss_scale {loss_scale}"
+_COMPARED = "{rlhf_type}, loss {loss_type}, beta {beta:g}, --loss_scale {loss_scale}"
 _CURVES = {
     "reward": ".3f",
     "token_accuracy": ".3f",
     "perplexity": ".3f",
+    "rewards/accuracies": ".3f",
+    "rewards/margins": ".3f",
     "completions/mean_length": ".0f",
     "kl": ".4f",
     "entropy": ".3f",
@@ -41,6 +44,8 @@ def facts(run: RunFolder) -> dict[str, str]:
     args = run.args
     found = {name: run.args.get(name) for name in ("model", "train_type", "torch_dtype")}
     algorithm = _SUPERVISED if run.supervised else _SAMPLED
+    if run.supervised and run.command[1:2] != ["sft"]:
+        algorithm = _COMPARED
     for name, form in {"algorithm": algorithm, **_FACTS}.items():
         try:
             found[name] = form.format_map(args)

@@ -146,6 +146,17 @@ _PANELS = (
     Panel("Loss", {"loss": "loss"}),
     Panel("Token accuracy", {"token_accuracy": "share"}, about="share that were the likeliest"),
     Panel("Perplexity", {"perplexity": "perplexity"}),
+    Panel(
+        "Pairs right",
+        {"rewards/accuracies": "share"},
+        about="share whose chosen answer is worth more",
+    ),
+    Panel("Margin", {"rewards/margins": "margin"}, about="chosen less rejected"),
+    Panel(
+        "Log-probs of the answers",
+        {"logps/chosen": "chosen", "logps/rejected": "rejected"},
+        about="sums over tokens",
+    ),
     Panel("Value loss", {"value_loss": "value loss"}),
     Panel(
         "Explained variance",
@@ -168,8 +179,8 @@ _PANELS = (
 )
 
 
-_ANSWERS = {"loss", "token_accuracy", "perplexity"}
-"""What tells whether a run learns that is given the answers (`swift sft`)."""
+_ANSWERS = {"loss", "token_accuracy", "perplexity", "rewards/accuracies", "rewards/margins"}
+"""What tells whether a run learns that is given the answers."""
 
 
 def panels(groups: Sequence[RunGroup], everything: bool = False) -> list[Panel]:
@@ -183,10 +194,10 @@ def panels(groups: Sequence[RunGroup], everything: bool = False) -> list[Panel]:
     found.append(Panel("Reward by task", dict(sorted(by_task.items())), question=LEARNING))
     benchmarks = {name: estimates for log in logs for name, estimates in log.benchmarks().items()}
     for name, estimates in sorted(benchmarks.items()):
-        if "perplexity" in estimates:  # of answers that are learned
+        if not _ANSWERS.isdisjoint(estimates):
             found += [
                 Panel(
-                    f"Held-out {one.replace('_', ' ')}: {name}",
+                    f"Held-out {one.removeprefix('rewards/').replace('_', ' ')}: {name}",
                     {f"eval/{name}/{one}": one},
                     question=LEARNING,
                 )
@@ -206,7 +217,7 @@ def panels(groups: Sequence[RunGroup], everything: bool = False) -> list[Panel]:
     spreads |= {f"rewards/{name}/std": name for name in rewards}
     found.append(Panel("Spread of rewards", spreads, about="standard deviation"))
     invalid = {f"rewards/{name}/invalid": name for name in rewards}
-    answers = any(len(log.get("token_accuracy")) for log in logs)
+    answers = any(log.get("token_accuracy") or log.get("rewards/accuracies") for log in logs)
     found += [
         replace(panel, question=LEARNING)
         if answers and not _ANSWERS.isdisjoint(panel.metrics)

@@ -47,7 +47,7 @@ class Headline:
         facts = "".join(f"<span>{markup(one)}</span>" for one in now)
         text = headline(verdict, log.past)
         title = headed(verdict, log.past).capitalize()
-        if verdict is None and log.get("token_accuracy"):
+        if verdict is None and (log.get("token_accuracy") or log.get("rewards/accuracies")):
             title = "Answers"
         causes = verdict.causes if verdict is not None else []
         evaluated = verdict.evaluations if verdict is not None else []
