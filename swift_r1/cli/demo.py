@@ -73,9 +73,10 @@ COMPLETIONS = 512
 GROUP = 16
 SERVER_STOP_S = 40
 PLUGIN = ("--external_plugins", str(FILES / "plugin.py"))
-# Half a point for the format: at less it pays to search on until the completion is cut off.
+# Without the last reward searches grow until many are cut off: it pays to try one more candidate.
 FLAGS = f"""
-    --dataset countdown_mini --reward_funcs countdown format --reward_weights 1 0.5
+    --dataset countdown_mini --reward_funcs countdown format soft_overlong --reward_weights 1 0.5 1
+    --soft_max_length 130 --soft_cache_length 50
     --num_generations {GROUP} --max_completion_length 160 --torch_dtype float32
     --learning_rate 3e-4 --adam_beta2 0.999 --weight_decay 0 --lr_scheduler_type constant_with_warmup
     --gradient_checkpointing false --num_train_epochs 100
@@ -110,7 +111,9 @@ def run(words: Sequence[str]) -> int:
 
     ppo = args.algorithm == "ppo"
     name = args.algorithm.upper()
-    console.print(f"\n2. {name}: swift rlhf, with rewards for right answers and for the format")
+    console.print(
+        f"\n2. {name}: swift rlhf, with rewards for right answers and the format, and less for long ones"
+    )
     steps_a_round = PPO_STEPS_A_ROUND if ppo else 1
     steps = args.steps or STEPS * steps_a_round
     own = {

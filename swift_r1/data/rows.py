@@ -138,8 +138,6 @@ def _training_rows(
         images = take_images(row)
         last = _messages(row)[-1:]
         row["messages"] = _conversation(row) if source.whole else _prompt_messages(row)
-        if source.pairs:
-            row["rejected_messages"] = _rejected(row, bool(images))
         drops.answered += any(
             one["role"] == "assistant" and isinstance(one.get("content"), str) for one in last
         )
@@ -147,6 +145,8 @@ def _training_rows(
             row["messages"], row[COLUMN] = place_images(
                 row["messages"], images, flags.image_rules, source.folders
             )
+        if source.pairs:
+            row["rejected_messages"] = _rejected(row, bool(images))
         descriptions = use.descriptions(None if is_empty(row.get("tools")) else row["tools"])
         if descriptions and use.agent_template is not None:
             row["messages"] = with_tools(row["messages"], descriptions, use.agent_template)
