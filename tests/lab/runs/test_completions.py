@@ -208,7 +208,7 @@ def test_lines_that_only_one_of_two_parsers_takes(tmp_path):
     odd = [
         '{"step": 1, "reward": 1,}',
         '{"step": 1, "number": inf, "late": 3}',
-        f'{{"step": 1, "nested": {"[" * 5000}{"]" * 5000}}}',
+        f'{{"step": 1, "nested": {"[" * 100_000}{"]" * 100_000}}}',
         f'{{"step": 1, "digits": {"9" * 5000}}}',
     ]
     path.write_text("\n".join(['{"step": 1, "completion": "good", "a\\u0000b": 1}', *odd, ""]))
