@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from swift_r1.algorithms.preferences import DPO_LOSSES, Answers, PreferenceConfig, compared
+from swift_r1.algorithms.preferences import DPO_LOSSES, AnswerSums, PreferenceConfig, compared
 from swift_r1.flags import preferences as flags
 from tests.training.fixtures import make_preference_losses as theirs
 
@@ -19,10 +19,10 @@ def interleaved(chosen: list[float], rejected: list[float]) -> torch.Tensor:
     return torch.tensor([chosen, rejected], dtype=torch.float64).T.flatten()
 
 
-def answers(referred: bool = True) -> Answers:
+def answers(referred: bool = True) -> AnswerSums:
     logps = interleaved(theirs.CHOSEN, theirs.REJECTED)
     reference = interleaved(**theirs.REFERENCE) * referred
-    return Answers(logps, logps, reference, interleaved(**theirs.TOKENS))
+    return AnswerSums(logps, logps, reference, interleaved(**theirs.TOKENS))
 
 
 def config(kind: str, loss: str, divergence: str = "reverse_kl") -> PreferenceConfig:
@@ -64,8 +64,8 @@ def test_terms_are_weighted_and_add_up() -> None:
     assert found.loss.item() == pytest.approx(sum(expected.values()))
 
 
-@pytest.mark.parametrize(("kind", "term"), [("cpo", "nll"), ("simpo", "nll"), ("orpo", "nll")])
-def test_chosen_answers_are_learned_too(kind: str, term: str) -> None:
+@pytest.mark.parametrize("kind", ["cpo", "simpo", "orpo"])
+def test_chosen_answers_are_learned_too(kind: str) -> None:
     own = replace(config(kind, "simpo" if kind == "simpo" else "sigmoid"), cpo_alpha=1.0)
     nll = -sum(theirs.CHOSEN) / sum(theirs.TOKENS["chosen"])
-    assert compared(answers(), own).terms[term].item() == pytest.approx(nll)
+    assert compared(answers(), own).terms["nll"].item() == pytest.approx(nll)

@@ -20,20 +20,11 @@ from swift_r1.training.micro_batches import Form
 from swift_r1.training.objectives.base import AnswerEvaluator, batch_of, of_answers
 from swift_r1.training.objectives.preferences import Preferences
 from swift_r1.training.optimizer import OptimizerConfig
+from tests.training.test_sft import Frozen
 
 ALONE = Ranks(0, 1, torch.device("cpu"), None)
 FORMS = [(Form(), 1000), (Form(packed=True), 1000), (Form(packed=True), 60)]
 FORMS += [(Form(packed=True, shared=True), 1000), (Form(packed=True, shared=True), 60)]
-
-
-class Frozen(LocalBackend):
-    """Keeps its gradients and takes no step."""
-
-    def step(self, learning_rate):
-        trained = self.model.named_parameters()
-        self.gradients = {name: parameter.grad.clone() for name, parameter in trained}
-        self.model.zero_grad()
-        return 0.0
 
 
 def said(role: str, content: str) -> dict[str, str]:
@@ -156,9 +147,8 @@ def test_loss_and_gradients_are_those_of_whole_logits(
     assert metrics["loss"] == pytest.approx(loss.item(), rel=1e-5)
     size = torch.stack([one.norm() for one in expected.values()]).norm()
     for name, one in policy.gradients.items():
-        assert (one - expected[name]).norm() / size < 1e-5, (
-            name
-        )  # what two answers do nearly cancels
+        # what two answers do nearly cancels
+        assert (one - expected[name]).norm() / size < 1e-5, name
     assert metrics["logps/chosen"] == pytest.approx(
         sum(pair[0].sum().item() for pair in pairs) / len(pairs), rel=1e-6
     )

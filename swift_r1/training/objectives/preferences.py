@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from swift_r1.algorithms.losses import LossOutput
-from swift_r1.algorithms.preferences import Answers, Compared, PreferenceConfig, compared
+from swift_r1.algorithms.preferences import AnswerSums, PairLoss, PreferenceConfig, compared
 from swift_r1.data.conversations import AnsweredTokens, Conversation
 from swift_r1.models.policy import MicroBatch
 from swift_r1.runtime.ranks import Ranks
@@ -80,7 +80,7 @@ class Preferences:
 
     def _measured(
         self, batch: RoundBatch, micro_batches: Sequence[MicroBatch], weights: Tensor
-    ) -> Answers:
+    ) -> AnswerSums:
         """Returns the answers under the policy as it is and under the reference, on every rank. Collective."""
         [known] = before_training(
             [micro_batches], self.backend, self.reference, 1.0, old_policy=True
@@ -96,7 +96,7 @@ class Preferences:
                 found[2, micro.samples] = reference.sum(1).cpu()
         scores, logps, reference = map(batch.of_completions, self.ranks.sum_data(found))
         tokens = batch.of_completions(batch.token_mask().sum(1).double())
-        return Answers(scores, logps, reference, tokens)
+        return AnswerSums(scores, logps, reference, tokens)
 
     def _loss(self, micro: MicroBatch, slope: Tensor) -> LossOutput:
         logps = micro.unflatten(self.backend.logprobs(micro.inputs, 1.0).logps)
@@ -115,7 +115,7 @@ FIGURES = (
 """What is logged of pairs, by ms-swift's names."""
 
 
-def _figures(answers: Answers, result: Compared) -> dict[str, Tensor]:
+def _figures(answers: AnswerSums, result: PairLoss) -> dict[str, Tensor]:
     """Returns `FIGURES` of each pair."""
     apart = result.chosen - result.rejected
     logps = answers.logps.detach()
