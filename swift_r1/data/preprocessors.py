@@ -90,17 +90,15 @@ class PreferencePreprocessor(ResponsePreprocessor):
     """Rows with a `chosen` and a `rejected` answer, as for TRL: texts or messages, behind a `query` or with it."""
 
     def preprocess(self, row: Row) -> Preprocessed:
-        chosen, rejected = row.pop("chosen"), row.pop("rejected")
-        row.pop("response", None)
+        chosen, rejected = row["chosen"], row["rejected"]
         if _are_messages(chosen) != _are_messages(rejected):
             raise RowFault("chosen and rejected are a text and messages: give both in one form")
-        asked = dict(row)
         made = super().preprocess(row | {"response": chosen})
         if not isinstance(made, dict):
             return made
         if not _are_messages(rejected):
             return made | {"rejected_response": rejected}
-        other = super().preprocess(asked | {"response": rejected})
+        other = super().preprocess(row | {"response": rejected})
         assert isinstance(other, dict)
         return made | {"rejected_messages": other["messages"]}
 

@@ -75,7 +75,7 @@ class PreferenceArguments(SftArguments):
         0.0,
         "share of the preferences that are taken to be wrong",
         Scope(
-            lambda args: bool({*args.loss_type} & {*_SMOOTHED}),
+            lambda args: bool({*(args.loss_type or ["sigmoid"])} & {*_SMOOTHED}),
             f"with another --loss_type than {', '.join(_SMOOTHED)}",
             allow_default=True,
         ),

@@ -40,6 +40,7 @@ def test_all_forms_mean_the_same(tmp_path: Path, row: dict[str, Any]) -> None:
     assert found["messages"] == [ASKED, CHOSEN]
     assert found["rejected_messages"] == [ASKED, REJECTED]
     assert "rejected_response" not in found
+    assert all(found[name] == row[name] for name in {"chosen", "rejected"} & row.keys())
 
 
 def test_a_picture_is_before_both_answers(tmp_path: Path) -> None:

@@ -81,7 +81,7 @@ def lines(folder: Path) -> list[dict[str, Any]]:
 
 def test_a_run_and_the_same_run_cut_otherwise(rlhf) -> None:
     """One process with rows as ms-swift has them, and two with TRL's, packed, in smaller micro-batches."""
-    about = {"eval_steps": 4, "split_dataset_ratio": 0.1, "rpo_alpha": 0.1}
+    about = {"eval_steps": 4, "split_dataset_ratio": 0.1, "rpo_alpha": 0.1, "label_smoothing": 0.1}
     folder, said = rlhf("whole", **about, metric_for_best_model="rewards/margins", save_steps=4)
     log = lines(folder)
     assert not unknown({key for line in log for key in line})
